@@ -6,9 +6,9 @@ TensorFlow must be configured before it does anything else.
 import gc
 import os
 
-# Threads of OpenBLAS wait in a loop, which takes most of the processor time with
-# matrices as small as here. OpenBLAS reads this setting when NumPy is imported; child
-# processes inherit it.
+# # Idle OpenBLAS threads spin, which takes most of the processor time with matrices as
+# small as here. OpenBLAS reads this setting when NumPy is imported; child processes
+# inherit it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
@@ -17,7 +17,7 @@ import tensorflow as tf
 # The plugins define the markers `attack`, `invariant` and `slow_cases`, and their options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
-# Tests do not use the user's cache of strategies.
+# # Keeps tests away from the user's cache of strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
 # Private steps refuse TensorFloat-32, which is on by default on GPUs.
@@ -38,8 +38,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Exempts the imported modules, which are never freed, from garbage collection."""
+    """Exempts imported modules, which live until the end, from garbage collection."""
     gc.collect()
     gc.freeze()
-    # Tracing makes hundreds of thousands of objects, and most of them live for a while.
+    # # Tracing creates hundreds of thousands of objects, most of them long-lived.
     gc.set_threshold(10_000, 10, 5)

@@ -1,4 +1,4 @@
-"""b-min-sep sampling: law, likelihood ratio and accounting, against other computations.
+"""b-min-sep sampling: its distribution, likelihood ratio and accounting.
 
 Statistical tests use fixed seeds; see `test_balls_in_bins`.
 """
@@ -25,7 +25,7 @@ BANDED = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 24)
 
 
 def law(num_steps, separation, rate):
-    """Probability of every set of steps, from the definition."""
+    """Returns the probability of every set of steps, computed from the definition."""
     p = rate / (1 - rate * (separation - 1))
     actual = {}
     for taken in itertools.product([0, 1], repeat=num_steps):
@@ -49,7 +49,7 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
     n, bands = 7, min(separation, 3)
     exact = law(n, separation, rate)
     assert sum(exact.values()) == pytest.approx(1.0)
-    # Every step takes every example with the same probability.
+    # # An example is in every step with the same probability.
     for t in range(n):
         marginal = sum(weight for taken, weight in exact.items() if taken[t])
         assert marginal == pytest.approx(rate)
@@ -98,7 +98,7 @@ def estimate(matrix, separation, rate, num_draws=8000):
 
 
 def test_without_a_rest_it_is_poisson_sampling():
-    """The accountant needs no simulation at any size; a simulation agrees with it."""
+    """Without a rest, the Poisson accountant is used, and a simulation agrees with it."""
     large = strategies.identity(50_000).matrix
     actual = BMinSepSampling(10**7, 1000, 1).accountant(large)
     assert isinstance(actual, CyclicPoissonAccountant)
@@ -127,7 +127,7 @@ SMALL = np.array([[1.0, 0.0], [1.2, 0.5], [0.8, 0.7]])
 
 
 def exact_deltas(rows, separation, rate, noise, epsilon):
-    """Integrates delta for three steps, in both directions, on a grid of outputs."""
+    """Computes delta for three steps, in both directions, by integration on a grid."""
     dense = matrices.RowBanded(rows).to_dense()
     axis = np.linspace(-8.0, 10.0, 145)
     y = noise * np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), -1)
@@ -161,14 +161,14 @@ def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsil
     assert bound.confidence == 1 - 1e-6
     assert max(exact) <= bound <= 1.35 * max(exact)
     assert estimates.delta(epsilon, noise) <= bound
-    # The bound on epsilon at the exact delta is as close.
+    # The bound on epsilon, at the exact delta, is within a factor of 1.3.
     assert epsilon <= certain.epsilon(max(exact), noise) <= 1.3 * epsilon
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("add", [False, True])
 def test_bounds_fail_no_more_often_than_stated(add):
-    """Bounds at confidence 0.9 cover the exact delta for at least 90 % of the seeds."""
+    """Bounds with confidence 0.9 cover the exact delta for at least 90 % of the seeds."""
     noise, epsilon, times = 1.3, 1.0, 60
     exact = exact_deltas(SMALL, 2, 0.3, noise, epsilon)[add]
     misses = 0
@@ -183,7 +183,8 @@ def test_bounds_fail_no_more_often_than_stated(add):
 
 
 def test_less_noise_than_cyclic_poisson_where_privacy_is_weak():
-    """arXiv:2602.09338: under weak privacy, less noise than cyclic sampling is needed."""
+    """At large epsilon, b-min-sep beats cyclic sampling (arXiv:2602.09338).
+    """
     q, b = 0.1, 4
     cyclic = CyclicPoissonAccountant.of_strategy(BANDED, b, q * b)
     actual = estimate(BANDED, b, q).calibrate(8.0, 1e-5)
@@ -222,11 +223,12 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
         small_plan(mechanism, 10**9, 10**4, 3, delta=1e-10, sampling="b-min-sep")
     with pytest.raises(ValueError, match="with 2 bands num_steps must be <= 7539"):
         estimate(matrices.ToeplitzBanded([1.0, 0.5], 20_000), 4, 1e-5)
-    assert time.process_time() - began < 60.0  # a simulation takes hours
+    assert time.process_time() - began < 60.0  # a simulation would take hours
 
 
 def test_importance_sampling_knows_rare_losses_of_long_runs():
-    """With 3,000 steps and 9 expected participations, a wide proposal errs by 50 %."""
+    """A wide proposal would be off by 50 % for 3,000 steps and 9 participations.
+    """
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(3000), bands=8).matrix
     accountant = BMinSepAccountant.of_strategy(matrix, 8, 3e-3, num_draws=1000)
     actual = accountant.delta(2.0, 1.45)

@@ -59,8 +59,7 @@ def hockey_stick(p, q, epsilon, cell):
 
 
 def two_bins_by_quadrature(gram, noise, epsilon):
-    """Integrates delta for two bins, in both directions, on a grid in their columns'
-    plane.
+    """Computes delta for two bins, in both directions, by integration on a grid.
     """
     means = np.linalg.cholesky(gram) / noise
     axis = np.linspace(-9.0, 13.0, 2201)
@@ -94,7 +93,7 @@ def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
 @pytest.mark.parametrize("delta", [1e-3, 1e-9])
 @pytest.mark.parametrize("num_bins", [1, 3])
 def test_a_single_column_is_the_gaussian_mechanism(delta, num_bins):
-    """Equal columns of several bins are one column; their Gram matrix is singular."""
+    """Bins with equal columns act as one bin, although their Gram matrix is singular."""
     noise = 2.0 * np.sqrt(1.7)
     accountant = BallsInBinsAccountant(np.full((num_bins, num_bins), 1.7))
     exact = gaussian.gaussian_epsilon(2.0, delta)
@@ -141,7 +140,7 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
     [("bins", 4.0, 1.0), ("bins", 2.0, 3.0), ("rests", 0.8, 2.0), ("rests", 2.0, 0.5)],
 )
 def test_no_value_of_a_bound_exceeds_what_is_certain(sampling, noise, epsilon, add):
-    """Searches for values above the deterministic bound where it is nearly attained."""
+    """Searches for values above the deterministic bound where the bound is nearly tight."""
     if sampling == "bins":
         gram = gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 6)
         simulator = BinsSimulator(gram, 20_000, 0).at(noise, add)
@@ -172,7 +171,7 @@ def test_no_value_of_a_bound_exceeds_what_is_certain(sampling, noise, epsilon, a
 
 
 def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
-    """A bound that needs too many draws is replaced by the one without amplification."""
+    """A bound that needs too many draws is replaced by the unamplified bound."""
     gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
     norm = np.sqrt(gram.max())
     accountant = BallsInBinsAccountant(gram, 1 - 1e-6)
@@ -192,8 +191,9 @@ def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
 
 
 def test_shipped_example_of_jax_privacy():
-    """For n = 100 and 10 bins, jax_privacy gets 3.74, from a grid of factors 1.1 with a
-    margin.
+    """jax_privacy gets 3.74 for n = 100 and 10 bins.
+
+    Its search grid has a ratio of 1.1, and it adds a margin.
     """
     matrix = matrices.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)
     accountant = BallsInBinsAccountant(gram_matrix(matrix, 10))
@@ -233,7 +233,7 @@ def test_dp_lambda_cgd_setting(noise, epsilon, tolerance):
     assert accountant.epsilon(1e-5, noise) == pytest.approx(epsilon, abs=tolerance)
 
 
-# Bins, noise multiplier, the package's lower and upper bound.
+# # Number of bins, noise multiplier, lower and upper bound of random-allocation.
 PUBLISHED = [
     (30, 2.0, 0.19167, 0.42935),
     (100, 1.0, 0.58102, 1.02978),
@@ -247,11 +247,12 @@ PUBLISHED = [
 def test_estimates_are_between_the_bounds_of_random_allocation(
     bins, noise, lower, upper
 ):
-    """With C = I and one epoch, bins are random allocation (Feldman, Shenfeld, 2502.08202).
+    """For C = I and one epoch, balls in bins is random allocation (arXiv:2502.08202).
 
-    The package random-allocation 1.0.5 gives bounds of epsilon from below
-    (`allocation_epsilon_lower_bound`) and from above (`allocation_epsilon_combined`, both
-    directions, orders 2 to 60) at delta = 1e-5.
+    The reference values at delta = 1e-5 are from the package random-allocation 1.0.5
+    (Feldman and Shenfeld): lower bounds from `allocation_epsilon_lower_bound`, and
+    upper bounds from `allocation_epsilon_combined` with both directions and orders 2 to
+    60.
     """
     matrix = strategies.identity(bins).matrix
     run = BallsInBinsAccountant(gram_matrix(matrix, bins), num_draws=20_000)

@@ -70,7 +70,8 @@ class TestFixedSize:
     )
     @pytest.mark.parametrize("delta", [1e-3, 1e-7])
     def test_noise_is_that_of_dp_accountings_losses(self, queries, part, batch, delta):
-        """Checks the noise against Poisson sampling and against dp-accounting's losses."""
+        """Compares the noise with Poisson sampling and with dp-accounting.
+        """
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         actual = fixed.calibrate(1.0, delta)
         noise = actual.noise_stddev
@@ -102,7 +103,7 @@ class TestFixedSize:
     @pytest.mark.parametrize("queries, part, batch", [(1, 10, 1), (100, 1000, 900)])
     @pytest.mark.invariant(12)
     def test_no_delta_is_below_its_floor(self, queries, part, batch, noise):
-        """The floor is the delta of one step for which an example is replaced."""
+        """The floor is the delta of a single step in which one example is replaced."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         q = batch / part
         for epsilon in (0.01, 1.0, 10.0, 50.0):
@@ -122,9 +123,9 @@ class TestFixedSize:
 
 
 def replaced_loss(probability, noise, interval):
-    """Returns the loss of a sample in which one example is replaced.
+    """Returns the privacy loss of a sampled step in which one example is replaced.
 
-    This loss is made of dp-accounting's losses for "remove": a loss above 0 keeps its
+    It is built from dp-accounting's losses for "remove": a loss above 0 keeps its
     probability p, minus that loss gets p exp(-loss), and the rest of the probability is
     at 0.
     """
@@ -146,7 +147,7 @@ def replaced_loss(probability, noise, interval):
 @pytest.mark.parametrize("epsilon, releases", [(2.0, 5.0), (0.7, 3.0)])
 @pytest.mark.invariant(12)
 def test_releases_beside_a_run_compose_with_it(epsilon, releases):
-    """The reference is dp-accounting's convolution of both privacy losses."""
+    """Compares the joint delta with dp-accounting's convolution of both privacy losses."""
     make = {"value_discretization_interval": 1e-4}
     noise, count, q = 1.0, 100, 0.02
     run = privacy_loss_distribution.from_gaussian_mechanism(
@@ -161,7 +162,7 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
     assert loss.get_delta_for_epsilon(epsilon) == pytest.approx(exact, rel=1e-2)
     fixed = CyclicFixedSizeAccountant(count, 1000, 20)
     exact = replaced_loss(q, noise, 1e-4).self_compose(count)
-    # Replacing an example moves a release twice as far as removing it.
+    # # Replacing an example moves a release twice as far as removing the example.
     moved = privacy_loss_distribution.from_gaussian_mechanism(0.5 * releases, **make)
     exact = exact.compose(moved).get_delta_for_epsilon(3.0 * epsilon)
     actual = fixed.beside(releases).sampled_delta(3.0 * epsilon, noise)

@@ -9,9 +9,9 @@ from tf_bandmf.accounting.monte_carlo import betting_upper_bound
 
 @pytest.mark.parametrize("probability", [0.002, 0.2])
 def test_coverage(probability):
-    """At beta = 0.1 the mean exceeds the bound in at most a tenth of the cases.
+    """At beta = 0.1, the true mean exceeds the bound in at most a tenth of the cases.
 
-    False alarm: 40 or fewer failures of 200 are exceeded by chance with probability 1e-5.
+    False-alarm rate: more than 40 failures in 200 cases have probability 1e-5.
     """
     rng = np.random.default_rng(0)
     failures = 0

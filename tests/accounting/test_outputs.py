@@ -29,7 +29,7 @@ def epsilon_by(accountant, event, delta=1e-5):
 
 @functools.cache
 def plan_under(kind):
-    """Returns a plan with clip norm 3, so that noise in wrong units is noticed."""
+    """Returns a plan with clip norm 3, which exposes noise in wrong units."""
     strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(N), 4)
     if kind == "bins":
         strategy = strategies.lambda_cgd(N, 0.8)

@@ -1,4 +1,4 @@
-"""Statements of docs/proofs.md, checked on the complete output of small runs."""
+"""Claims of docs/proofs.md, checked on the joint output of all steps of small runs."""
 
 import itertools
 import math
@@ -13,15 +13,16 @@ from tf_bandmf.accounting.bins_simulator import gram_matrix
 
 
 def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
-    """Estimates delta for an observer of all of C x + z; the example is in part 0."""
+    """Estimates delta of observing the whole vector C x + z; the example is in part 0.
+    """
     n = len(strategy)
     steps = np.arange(0, n, num_parts)
     patterns = list(itertools.product((0, 1), repeat=steps.size))
     weights = np.array([q ** sum(p) * (1 - q) ** (len(p) - sum(p)) for p in patterns])
     means = np.array([strategy[:, steps] @ np.array(p) for p in patterns])
     generator = np.random.default_rng(seed)
-    # Importance sampling: scaled means give rare losses, and weights correct for the
-    # scale.
+    # # Importance sampling: scaled means produce rare losses, and weights correct for
+    # this.
     chosen = generator.choice(len(patterns), num_draws, p=weights)
     y = 1.5 * means[chosen] + noise * generator.standard_normal((num_draws, n))
 
@@ -37,7 +38,7 @@ def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
 
 @pytest.mark.parametrize("bands", [1, 2, 3])
 def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(bands):
-    """Uses six steps and three parts; four bands, where columns overlap, are a control."""
+    """Uses six steps and three parts; as a control, the claim fails for four bands."""
     q, noise, epsilon, parts = 0.4, 1.2, 2.0, 3
     column = np.array([1.0, 0.6, 0.4, 0.5])
 
@@ -64,9 +65,7 @@ def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(ban
 def test_no_choice_by_what_was_released_is_worse_than_the_dominating_pair(
     coupling, noise, epsilon
 ):
-    """With two bins and two steps, the second gradient's sign depends on the first
-    output.
-    """
+    """Tries two steps whose second gradient has a sign that depends on the first output."""
     strategy = np.array([[1.0, 0.0], [coupling, 1.0]])
     matrix = matrices.Dense(strategy)
     places = np.linspace(-7.0, 10.0, 241) * noise

@@ -1,4 +1,4 @@
-"""Noise levels and worked examples that the papers print."""
+"""Noise levels and worked examples that are published in papers."""
 
 import math
 
@@ -14,7 +14,7 @@ USERS = 342_477
 
 
 def test_appendix_f5():
-    """With b = 2 there are 1,000 events at q = 2%; with b = 100 nothing is amplified."""
+    """b = 2 gives 1,000 queries at q = 2%; b = 100 gives no amplification."""
     two = tf_bandmf.CyclicPoisson(50_000, 500, 2)
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 2).matrix
     actual = CyclicPoissonAccountant.of_strategy(matrix, 2, two.sampling_probability)
@@ -38,8 +38,7 @@ def test_appendix_f5():
     ],
 )
 def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
-    """Published sigmas are for sensitivity 1 under (k=6, b=342): ours are sqrt(6) times
-    them.
+    """Published sigmas assume sensitivity 1: ours are sqrt(6) times as large for k = 6.
     """
     sampler = tf_bandmf.CyclicPoisson(USERS, 1000, bands)
     assert sampler.participations(2052) == queries
@@ -53,8 +52,9 @@ def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
     [(1, 4.22468), (2, 2.23048), (4, 1.19352), (8, 0.65294), (16, 0.36861)],
 )
 def test_table_4_of_amplified_banded_mf(epsilon, published):
-    """These are also Table 5's rows without amplification (at epsilon = 16, b = n =
-    2052).
+    """The values equal the rows of Table 5 without amplification.
+
+    At epsilon = 16, this is the row b = n = 2052.
     """
     noise = gaussian.calibrate_noise_stddev(epsilon, 1e-6)
     assert noise == pytest.approx(published, rel=2e-5)

@@ -19,7 +19,7 @@ SHAPES = (0.0, 0.5, 1.0, 2.0)
 @pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_draws_have_the_distribution_and_the_mean(shape):
-    """arXiv:2110.03620, Definition 1: truncated negative binomial."""
+    """The distribution is truncated negative binomial (arXiv:2110.03620, Definition 1)."""
     rng, mean, count = np.random.default_rng(3), 6.0, 20_000
     draws = np.array([selection.draw_number(mean, shape, rng) for _ in range(count)])
     assert abs(draws.mean() - mean) < 5.0 * draws.std() / math.sqrt(count)
@@ -37,7 +37,7 @@ def test_draws_have_the_distribution_and_the_mean(shape):
 
 @pytest.mark.parametrize("noise", [0.3, 3.0, 50.0])
 def test_renyi_dp_is_never_better(noise):
-    """Theorem 2 of arXiv:2110.03620, as dp-accounting has it, on a fine grid of orders."""
+    """Compares with Theorem 2 of arXiv:2110.03620, as dp-accounting implements it."""
     at = functools.partial(gaussian.gaussian_epsilon, noise)
     orders, run = 1.0 + np.geomspace(1e-3, 500.0, 100), GaussianDpEvent(noise)
     for mean, shape in itertools.product((1.5, 10.0, 300.0), (0.0, 1.0, 3.0)):
@@ -50,7 +50,7 @@ def test_renyi_dp_is_never_better(noise):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_pure_mechanism_pays_2_plus_eta_times_epsilon(shape):
-    """arXiv:2110.03620, after Theorem 2: (2 + eta) epsilon, for every mean."""
+    """The cost is (2 + eta) epsilon for every mean (arXiv:2110.03620, after Theorem 2)."""
     actual = selection.profile_epsilon(lambda delta: 0.7, 20.0, shape, 1e-12)
     assert actual == pytest.approx((2.0 + shape) * 0.7, rel=1e-6)
 
@@ -65,12 +65,13 @@ def generating(x, mean, shape):
 
 
 def selected_delta(noise, mean, shape, epsilon, order):
-    """Delta of the best of K Gaussian runs, by brute force on a grid of outputs.
+    """Computes delta of the best of K Gaussian runs by brute force on a grid of
+    outputs.
 
-    Rounded outputs have at most the delta of the mechanism.
+    Rounding outputs to the grid cannot increase delta.
 
     Args:
-      order: score of an output; equal ones are told apart by the output.
+      order: function that scores an output; the output itself breaks ties.
     """
     edges = np.linspace(-12.0 * noise, 12.0 * noise + 1.0, 6001)
     centres = 0.5 * (edges[1:] + edges[:-1])
@@ -103,7 +104,7 @@ def test_bounds_hold_by_brute_force_and_are_not_far(shape):
     )
     for order in ORDERS.values():
         assert selected_delta(noise, mean, shape, profile, order) <= delta
-    # Choosing costs something, and the bound is within a factor of two of the truth.
+    # # Selection has a cost, and the bound is within a factor of two of the true cost.
     at_single = [
         selected_delta(noise, mean, shape, single, order) for order in ORDERS.values()
     ]
@@ -116,7 +117,7 @@ def test_bounds_hold_by_brute_force_and_are_not_far(shape):
 
 
 def test_errors():
-    """Tries functions below `tuning_cost`, whose own arguments are tried in tests/fuzz."""
+    """Tries the functions that `tuning_cost` calls; tests/fuzz tries its own arguments."""
     for shape in (1e-9, 1e9, 10**400, math.inf):
         with pytest.raises(ValueError, match=r"0 or from 0\.001 to 1000"):
             selection.shape_of(shape)
@@ -136,7 +137,8 @@ def test_errors():
 @pytest.mark.parametrize("mean, shape", [(1.0, 0.0), (10.0, 1.0), (100.0, 2.0)])
 @pytest.mark.invariant(12)
 def test_no_epsilon_is_below_its_floor(mean, shape, noise):
-    """The floor, in 60 digits, is the delta of the largest of K Gaussian answers."""
+    """The floor is the 60-digit delta of the largest of K Gaussian answers.
+    """
     at = functools.partial(gaussian.gaussian_epsilon, noise)
     for delta in (1e-3, 1e-15):
         epsilon = selection.profile_epsilon(at, mean, shape, delta)

@@ -1,4 +1,4 @@
-"""Tails and intervals of a normal variable against arithmetic of 60 digits."""
+"""Tails and intervals of a normal variable, compared with 60-digit arithmetic."""
 
 import mpmath
 import numpy as np

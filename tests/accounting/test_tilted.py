@@ -1,4 +1,4 @@
-"""The tilted transform against closed forms, quadrature in 30 digits and simulation."""
+"""The tilted transform, compared with closed forms, 30-digit quadrature and simulation."""
 
 import math
 import time
@@ -77,7 +77,7 @@ def simulated(query, add, epsilon, num_draws, seed):
     [(0.05, 1.0, 60, 4.0), (0.3, 3.0, 40, 3.0), (0.5, 6.0, 100, 2.5)],
 )
 def test_many_queries_are_those_of_simulation(probability, noise, count, epsilon, add):
-    """Deltas go down to 1e-20, where an untilted transform has no correct digit."""
+    """Tries deltas down to 1e-20, where an untilted transform has no correct digit."""
     query = tilted.Query(probability, noise, count)
     value, error = simulated(query, add, epsilon, 10_000, 3)
     actual = tilted._delta((query,), add, epsilon, tilted.FINE)
@@ -112,7 +112,7 @@ def test_small_deltas_have_noise(delta):
 def test_delta_is_that_of_dp_accounting_and_not_below(
     probability, noise, count, epsilons
 ):
-    """dp-accounting's discretization error is of second order: two intervals remove it."""
+    """Extrapolates dp-accounting's delta from two intervals; its error is quadratic."""
     coarse, fine = (
         from_gaussian_mechanism(
             noise, value_discretization_interval=interval, sampling_prob=probability
@@ -169,7 +169,7 @@ def test_gaussian_queries_are_one_gaussian_mechanism(noise, epsilon):
 def test_small_budgets_and_many_steps_are_amplified(
     epsilon, delta, probability, queries
 ):
-    """Renyi DP, which is valid but looser, states an epsilon up to 25 % larger."""
+    """Epsilon is below that of Renyi DP, which is valid but up to 25 % larger."""
     noise = (
         CyclicPoissonAccountant(queries, probability)
         .calibrate(epsilon, delta)

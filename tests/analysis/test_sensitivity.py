@@ -65,7 +65,7 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
         if actual.is_exact and "vectors" not in actual.method:
             np.testing.assert_allclose(actual.value, expected, rtol=1e-9)
         else:
-            # Contributions that are vectors can exceed signs: see
+            # # Vector contributions can exceed +1 and -1: see
             # test_vector_contributions.py.
             assert actual.value >= expected * (1 - 1e-9)
     # The bound holds whether or not an exact value exists, and says that it is a bound.
@@ -93,13 +93,13 @@ def test_the_production_case_400_bands_at_separation_385():
     actual = sensitivity_lib.sensitivity(matrix, MinSep(b))
     bound = sensitivity_lib.upper_bound(matrix, b, -(-n // b))
     assert actual.is_exact
-    # The value is above that of orthogonal columns, and at most the bound of Alg. 4.
+    # # The sensitivity exceeds that of orthogonal columns, but not the bound of Alg. 4.
     assert np.sqrt(6) * 1.001 < actual.value <= bound.value * (1 + 1e-12)
-    # The value is nearly attained: the norm of this pattern is at most 1 % below it.
+    # # The sensitivity is nearly tight: this pattern's norm is at most 1 % smaller.
     pattern = np.zeros(n)
     pattern[::b] = 1.0
     assert actual.value >= np.linalg.norm(matrix.matmul(pattern)) > 0.99 * actual.value
-    # At the separation that the matrix was optimized for, its columns are orthogonal.
+    # # At separation 400, equal to the number of bands, columns are orthogonal.
     at_400 = sensitivity_lib.sensitivity(matrix, MinSep(400, 5))
     np.testing.assert_allclose(at_400.value, np.sqrt(5), rtol=1e-12)
 
@@ -129,7 +129,7 @@ def test_the_bound_for_scaled_toeplitz_columns_holds_for_overlapping_columns():
 
 
 def test_lemma_8_needs_the_columns_own_norms():
-    """The lemma does not cover other scales of the same core."""
+    """The lemma is not applied if the same core has other column scales."""
     n = 9
     normalized = families.lambda_cgd(n, 0.9, column_normalized=True)
     assert normalized.sensitivity(MinSep(3)).method.endswith("Lemma 8")
@@ -194,7 +194,7 @@ def test_shorter_ways_of_long_runs_select_the_same(shape, b, k, monkeypatch):
 def test_a_million_participations_take_no_dynamic_program():
     began = time.process_time()
     assert patterns.vec_sens(np.ones(10**6), 1, 10**6) == 1e6
-    assert time.process_time() - began < 20.0  # a dynamic program takes hours
+    assert time.process_time() - began < 20.0  # a dynamic program would take hours
 
 
 @SETTINGS
@@ -202,8 +202,9 @@ def test_a_million_participations_take_no_dynamic_program():
     head=st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4), b=st.integers(1, 4)
 )
 def test_the_order_of_the_first_b_entries_does_not_matter(head, b):
-    # Theorem 1 of arXiv:2601.22334 asks for a non-increasing column; see the comment in
-    # sensitivity.py for why it is enough that it does not increase from lag b on.
+    # # Theorem 1 of arXiv:2601.22334 requires a non-increasing column. A comment in
+    # sensitivity.py explains why a column that is non-increasing from lag b on
+    # suffices.
     n, k = 9, 4
     tail = np.linspace(min(head[:b]), 0.0, n - b) if b < 4 else np.full(5, 0.01)
     column = np.concatenate([[1.0], head[: b - 1], tail])[:n]

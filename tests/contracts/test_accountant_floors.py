@@ -1,4 +1,4 @@
-"""Every registered accountant: lower bounds in 60 digits, and monotonicity."""
+"""Every registered accountant respects 60-digit lower bounds, and is monotone."""
 
 from importlib.metadata import version
 
@@ -25,7 +25,7 @@ STRATEGIES = {
 
 
 def floor_of(participation, noise, epsilon):
-    """Returns the delta of an observer of a single step, amplified by the sampling."""
+    """Returns the delta of a single sampled step, a lower bound on the delta of the run."""
     probability = 1.0
     if participation.is_amplified:
         size = participation.expected_batch_size()
@@ -73,7 +73,7 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
     "kind", [k for k, cls in sorted(lib.PARTICIPATIONS.items()) if cls.is_simulated]
 )
 def test_what_simulates_is_not_below_its_floor(kind, confidence):
-    """The floor holds for estimates, which err on the safe side, and for bounds."""
+    """Both estimates, which err on the safe side, and bounds stay above the floor."""
     participation = lib.PARTICIPATIONS[kind].example(N)
     matrix = STRATEGIES["identity"].matrix
     accountant = participation.accountant(matrix, confidence)

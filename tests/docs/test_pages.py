@@ -2,7 +2,8 @@
 
 A page's blocks run in order, in one namespace. Each block counts as a new program: runs
 of earlier blocks are forgotten. A block below the line `<!-- excerpt -->` is a fragment,
-or uses another library, and is not run. Sizes that are too large for a test are replaced.
+or uses another library, and is not run. Sizes that are too large for a test are
+replaced.
 """
 
 import pathlib
@@ -24,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK = re.compile(
     r"(?P<excerpt><!-- excerpt -->\n+)?^```python\n(?P<code>.*?)^```$", re.M | re.S
 )
-# For each page: texts, which must occur in its code, and their replacements.
+# # For each page: texts to replace, which must occur in its code, and replacements.
 SMALLER = {
     "README.md": {"epochs=20": "epochs=1"},
     "docs/start.md": {"epochs=20": "epochs=1"},

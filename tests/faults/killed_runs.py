@@ -64,7 +64,8 @@ def make_model(plan):
 
 
 def report_uses(model, report):
-    """Reports each use of a key: step, and digests of clipped sum and noisy mean."""
+    """Reports each use of a key: step, and digests of clipped sum and noisy mean.
+    """
     optimizer = model.optimizer
     real = optimizer.run.privatize
 
@@ -93,7 +94,7 @@ def report_uses(model, report):
 
 
 def train(folder, report):
-    """Trains as a user's program would, which is restarted until it ends."""
+    """Trains like a user's program that is restarted until the run is complete."""
     plan = make_plan(folder)
     model = make_model(plan)
     report_uses(model, report)
@@ -113,7 +114,8 @@ def train(folder, report):
 
 
 def start(function):
-    """Forks a child that calls `function(report)`; returns its id and the pipe's end."""
+    """Forks a child that calls `function(report)`; returns its id and a pipe to read.
+    """
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -129,7 +131,10 @@ def start(function):
 
 
 def finish(child, read_end):
-    """Waits; returns "done", "error", "killed" or "crashed", the uses and the error."""
+    """Waits for a child to end; returns how it ended, the uses of keys, and the error.
+
+    It ends with "done", "error", "killed" or "crashed".
+    """
     with os.fdopen(read_end, "rb") as pipe:
         text = pipe.read().decode()
     status = os.waitpid(child, 0)[1]
@@ -142,13 +147,13 @@ def finish(child, read_end):
         return "crashed", [line for line in lines if len(line) == 4], ""
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL, status
-        # If a line was cut off, the noise had not been used yet.
+        # # If a line is incomplete, the noise was not used.
         return "killed", [line for line in lines if len(line) == 4], ""
     return ("done" if status == 0 else "error"), lines, error
 
 
 def check_uses(uses):
-    """Checks that one key had, for each step, only one sum and one noisy mean."""
+    """Checks that each key was used for only one sum and one noisy mean per step."""
     keys = {use[0] for use in uses}
     assert len(keys) == 1, f"{len(keys)} keys"
     sums = collections.defaultdict(set)
@@ -160,7 +165,8 @@ def check_uses(uses):
 
 
 def check_ledger(folder, runs):
-    """Checks that this many runs reserved once each, and that the ledger is sound."""
+    """Checks that the ledger is intact, and that `runs` runs reserved once each.
+    """
     ledger = ledger_of(folder)
     kinds = collections.Counter(entry.kind for entry in ledger.history())
     assert kinds["begun"] == runs, kinds
@@ -170,7 +176,8 @@ def check_ledger(folder, runs):
 
 
 class Faults:
-    """Runs with faults, which all begin with the same secrets, and one run without faults.
+    """Several runs with faults and one without; all of them begin with the same
+    secrets.
 
     Args:
       folder: to work in.
@@ -206,14 +213,14 @@ class Faults:
         assert ended == "done", error
 
     def beginning(self, name):
-        """Makes a folder with the secrets of a run that is about to begin."""
+        """Creates the folder of a new run, and writes the common secrets to it."""
         run = self._folder / name
         run.mkdir()
         shutil.copy2(self._folder / "first" / "run.private", run / "run.private")
         return run
 
     def end(self, run, uses):
-        """Brings the run to its end and compares all of it with the run without faults."""
+        """Completes the run, and compares its results with the run without faults."""
         ended, last, error = finish(*start(lambda report: train(run, report)))
         assert ended == "done", error
         check_uses([*uses, *last, *self._uses])
@@ -222,13 +229,13 @@ class Faults:
         assert left == {"run.private", "run.private.lock", "backup", "final"}, left
 
     def interrupted(self, kills, full_disks):
-        """Trains with this many kills and full disks, in random order."""
+        """Trains with the given numbers of kills and full disks, in random order."""
         run, uses, endings = self.beginning("run"), [], collections.Counter()
         faults = [self._kill] * kills + [self._fill_disk] * full_disks
         random.Random(kills).shuffle(faults)
         for number, fault in enumerate(faults):
             if (run / "final").exists():
-                # The run has ended, so the next fault hits a new run.
+                # # The run is complete, so start a new one for the next fault.
                 shutil.rmtree(run)
                 run = self.beginning("run")
             ended, used, error = fault(run, random.Random(number))
@@ -246,7 +253,7 @@ class Faults:
     def _kill(self, run, rng):
         """Kills a child at a random time, or when it is about to write to the disk.
 
-        Each child has a different clock.
+        The child's clock is shifted, by up to 30 years.
         """
         shift = rng.choice([0.0, -1e9, 1e9, -3600.0])
         moment = rng.choice([None, rng.randrange(1, 200)])
@@ -260,7 +267,7 @@ class Faults:
 
         process, pipe = start(child)
         if moment is None:
-            # Nobody has waited for the child, so its process id is valid even if it has
+            # # The child was not reaped yet, so its process id is valid even if it has
             # ended.
             time.sleep(rng.uniform(0.2, 0.8) * self.seconds)
             os.kill(process, signal.SIGKILL)

@@ -19,7 +19,7 @@ ENTRY = 32
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """Returns a plan, and the folder of a run that was interrupted after STEPS steps."""
+    """Interrupts a run after STEPS steps; returns its plan and its folder."""
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -73,13 +73,13 @@ def resumed(plan, folder):
 
 
 def regions(size, count, rng):
-    """Draws one random place in each of `count` parts of a file."""
+    """Divides a file into `count` parts, and draws one random position in each."""
     borders = np.linspace(0, size, count + 1).astype(int)
     return [rng.randrange(a, max(a + 1, b)) for a, b in zip(borders, borders[1:])]
 
 
 def damages(content, count, rng):
-    """Yields damaged copies: bits flipped, cut off, overwritten, and emptied."""
+    """Yields damaged copies of a file: with flipped bits, truncated, overwritten, empty."""
     for place in regions(len(content), count, rng):
         flipped = bytearray(content)
         flipped[place] ^= 1 << rng.randrange(8)

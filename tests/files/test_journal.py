@@ -21,7 +21,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def whole(path):
-    """Returns the bytes of a file with entries, and the size without them."""
+    """Returns the bytes of a file with entries, and its size without the entries."""
     journal = Journal(path)
     journal.replace(CONTENT)
     size = os.path.getsize(path)

@@ -1,4 +1,4 @@
-"""Every argument of the public functions is given every kind of wrong value."""
+"""Calls the public functions with every kind of wrong value for every argument."""
 
 import numpy as np
 import pytest
@@ -84,8 +84,8 @@ FUNCTIONS = {
         },
     ),
 }
-# For each argument, the kinds of values that may be accepted: a result for any other
-# kind is a failure. (None stands for a default.)
+# # For each argument, the kinds of values that a function may accept; it must refuse
+# all others. (None stands for a default.)
 RIGHT = {
     "epsilon": {"half", "1.5", "tiny"},
     "delta": {"half", "tiny"},

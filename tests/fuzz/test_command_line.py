@@ -1,4 +1,4 @@
-"""The command line answers arguments of any kind without a traceback."""
+"""The command line never shows a traceback, whatever its arguments are."""
 
 import pytest
 from hostile import limited

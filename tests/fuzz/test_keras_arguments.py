@@ -1,4 +1,4 @@
-"""Every argument of the Keras front end is given every kind of wrong value."""
+"""Calls the Keras front end with every kind of wrong value for every argument."""
 
 import keras
 import pytest
@@ -8,7 +8,7 @@ from small_plans import small_plan
 import tf_bandmf
 import tf_bandmf.keras
 
-# For each argument, the names of those `VALUES` that are right.
+# # For each argument, the names of the `VALUES` that are valid.
 RIGHT = {
     "inner_optimizer": set(),
     "plan": set(),

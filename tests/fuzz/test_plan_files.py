@@ -1,4 +1,4 @@
-"""Plan files are refused if anything in them was changed."""
+"""A plan file is refused if anything in it was changed."""
 
 import copy
 import json

@@ -25,7 +25,7 @@ from tf_bandmf import workloads
 FILE = pathlib.Path(__file__).with_suffix(".json")
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 DATA = {"num_examples": 600, "batch_size": 60, "epochs": 6}
-# A run for which sampling pays: batches of 1 %.
+# # A run for which sampling amplifies a lot: a batch is 1 % of the data.
 SPARSE = {"num_examples": 2_000, "batch_size": 20, "epochs": 2}
 FEW = {"num_examples": 64, "batch_size": 8, "epochs": 4}
 RATES = 1.0 - np.arange(60) / 80
@@ -45,7 +45,7 @@ def _sampled(sampling: str, *mechanisms: str, **options: Any) -> dict[str, Any]:
     }
 
 
-# Gaussian mechanisms in closed form are equal up to the rounding of sums.
+# # Closed-form Gaussian mechanisms agree up to the rounding of sums.
 CLOSED = {
     name: _of(name)
     for name in (
@@ -77,7 +77,7 @@ CLOSED = {
         "sampling": tf_bandmf.MinSep(8, 5),
     },
 }
-# Numerically optimized coefficients are those of an optimum within a tolerance.
+# # Numerically optimized coefficients agree only within the optimizer's tolerance.
 OPTIMIZED = {
     name: _of(name)
     for name in (
@@ -153,9 +153,9 @@ SLOW = (
 def tolerance(name: str, field: str) -> float:
     """Returns the allowed difference, relative to the largest number of the field.
 
-    On one machine all numbers are equal to the last bit. Other machines sum in a
-    different order: an optimizer then stops elsewhere within its tolerance of the
-    optimum, where the error is flat, and amplification depends on where it stopped.
+    On one machine, all numbers are equal to the last bit. Other machines sum in a
+    different order, so an optimizer may stop at another point within its tolerance of
+    the optimum. There the error is flat, but amplification depends on the point.
     """
     if name in SIMULATED:
         return 1e-3
@@ -227,7 +227,7 @@ def saved() -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Prints the differences, and writes the new numbers to the file if asked to."""
+    """Prints the differences; with `--save`, writes the new numbers to the file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--only", default="")

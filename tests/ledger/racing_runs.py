@@ -1,12 +1,12 @@
-"""Starts processes that begin, note and end runs in one ledger.
+"""Starts processes that begin and end runs, and record their steps, in one ledger.
 
 `python racing_runs.py URL PLAN race 8`: 8 processes begin one run each, at once.
 `python racing_runs.py URL PLAN kill 100`: 100 processes, eight at a time, begin runs and
 end half of them, until each is killed at a random moment.
 
-The answers that each process got are printed, one a line.
+Prints the answer that each process got, one per line.
 
-Children are forked, so that only the first one imports.
+Children are forked, so only the parent imports the package.
 """
 
 import hashlib
@@ -77,13 +77,14 @@ def finish(child, read_end):
     with os.fdopen(read_end, "r") as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    # An answer whose line was cut off does not count.
+    # # An incomplete line does not count as an answer.
     print(text[: text.rfind("\n") + 1], end="")
 
 
 def main(url, path, what, count):
     plan = tf_bandmf.Plan.load(path)
-    # This also imports the modules that are imported late.
+    # # The parent uses a ledger once, which triggers lazy imports before children are
+    # forked.
     ledger, run = tf_bandmf.Ledger(url), run_of("first", 0)
     if what == "kill":
         ledger.begin(plan, run)

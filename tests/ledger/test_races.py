@@ -16,7 +16,7 @@ PROGRAM = pathlib.Path(__file__).with_name("racing_runs.py")
 
 
 def told(url, plan, what, count):
-    """Returns the answers that the processes got, one a line."""
+    """Runs `racing_runs.py`; returns the answers that its processes got."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), url, str(plan), what, str(count)],
@@ -42,7 +42,7 @@ def told(url, plan, what, count):
 )
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)], ids=str)
 def test_processes_race_for_the_last_of_a_budget(count, ledger, tmp_path):
-    # The budget has room for half of them, by exact composition.
+    # # By exact composition, the budget suffices for half of the processes.
     noise = bound_plan().noise_multiplier
     rho = 0.5 * (count // 2) / noise**2
     ledger.add_dataset("patients", rho=rho * 1.001)
@@ -59,7 +59,7 @@ def test_processes_race_for_the_last_of_a_budget(count, ledger, tmp_path):
 
 
 def check_told(ledger, lines):
-    """Checks that the ledger has everything that a process was told."""
+    """Checks that the ledger has every entry that a process was told of."""
     for line in lines:
         word, _, run = line.strip().partition(" ")
         if word in ("begun", "ended"):
@@ -126,7 +126,7 @@ def test_a_full_disk_refuses_the_run(url, tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
         assert ledger.balance("patients").runs == begun
         if refused > begun:
-            # Without the limit, the ledger can grow again.
+            # # The size limit is lifted, so the ledger can grow again.
             ledger.begin(plan, run_name(f"again {number}"))
             begun += 1
     assert refused >= 3 and begun >= 3
