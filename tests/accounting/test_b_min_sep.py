@@ -183,8 +183,7 @@ def test_bounds_fail_no_more_often_than_stated(add):
 
 
 def test_less_noise_than_cyclic_poisson_where_privacy_is_weak():
-    """At large epsilon, b-min-sep beats cyclic sampling (arXiv:2602.09338).
-    """
+    """At large epsilon, b-min-sep beats cyclic sampling (arXiv:2602.09338)."""
     q, b = 0.1, 4
     cyclic = CyclicPoissonAccountant.of_strategy(BANDED, b, q * b)
     actual = estimate(BANDED, b, q).calibrate(8.0, 1e-5)
@@ -227,8 +226,7 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
 
 
 def test_importance_sampling_knows_rare_losses_of_long_runs():
-    """A wide proposal would be off by 50 % for 3,000 steps and 9 participations.
-    """
+    """A wide proposal would be off by 50 % for 3,000 steps and 9 participations."""
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(3000), bands=8).matrix
     accountant = BMinSepAccountant.of_strategy(matrix, 8, 3e-3, num_draws=1000)
     actual = accountant.delta(2.0, 1.45)

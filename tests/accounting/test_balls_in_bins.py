@@ -59,8 +59,7 @@ def hockey_stick(p, q, epsilon, cell):
 
 
 def two_bins_by_quadrature(gram, noise, epsilon):
-    """Computes delta for two bins, in both directions, by integration on a grid.
-    """
+    """Computes delta for two bins, in both directions, by integration on a grid."""
     means = np.linalg.cholesky(gram) / noise
     axis = np.linspace(-9.0, 13.0, 2201)
     cell = (axis[1] - axis[0]) ** 2

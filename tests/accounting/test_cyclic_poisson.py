@@ -70,8 +70,7 @@ class TestFixedSize:
     )
     @pytest.mark.parametrize("delta", [1e-3, 1e-7])
     def test_noise_is_that_of_dp_accountings_losses(self, queries, part, batch, delta):
-        """Compares the noise with Poisson sampling and with dp-accounting.
-        """
+        """Compares the noise with Poisson sampling and with dp-accounting."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         actual = fixed.calibrate(1.0, delta)
         noise = actual.noise_stddev

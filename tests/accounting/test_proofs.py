@@ -13,8 +13,7 @@ from tf_bandmf.accounting.bins_simulator import gram_matrix
 
 
 def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
-    """Estimates delta of observing the whole vector C x + z; the example is in part 0.
-    """
+    """Estimates delta of observing the whole vector C x + z; the example is in part 0."""
     n = len(strategy)
     steps = np.arange(0, n, num_parts)
     patterns = list(itertools.product((0, 1), repeat=steps.size))

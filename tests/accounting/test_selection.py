@@ -137,8 +137,7 @@ def test_errors():
 @pytest.mark.parametrize("mean, shape", [(1.0, 0.0), (10.0, 1.0), (100.0, 2.0)])
 @pytest.mark.invariant(12)
 def test_no_epsilon_is_below_its_floor(mean, shape, noise):
-    """The floor is the 60-digit delta of the largest of K Gaussian answers.
-    """
+    """The floor is the 60-digit delta of the largest of K Gaussian answers."""
     at = functools.partial(gaussian.gaussian_epsilon, noise)
     for delta in (1e-3, 1e-15):
         epsilon = selection.profile_epsilon(at, mean, shape, delta)

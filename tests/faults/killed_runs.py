@@ -64,8 +64,7 @@ def make_model(plan):
 
 
 def report_uses(model, report):
-    """Reports each use of a key: step, and digests of clipped sum and noisy mean.
-    """
+    """Reports each use of a key: step, and digests of clipped sum and noisy mean."""
     optimizer = model.optimizer
     real = optimizer.run.privatize
 
@@ -114,8 +113,7 @@ def train(folder, report):
 
 
 def start(function):
-    """Forks a child that calls `function(report)`; returns its id and a pipe to read.
-    """
+    """Forks a child that calls `function(report)`; returns its id and a pipe to read."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -165,8 +163,7 @@ def check_uses(uses):
 
 
 def check_ledger(folder, runs):
-    """Checks that the ledger is intact, and that `runs` runs reserved once each.
-    """
+    """Checks that the ledger is intact, and that `runs` runs reserved once each."""
     ledger = ledger_of(folder)
     kinds = collections.Counter(entry.kind for entry in ledger.history())
     assert kinds["begun"] == runs, kinds
