@@ -168,9 +168,9 @@ def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
             # The same step is repeated.
             number, keys = tf.constant(0, tf.int64), run.secrets.step_keys(0)
             noisy = run.privatize(
-                run.sums(clipped), variables, number, tf.constant(keys), number
+                clipped.sums, variables, number, tf.constant(keys), number
             )
-            run.apply(noisy.gradients, variables)
+            run.apply(noisy.gradients)
         return tf.reduce_mean(clipped.losses)
 
     return step

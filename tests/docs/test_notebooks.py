@@ -12,7 +12,7 @@ pytest.importorskip("keras", minversion="3.12")
 pytest.importorskip("sklearn")
 matplotlib = pytest.importorskip("matplotlib")
 
-from tf_bandmf.keras.run import known_runs  # noqa: E402
+from tf_bandmf.keras.run import admission  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "notebooks"
@@ -80,9 +80,9 @@ def test_the_script_of_a_notebook_runs(name, tmp_path, monkeypatch):
         code = code.replace(old, new)
     module = types.ModuleType("notebook")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    known_runs.forget()
+    admission.forget()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(compile(code, f"{name}.py", "exec"), vars(module))
-    known_runs.forget()
+    admission.forget()
     matplotlib.pyplot.close("all")

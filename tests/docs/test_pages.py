@@ -19,7 +19,7 @@ from tf_bandmf.strategies import registry
 
 keras = pytest.importorskip("keras", minversion="3.12")
 
-from tf_bandmf.keras.run import known_runs  # noqa: E402
+from tf_bandmf.keras.run import admission  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK = re.compile(
@@ -110,8 +110,8 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
         for old, new in smaller.items():
             replaced |= {old} if old in code else set()
             code = code.replace(old, new)
-        known_runs.forget()
+        admission.forget()
         # Empty lines precede the block, so that tracebacks name the page's line.
         exec(compile("\n" * line + code, page, "exec"), vars(module))
-    known_runs.forget()
+    admission.forget()
     assert replaced == set(smaller)

@@ -35,7 +35,7 @@ from small_models import NUM_EXAMPLES, data, make_private_model
 
 import tf_bandmf
 from tf_bandmf.files.journal import Journal
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.ledger import hooks
 
 BATCH_SIZE, EPOCHS, NUM_STEPS = 6, 3, 12
 
@@ -79,11 +79,11 @@ def report_uses(model, report):
 
         def note(step, *arrays):
             half = len(arrays) // 2
-            key = known_runs.name_of(optimizer.run.secrets.key)[:16]
+            key = hooks.name_of(optimizer.run.secrets.key)[:16]
             report(f"{key} {step} {digest(*arrays[:half])} {digest(*arrays[half:])}\n")
             return step
 
-        given = [number, *sums.sums, *noisy.gradients]
+        given = [number, *sums, *noisy.gradients]
         noted = tf.numpy_function(note, given, tf.int64)
         with tf.control_dependencies([noted]):
             gradients = [tf.identity(gradient) for gradient in noisy.gradients]
@@ -191,19 +191,19 @@ class Faults:
         self._final = (run / "final").read_text()
 
     def _begin(self):
-        from tf_bandmf.keras.resume.private_file import PrivateRun
+        from tf_bandmf.keras.resume.private_file import PrivateFile
 
         run = self._folder / "first"
         run.mkdir()
 
         def first(report):
-            real = PrivateRun._write
+            real = PrivateFile._write
 
             def write_and_end(self):
                 real(self)
                 os._exit(0)
 
-            PrivateRun._write = write_and_end
+            PrivateFile._write = write_and_end
             train(run, report)
 
         ended, _, error = finish(*start(first))

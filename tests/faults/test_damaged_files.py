@@ -11,7 +11,7 @@ from small_models import data
 
 from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.model.callbacks import restore_backup
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 
 STEPS = 5
 ENTRY = 32
@@ -26,7 +26,7 @@ def interrupted(tmp_path_factory):
             if self.model.optimizer.steps_taken == STEPS:
                 raise KeyboardInterrupt
 
-    known_runs.forget()  # Other tests have trained on these examples.
+    admission.forget()  # Other tests have trained on these examples.
     plan, folder = make_plan(), tmp_path_factory.mktemp("interrupted")
     with pytest.raises(KeyboardInterrupt):
         make_model(plan).fit(
@@ -36,7 +36,7 @@ def interrupted(tmp_path_factory):
             private_state=folder / "run.private",
             callbacks=[backup(folder), Stop()],
         )
-    known_runs.forget()
+    admission.forget()
     return plan, folder
 
 
@@ -48,7 +48,7 @@ def backup(folder):
 
 def begun(plan, folder):
     """Resumes the run in a folder; returns the model and the resumed run."""
-    known_runs.forget()
+    admission.forget()
     model = make_model(plan)
     model._prepare(plan.batches(*data))
     restore_backup(model, [backup(folder)])

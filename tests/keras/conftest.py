@@ -6,7 +6,7 @@ import sys
 import keras
 import pytest
 
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 
 # Makes `hub_models`, `largest_contribution` and `same_weights` importable.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -22,5 +22,5 @@ def as_if_alone():
     With random weights and masks, a rectifier's input could be so near to 0 that
     rounding would decide its gradient.
     """
-    known_runs.forget()
+    admission.forget()
     keras.utils.set_random_seed(0)

@@ -20,7 +20,7 @@ from small_models import make_private_model  # noqa: E402
 
 import tf_bandmf.keras  # noqa: E402
 from tf_bandmf.keras.model.programs import Programs  # noqa: E402
-from tf_bandmf.keras.run import known_runs, run  # noqa: E402
+from tf_bandmf.keras.run import admission, run  # noqa: E402
 
 KEY = NoiseKey.for_testing(0)
 
@@ -102,7 +102,7 @@ def small_model(plan):
     "num_steps", [600, pytest.param(100_000, marks=pytest.mark.slow)]
 )
 def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
-    known_runs.forget()
+    admission.forget()
     epochs = num_steps // 4
     plan = small_plan("bsr:4", 16, 4, epochs, noise_multiplier=1.0)
     assert plan.num_steps == num_steps
@@ -177,7 +177,7 @@ def test_a_plan_of_a_million_steps(tmp_path):
 )
 @pytest.mark.parametrize("how", ["known before", "found by the device"])
 def test_noise_that_does_not_fit_is_refused_before_training(how, monkeypatch):
-    known_runs.forget()
+    admission.forget()
     plan = small_plan("bsr:4", 16, 4, 2, noise_multiplier=1.0)
     needed = plan.memory(8)
     total = needed.buffer_bytes + needed.key_bytes

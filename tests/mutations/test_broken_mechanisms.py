@@ -23,7 +23,7 @@ from tf_bandmf import audit, noise  # noqa: E402
 from tf_bandmf.accounting import gaussian  # noqa: E402
 from tf_bandmf.analysis import sensitivity  # noqa: E402
 from tf_bandmf.keras.clipping.sums import settings  # noqa: E402
-from tf_bandmf.keras.run import known_runs  # noqa: E402
+from tf_bandmf.keras.run import admission  # noqa: E402
 from tf_bandmf.keras.run import run as run_lib  # noqa: E402
 from tf_bandmf.keras.run.secrets import SecretState  # noqa: E402
 from tf_bandmf.noise import box_muller, generator, normals, recurrences  # noqa: E402
@@ -43,7 +43,7 @@ def forgets():
     """Clears the state that a process would keep from one mechanism to the next."""
 
     def forget():
-        known_runs.forget()
+        admission.forget()
         normals.compiled_blocks.cache_clear()
         normals.compiled_pairs.cache_clear()
 
@@ -301,7 +301,7 @@ def always_sampled(patch):
 @pytest.mark.parametrize("check, change", MUTATIONS)
 def test_it_is_caught(check, change, figure, monkeypatch):
     assert passes(*check)
-    known_runs.forget()
+    admission.forget()
     normals.compiled_blocks.cache_clear()
     change(monkeypatch)
     holds, *arguments = check

@@ -20,7 +20,7 @@ import tf_bandmf.keras
 from tf_bandmf import noise
 from tf_bandmf.files import private as private_files
 from tf_bandmf.files.journal import Journal
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run import secrets as run_secrets
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.samplers import random_words
@@ -46,7 +46,7 @@ def make_model(plan):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Trains with every callback that writes; returns all output and kept objects."""
-    known_runs.forget()
+    admission.forget()
     shared = tmp_path_factory.mktemp("shared")
     private = tmp_path_factory.mktemp("private") / "run.private"
     plan = make_plan()
@@ -131,7 +131,7 @@ def dump_graphs(model, schedule, folder):
         model.optimizer.run.secrets,
         model.optimizer.run.secrets.key,
         model.optimizer.run.generator,
-        model._training.run_file,
+        model.optimizer.run.file,
         schedule,
         model.optimizer.variables,
         vars(model),
@@ -258,7 +258,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         "no memory left": no_memory_left,
         "pickle of the optimizer": lambda: pickle.dumps(model.optimizer),
         "copy of the state": lambda: copy.deepcopy(model.optimizer.run.secrets),
-        "copy of the run": lambda: copy.copy(model._training.run_file),
+        "copy of the run": lambda: copy.copy(model.optimizer.run.file),
         "pickle of the schedule": lambda: pickle.dumps(schedule),
         "a seed that is too long": lambda: random_words(
             model.optimizer.run.secrets.key.sampler_seed() + b"1", 0, 1

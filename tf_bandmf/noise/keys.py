@@ -24,8 +24,22 @@ _SECRET_WORDS = {"philox": 2, "chacha20": 4}
 _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 
 
-class NoiseKey:
-    """The secret of one run. Anyone who has it can remove the noise.
+class Secret:
+    """Mixin of objects that hold secrets: they are not shown, pickled or copied."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(<secret>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"A {type(self).__name__} is secret: it is not pickled or copied."
+        )
+
+
+class NoiseKey(Secret):
+    """The secret of one run. Whoever has it can remove the noise.
 
     The secret does not appear in `repr`, and pickling or copying it raises an error;
     `secret_bytes` is only for a private state file.
@@ -117,9 +131,3 @@ class NoiseKey:
         angle = 2.0 * np.pi * uniform[pairs:]
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         return both[:size].view(HiddenArray)
-
-    def __repr__(self) -> str:
-        return "NoiseKey(<secret>)"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("A noise key is secret and must not be pickled or copied.")

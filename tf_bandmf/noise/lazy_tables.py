@@ -8,11 +8,12 @@ secret as a key.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.noise.keys import Secret
 from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.shared import by_itself, shared_function
@@ -152,8 +153,8 @@ class Jumps:
         return Window(step, first, both)
 
 
-class LazyTable:
-    """The states of a table's rows, each at the row's own clock. Secret.
+class LazyTable(Secret):
+    """The states of a table's rows, each as of its own time. Secret.
 
     A row's clock is `t` if its stored state is the state before step `t`. A sum of step `t`
     is added to this state (`Jumps.entering`); the noise of step `t` is added later,
@@ -355,12 +356,6 @@ class LazyTable:
         clocks = tf.fill([tf.shape(rows)[0]], clock)
         pairs = [*zip(self._states, states, strict=True), (self._clocks, clocks)]
         return [part.scatter_update(tf.IndexedSlices(new, rows)) for part, new in pairs]
-
-    def __repr__(self) -> str:
-        return "LazyTable(<secret>)"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("A table between releases is secret and must not be pickled.")
 
 
 def _in_parts(

@@ -118,8 +118,6 @@ def test_sums_are_those_of_examples_one_by_one(make, options):
     assert isinstance(result, ClippedGradients)
     assert result.norms.dtype == result.losses.dtype == tf.float32
     assert result.outputs.shape == (*y.shape, 3)
-    for actual, given in zip(result.scales, options.get("scales", ()), strict=True):
-        np.testing.assert_array_equal(actual, given)
 
 
 @pytest.mark.on_cpu

@@ -11,7 +11,7 @@ from small_models import make_plan, make_private_model
 
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 
 NUM_EXAMPLES = 22
 TEXTS = np.array(
@@ -30,7 +30,7 @@ def preprocessor():
 
 def train(model, x, y, sample_weight=None, **drawn):
     """Trains a task privately for one epoch."""
-    known_runs.forget()
+    admission.forget()
     plan = make_plan(epochs=1)
     make_private_model(plan, model=model, weighted_metrics=[])
     model.fit(plan.batches(x, y, sample_weight, **drawn), verbose=0)
@@ -94,7 +94,7 @@ def test_tables_that_are_not_tied_have_lazy_noise():
     ]
     before = [table.numpy() for table in tables]
     train_lazily(model, x, y, plan)
-    actual = model.optimizer.run.tables.variables
+    actual = model.optimizer.run.lazy
     assert {id(table) for table in actual} == {id(table) for table in tables}
     # A release adds noise to every row, even to rows that no example looks up.
     for table, old in zip(tables, before):

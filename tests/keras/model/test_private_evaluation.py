@@ -10,7 +10,7 @@ from small_models import built, data, make_plan, make_private_model, plan_and_mo
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.evaluations import Evaluations
 from tf_bandmf.noise.keys import NoiseKey
 
@@ -33,7 +33,7 @@ def begun_at(reserved):
     """Returns a model as in a new process, from a private file and a checkpoint."""
 
     def make(path=None, checkpoint=None):
-        known_runs.forget()
+        admission.forget()
         model = make_private_model(reserved)
         built(model, checkpoint)
         if path is not None:
@@ -159,8 +159,8 @@ def test_evaluations_of_one_kind_are_traced_once():
     assert len(traced) > first
 
 
-def evaluations_of(plan, secret=b"k" * 32):
-    return Evaluations(plan, NoiseKey(secret))
+def evaluations_of(plan, secret=b"k" * 32, **options):
+    return Evaluations(plan, NoiseKey(secret), **options)
 
 
 def test_the_law_of_the_noise():
@@ -275,16 +275,15 @@ def test_the_private_file_knows_all_that_was_spent(
 
 def test_what_is_spent_is_on_record_before_it_is_released():
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=2)
-    evaluations = evaluations_of(plan)
 
     def full(name):
         raise OSError("No space left on device")
 
-    evaluations.watch(full, [])
     with pytest.raises(OSError, match="No space"):
-        evaluations.release(np.zeros(1), "a", 1)
+        evaluations_of(plan, note=full).release(np.zeros(1), "a", 1)
     noted = []
-    evaluations.watch(noted.append, ["x"])
+    evaluations = evaluations_of(plan, note=noted.append)
+    evaluations.spent.add("x")
     evaluations.release(np.zeros(1), "a", 1)
     assert len(noted) == 1 and evaluations.left == 0
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from small_models import compile_model, data, make_plan, make_private_model
 
 import tf_bandmf.keras
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 
 
 def reload_keras(model, path):
@@ -104,7 +104,7 @@ def assert_trains_with_privacy_or_not_at_all(model, plan, data):
 @pytest.fixture(scope="module", params=[False, True], ids=["sequential", "functional"])
 def halfway(request):
     """Returns a model after its first epoch; no test changes it."""
-    known_runs.forget()
+    admission.forget()
     plan = make_plan("lambda_cgd", test_seed=None)
     model = make_private_model(plan, functional=request.param)
     model.fit(plan.batches(*data), epochs=1, verbose=0)

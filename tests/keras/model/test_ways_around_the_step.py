@@ -130,7 +130,7 @@ def test_a_training_function_of_ones_own_is_refused(name):
 def test_an_assigned_training_function_is_not_used():
     plan, model = plan_and_model("identity", epochs=1, model=Own())
     for name in ("make_train_function", "train_step"):
-        with pytest.raises(AttributeError, match="cannot be replaced"):
+        with pytest.raises(UnsupportedModelError, match=f"overrides `{name}`"):
             setattr(model, name, lambda force=False: None)
     model.train_function = lambda iterator: by_hand(model, iterator)
     model.fit(plan.batches(*data), epochs=1, verbose=0)

@@ -23,7 +23,7 @@ from small_plans import planned
 import tf_bandmf
 from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.resume import private_file
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 
 NUM_EXAMPLES = 22
 
@@ -118,7 +118,7 @@ def test_key_and_sampler_are_those_of_the_interrupted_run(kind, tmp_path):
 @pytest.fixture(scope="module")
 def half_a_run(tmp_path_factory):
     """Returns a plan, and the folder that a run left after its first epoch."""
-    known_runs.forget()
+    admission.forget()
     plan = make_plan("bsr", test_seed=None, batch_size=11)
     folder = tmp_path_factory.mktemp("half")
     model = make_private_model(plan)
@@ -209,7 +209,7 @@ def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(lost, tmp_path, fig
     model.train_on_batch(batches[1])
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     del model
-    known_runs.forget()
+    admission.forget()
     if lost == "control":
         os.truncate(path, size)
     elif lost == "torn":
@@ -262,7 +262,7 @@ def test_entries_are_keyed(tmp_path):
     plan = make_plan("identity", test_seed=None, batch_size=11)
 
     def entry_of(name, key):
-        known_runs.forget()
+        admission.forget()
         model = make_private_model(plan, hidden=False)
         built(model, key=bytes([key]) * 32)
         batches = model.begin_run(plan.batches(*data), tmp_path / name)

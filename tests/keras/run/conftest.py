@@ -4,7 +4,7 @@ import keras
 import pytest
 from small_models import data
 
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def train_from_files(tmp_path):
     """Trains a new model up to an epoch, from the state in the files of this name."""
 
     def train(model, name, epochs):
-        known_runs.forget()
+        admission.forget()
         model.build((None, data[0].shape[1]))
         backup = keras.callbacks.BackupAndRestore(
             tmp_path / f"{name}-backup", delete_checkpoint=False

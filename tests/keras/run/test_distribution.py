@@ -20,7 +20,7 @@ from small_models import built, data, make_plan, make_private_model, written_ste
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def after_an_epoch(strategy, tmp_path_factory):
 
 @pytest.mark.invariant(11)
 def test_one_of_two_replicas_writes_the_steps_down(after_an_epoch):
-    written = written_steps(after_an_epoch._training.run_file.path)
+    written = written_steps(after_an_epoch.optimizer.run.file.path)
     assert written == list(range(after_an_epoch.optimizer.steps_taken))
 
 
@@ -158,7 +158,7 @@ def test_equal_sums_of_two_replicas_do_not_show(strategy):
     weights[0] = 0.0
 
     def released(record):
-        known_runs.forget()
+        admission.forget()
         model = train(plan, strategy, epochs=None)
         with strategy.scope():
             built(model, key=bytes(32))
@@ -183,7 +183,7 @@ def test_a_run_on_two_replicas_resumes(strategy, tmp_path):
                 self.model.save_weights(weights)
 
     straight = train(plan, strategy, private_state=path, callbacks=[Save()])
-    known_runs.forget()  # The resumed run is like one in another process.
+    admission.forget()  # The resumed run is like one in another process.
     resumed = built(train(plan, strategy, epochs=0), weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps

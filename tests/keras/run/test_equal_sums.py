@@ -9,7 +9,7 @@ import tensorflow as tf
 from small_models import built, make_private_model
 
 import tf_bandmf
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.keras.run.tables import RunTables
@@ -31,7 +31,7 @@ def releases_of_history(change=None, factors=(0.0, 0.0, 0.0)):
         index of an example of the first batch.
       factors: factor of each step's loss. At 0, all sums are equal to the last bit.
     """
-    known_runs.forget()
+    admission.forget()
     plan = tf_bandmf.plan(
         "bsr:2",
         noise_multiplier=3.0,
@@ -144,7 +144,7 @@ def releases_of(rates, releases):
       rates: learning rates of the steps.
       releases: steps after which the table is released.
     """
-    known_runs.forget()
+    admission.forget()
     plan = tf_bandmf.plan(
         "identity",
         noise_multiplier=STDDEV,

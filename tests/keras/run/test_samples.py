@@ -11,7 +11,7 @@ from same_weights import refused
 from small_models import data, make_plan, make_private_model
 
 import tf_bandmf
-from tf_bandmf.keras.resume.private_file import PrivateRun
+from tf_bandmf.keras.resume.private_file import PrivateFile
 from tf_bandmf.noise.keys import NoiseKey
 
 MECHANISMS = {
@@ -68,8 +68,8 @@ def test_a_run_resumes_its_sample_with_nothing_but_the_key(tmp_path):
     plan = make_plan("lambda_cgd", sampling="balls-in-bins", **SECRET)
     model, path = make_model(plan), tmp_path / "run.private"
     begun = model.begin_run(plan.batches(*data), path)
-    model._training.run_file = None
-    kept = PrivateRun(str(path), model)
+    model.optimizer.run.file = None
+    kept = PrivateFile(str(path), model)
     kept._read()
     seed = model.optimizer.run.secrets.key.sampler_seed()
     assert seed.hex() not in json.dumps(kept._header)

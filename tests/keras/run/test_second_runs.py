@@ -16,7 +16,7 @@ from small_models import (
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 
 SECRET = {"test_seed": None}
 
@@ -109,7 +109,7 @@ def test_a_run_that_is_resumed_is_the_same_run(tmp_path):
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
     # After another run in the same process, the resumed run would be a second one.
-    known_runs.forget()
+    admission.forget()
     other = make_private_model(plan)
     other.fit(plan.batches(*data), epochs=1, verbose=0)
     resumed = built(make_private_model(plan), weights)

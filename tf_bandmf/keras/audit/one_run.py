@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import tensorflow as tf
 from tf_bandmf.audit import AuditResult, evaluate
 from tf_bandmf.keras.clipping import regularization_gradients
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
-from tf_bandmf.planning.plan import Plan
 
 # The audit builds the strategy's dense matrix, so it allows at most this many steps.
 _MOST_STEPS = 4096
@@ -123,7 +121,7 @@ def audit_run(
     # Fair coins, tossed again until not all of them agree.
     while included.all() or not included.any():
         included = rng.random(chosen.size) < 0.5
-    observer = _Observer(model, plan, data, chosen, included)
+    observer = _Observer(model, data, chosen, included)
     observer.train()
     white = None if plan.participation.is_amplified else observer.white_box(confidence)
     return RunAudit(observer.black_box(confidence), white)
@@ -132,17 +130,10 @@ def audit_run(
 class _Observer:
     """Trains the model, and records the data that the auditor sees."""
 
-    def __init__(
-        self,
-        model: Any,
-        plan: Plan,
-        data: Any,
-        canaries: np.ndarray,
-        included: np.ndarray,
-    ) -> None:
-        self._model, self._plan, self._data = model, plan, data
+    def __init__(self, model: Any, data: Any, canaries: Any, included: Any) -> None:
+        self._model, self._plan, self._data = model, model.optimizer.plan, data
         self._canaries, self._included = canaries, included
-        # Noisy sums minus the other examples' sums; and (step, gradient) for each canary.
+        # Noisy sums minus what the auditor expects; and (step, gradient) for each canary.
         self._released: list[np.ndarray] = []
         self._gradients: dict[int, list[tuple[int, np.ndarray]]] = {
             int(example): [] for example in canaries
@@ -160,40 +151,34 @@ class _Observer:
         for step, batch in enumerate(schedule.dataset()):
             # The optimizer is built before clipping is traced, because clipping reads
             # its scales.
-            model._ready_for(batch)
-            others = None
-            scales = self._scales()
-            if not plan.participation.is_amplified:
-                others = self._note(step, schedule.example_indices(step), scales)
+            model._prepare([batch])
+            if plan.participation.is_amplified:
+                model.optimizer.apply_noisy(model.private_gradients(batch))
+                continue
+            # Factors of the gradients' coordinates before they are clipped.
+            scales = model.optimizer.scales()
+            factors = plan.expected_batch_size * (
+                1.0 if scales is None else _flat(scales)
+            )
+            expected = self._expected(step, schedule.example_indices(step))
+            expected += factors * _flat(regularization_gradients(model))
             noisy = model.private_gradients(batch)
-            if others is not None:
-                # Gradients return to the coordinates in which the noise was added.
-                flat = _flat(noisy.gradients) * plan.expected_batch_size
-                self._released.append(scales * flat - others)
+            self._released.append(factors * _flat(noisy.gradients) - expected)
             model.optimizer.apply_noisy(noisy)
 
-    def _scales(self) -> np.ndarray | float:
-        """Factors of the gradients' coordinates in the coming step, before clipping."""
-        scales = self._model.optimizer.scales()
-        return 1.0 if scales is None else _flat(scales)
+    def _expected(self, step: int, indices: np.ndarray) -> np.ndarray:
+        """Records the gradients of the step's canaries; returns what the auditor expects.
 
-    def _note(
-        self, step: int, indices: np.ndarray, scales: np.ndarray | float
-    ) -> np.ndarray | float:
-        """Records the gradients of the step's canaries; returns the other examples' sum."""
+        This is the sum of the other examples. Whether a canary took part is not known: half
+        of its signal is expected.
+        """
         is_canary = np.isin(indices, self._canaries)
-        weights = (~is_canary).astype(np.float32)
-        others: np.ndarray | float = 0.0
-        if weights.any():
-            others = self._sum(indices, weights)
+        expected = self._sum(indices, (~is_canary).astype(np.float32))
         for example in indices[is_canary]:
             gradient = self._sum(np.array([example]), np.ones(1, np.float32))
             self._gradients[int(example)].append((step, gradient.astype(np.float32)))
-        if any(v.regularizer is not None for v in self._model.trainable_variables):
-            penalties = regularization_gradients(self._model)
-            total = self._plan.expected_batch_size * _flat(penalties)
-            others = others + scales * total
-        return others
+            expected += 0.5 * gradient
+        return expected
 
     def _sum(self, indices: np.ndarray, weights: np.ndarray) -> np.ndarray:
         rows = tf.nest.map_structure(lambda part: part[indices], self._data)
@@ -201,7 +186,8 @@ class _Observer:
 
     def _clip(self, x: Any, y: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
         # This clips as the training step does.
-        clipped = self._model._programs().sums(x, y, weights)
+        scales = self._model.optimizer.scales()
+        clipped = self._model._programs().clipped((x, y, weights), scales)
         parts = [tf.reshape(part, [-1]) for part in clipped.sums]
         return tf.concat(parts, axis=0), clipped.losses
 
@@ -209,16 +195,11 @@ class _Observer:
         """Audits by the scores of the matched filter.
 
         The log-likelihood ratio of a canary is `<S, W - S / 2>` for its signal
-        `S = C g / noise_stddev` and the whitened `W = C y / noise_stddev`. The auditor
-        does not know which other canaries took part, so half of each one's signal is
-        subtracted.
+        `S = C g / noise_stddev` and the whitened `W = C y / noise_stddev`.
         """
         dense = self._plan.strategy.matrix.to_dense()
         gram = dense.T @ dense / self._plan.noise_stddev**2
-        released = np.stack(self._released)
-        for step, gradient in itertools.chain(*self._gradients.values()):
-            released[step] -= 0.5 * gradient
-        filtered = gram @ released
+        filtered = gram @ np.stack(self._released)
         scores = np.zeros(len(self._canaries))
         squares = np.zeros(len(self._canaries))
         for number, noted in enumerate(self._gradients.values()):

@@ -9,8 +9,12 @@ from tf_bandmf.keras.clipping.factors.precision import (
     turn_tensor_float_32_off as turn_tensor_float_32_off,
 )
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp as LookedUp
+from tf_bandmf.keras.clipping.forward.supported import STEP_METHODS as STEP_METHODS
 from tf_bandmf.keras.clipping.forward.supported import (
     check_supported as check_supported,
+)
+from tf_bandmf.keras.clipping.forward.supported import (
+    refuse_own_step as refuse_own_step,
 )
 from tf_bandmf.keras.clipping.independence.map_examples import (
     map_examples as map_examples,

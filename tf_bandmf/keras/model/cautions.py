@@ -48,7 +48,7 @@ _OF_CLASSES = (_OF_NUMBERS, keras.losses.categorical_crossentropy)
 _OF_PROBABILITIES = (*_OF_CLASSES, keras.losses.binary_crossentropy)
 
 
-def warn(model: Any, data: Any, labels: Any, callbacks: Any, is_kept: bool) -> None:
+def warn(model: Any, data: Any, labels: Any, callbacks: Any) -> None:
     """Gives the warnings that are possible before the first step of `fit`.
 
     Args:
@@ -56,9 +56,8 @@ def warn(model: Any, data: Any, labels: Any, callbacks: Any, is_kept: bool) -> N
       data: the data of `fit`; if it has `element_spec`, dtypes of inputs are checked.
       labels: class numbers of some examples, if they are known.
       callbacks: the argument of `fit`.
-      is_kept: True if the run has a private state file.
     """
-    messages = list(cautions_of(callbacks, is_kept))
+    messages = list(cautions_of(callbacks, model.optimizer.run.file is not None))
     if model.built and not model.optimizer.steps_taken:
         messages += [
             *_of_inputs(model, data),

@@ -11,8 +11,13 @@ from typing import Any
 import keras
 
 from tf_bandmf.keras.clipping import check_supported, turn_tensor_float_32_off
-from tf_bandmf.keras.compat.keras_objects import Functional, all_layers
-from tf_bandmf.keras.model.classes import plain_class_of, plain_config, private_class
+from tf_bandmf.keras.compat.keras_objects import (
+    Functional,
+    all_layers,
+    copy_config_mark,
+    register_class,
+    registered_name,
+)
 from tf_bandmf.keras.model.cloning import cloned
 from tf_bandmf.keras.model.preparation import without_dynamic_scale
 from tf_bandmf.keras.model.tables import DENSE, StepSettings
@@ -73,19 +78,14 @@ def make_private(
     Raises:
       ValueError: if microbatch_size or release_every is not a positive integer, tables
         is none of the above, or `alone` names a layer that the model does not have.
-      TypeError: if `model` is not a model, or its class has its own training step.
-      UnsupportedModelError: if a layer mixes examples (batch normalization) or its
-        per-example gradients are not available.
+      TypeError: if `model` is not a model.
+      UnsupportedModelError: if its class has its own training step, a layer mixes examples
+        (batch normalization), or per-example gradients are not available.
     """
-    given = {
-        "microbatch_size": (microbatch_size, None),
-        "tables": (tables, DENSE),
-        "release_every": (release_every, None),
-        "alone": (alone, ()),
-    }
-    changes = {k: value for k, (value, usual) in given.items() if value is not usual}
-    before = getattr(model, "_settings", StepSettings())
-    settings = dataclasses.replace(before, **changes)
+    usual = StepSettings()
+    given = StepSettings(microbatch_size, tables, release_every, alone)
+    changes = {k: v for k, v in vars(given).items() if v != getattr(usual, k)}
+    settings = dataclasses.replace(getattr(model, "_settings", usual), **changes)
     turn_tensor_float_32_off()
     optimizer = getattr(model, "optimizer", None)
     is_private = isinstance(model, PrivateTraining)
@@ -149,7 +149,8 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
 
 def _again(model: keras.Model) -> keras.Model:
     """A new model of the plain class with new weights; built if `model` is."""
-    plain_class = plain_class_of(model)
+    is_made = type(model) in _PRIVATE_CLASSES.values()
+    plain_class = type(model).__bases__[1] if is_made else None
     advice = (
         f"Make a plain model yourself, call it on data once, and give it: "
         f"to_plain(model, into=plain). {type(model).__name__}"
@@ -159,7 +160,7 @@ def _again(model: keras.Model) -> keras.Model:
     if model.built and plain_class in (keras.Sequential, Functional):
         return cloned(model)
     try:
-        plain = plain_class.from_config(plain_config(model))  # type: ignore[attr-defined]
+        plain = plain_class.from_config(model.get_config()[_CONFIG])  # type: ignore[attr-defined]
     except (NotImplementedError, TypeError) as error:
         made_by = plain_class.__init__  # type: ignore[misc]
         if len(inspect.signature(made_by).parameters) > 1:
@@ -229,3 +230,89 @@ def _layers(model: keras.Model) -> list[Any]:
     if isinstance(preprocessor, keras.layers.Layer):
         layers.extend(all_layers(preprocessor))
     return list({id(layer): layer for layer in layers}.values())
+
+
+_PLAIN, _CONFIG = "plain_class", "config"
+
+
+_PRIVATE_CLASSES: dict[type, type] = {}
+
+
+class PrivateModel:
+    """Loads saved models of private classes; all of these are registered under one name.
+
+    The private class of a plain class is made on demand. When a file is loaded, it is
+    made from the plain class that the file names. Keras must know that class: as one of
+    its own or KerasHub's, by registration, or from `custom_objects`.
+    """
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> keras.Model:
+        """Makes a private model from the result of a private class' `get_config`."""
+        plain = keras.saving.deserialize_keras_object(
+            {**config[_PLAIN], _CONFIG: config[_CONFIG]}
+        )
+        plain.__class__ = private_class(type(plain))
+        return plain
+
+
+_REGISTERED_NAME = f"tf_bandmf>{PrivateModel.__name__}"
+keras.saving.get_custom_objects()[_REGISTERED_NAME] = PrivateModel
+
+
+def private_class(plain_class: type) -> type:
+    """The private counterpart of a model class.
+
+    Args:
+      plain_class: `keras.Sequential`, `keras.Model` or a subclass.
+
+    Returns:
+      A subclass of `PrivateTraining` and of `plain_class`; the same one each time.
+
+    Raises:
+      TypeError: if `plain_class` is not a model class.
+      UnsupportedModelError: if it overrides the training step, which the private class
+        replaces.
+    """
+    if plain_class in _PRIVATE_CLASSES:
+        return _PRIVATE_CLASSES[plain_class]
+    if not issubclass(plain_class, keras.Model):
+        raise TypeError(
+            f"model: make_private takes a keras.Model, found {plain_class.__name__}."
+        )
+    made = type(
+        f"Private{plain_class.__name__}",
+        (PrivateTraining, plain_class),
+        {
+            "__module__": __name__,
+            "__doc__": f"A `{plain_class.__name__}` that trains privately.",
+            "get_config": _get_config(plain_class),
+            "from_config": PrivateModel.from_config,
+        },
+    )
+    register_class(made, _REGISTERED_NAME)
+    _PRIVATE_CLASSES[plain_class] = made
+    return made
+
+
+def _get_config(plain_class: type) -> Any:
+    def get_config(self: Any) -> dict[str, Any]:
+        """The config of the plain class, and the name of that class."""
+        return {
+            _PLAIN: {
+                "module": plain_class.__module__,
+                "class_name": plain_class.__name__,
+                "registered_name": registered_name(plain_class),
+            },
+            _CONFIG: plain_class.get_config(self),  # type: ignore[attr-defined]
+        }
+
+    # This mark tells Keras to derive the config of a class that has no `get_config`
+    # from the arguments of `__init__`.
+    copy_config_mark(plain_class.get_config, get_config)  # type: ignore[attr-defined]
+    return get_config
+
+
+# Pickled models name these classes.
+PrivateSequential = private_class(keras.Sequential)
+PrivateFunctional = private_class(Functional)

@@ -29,7 +29,7 @@ from tf_bandmf.keras.compat.keras_objects import (
 )
 from tf_bandmf.keras.compat.optimizing import optimized_once
 from tf_bandmf.keras.compat.patching import patched
-from tf_bandmf.keras.model.tables import lazy_layers
+from tf_bandmf.keras.model.tables import DENSE, lazy_layers
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.identity import CONTENT
@@ -114,6 +114,12 @@ def build(model: Any, data: Any = None) -> None:
         state.looked_up = LookedUp(model, layers)
         optimizer.run.lazy = [layer.trainable_variables[0] for layer in layers]
     optimizer.build(model.trainable_variables)
+    if optimizer.run.tables is None and model._settings.tables != DENSE:
+        raise RuntimeError(
+            "The optimizer was built before the model's tables were chosen, so its run "
+            "cannot have tables='lazy'. Compile the model with a new PrivateOptimizer, "
+            "and let model.fit or model.train_on_batch build it."
+        )
 
 
 def build_model(model: Any, data: Any = None) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -92,30 +93,25 @@ class Programs:
         Returns:
           The training metrics.
         """
-        contents, clipped, noisy = self._noisy_batch(batch, spec)
-        self._update(noisy)
-        self._run.secrets.advance()
+        contents, clipped, _ = self._taken(batch, self._update, spec)
         logs: dict[str, Any] = self._logs(contents, clipped)
         return logs
 
-    def noisy_gradients(self, batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Takes a step; returns its noisy mean gradient and the step's number."""
-        noisy = self._noisy_batch(batch)[2]
-        gradients = self._take(noisy)
-        self._run.secrets.advance()
-        return list(gradients), noisy.drawn.step
+    def noisy_gradients(self, batch: Any) -> list[tf.Tensor]:
+        """Takes a step; returns its noisy mean gradient."""
+        return list(self._taken(batch, self._take)[-1])
 
-    def _noisy_batch(self, batch: Any, spec: Any = None) -> tuple[Any, Any, Noisy]:
-        contents, run = Contents.of(batch), self._run
+    def _taken(
+        self, batch: Any, update: Program, spec: Any = None
+    ) -> tuple[Contents, ClippedGradients, Any]:
+        """Takes a step; returns the batch, what it was clipped to, and the update's result.
+
+        Nothing changes before `update`: a step that is interrupted earlier is repeated.
+        """
+        run, contents = self._run, Contents.of(batch)
         # No examples can be made up in the shape of an empty batch.
         if self._nothing is None and _size(self._local(contents.x)[0]):
-            here = self._local(batch)[0]
-            with _no_records_fault(self._model):
-                check_examples(self._model, here)
-                with self._strategy.scope():
-                    build_from(self._model, Contents.of(here).by_row())
-                self._prepare(spec)
-                self._try_on_made_up(contents)
+            self._prepare(batch, update, spec)
         facts = [part.numpy() for part in self._local(self._facts(batch))]
         step, keys, seed = run.admit(facts, self._model.weights)
         scales = self._checked_scales()
@@ -124,178 +120,49 @@ class Programs:
             self._refresh(ids, step)
         clipped = self._clip_all(contents, scales, seed)
         digest = self._distributed(*[tf.constant(part[0]) for part in facts])
-        noisy = self._noise(clipped._replace(outputs=()), step, keys, digest)
+        noisy = self._noise(clipped.sums, scales, step, keys, digest)
         run.secrets.confirm(noisy.drawn)
-        return contents, clipped, noisy
+        released = update(noisy)
+        run.secrets.advance()
+        return contents, clipped, released
 
-    def _prepare(self, spec: Any) -> None:
-        """Traces the programs once for all batch sizes, if these vary."""
-        if not (self._is_one and any(map(_may_vary, tf.nest.flatten(spec)))):
-            return
-        batch = given(spec)
-        contents = Contents.of(batch)
-        number, seed = tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int32)
-        _traced(self._facts, batch)
-        scales = self._scales and _traced(self._scales)[0]
-        clipped = _traced(self._clip, contents, scales, seed)
-        if self._refresh:
-            every_table = self._run.tables.variables
-            ids = [tf.TensorSpec([None], tf.int64) for _ in every_table]
-            self._refresh.traced(ids, number)
-        ours = clipped._replace(outputs=())
-        keys = tf.type_spec_from_value(tf.constant(self._run.secrets.step_keys(0)))
-        noisy = _traced(self._noise, ours, number, keys, number)
-        self._update.traced(noisy)
-        self._measure.traced(contents, clipped.losses, clipped.outputs)
+    # Before the first step.
 
-    # Functions that become programs.
+    def _prepare(self, batch: Any, update: Program, spec: Any) -> None:
+        """Checks the model on made-up examples, and traces the programs of a step.
 
-    def _checked_scales(self) -> list[tf.Tensor] | None:
-        """The scales of the coordinates, or None if the run has no scaling.
-
-        Raises:
-          InvalidArgumentError: if an optimizer's moment is negative, infinite or NaN.
+        What is refused here is refused before the run reserves anything.
         """
-        if self._scales is None:
-            return None
-        scales, is_sound = self._scales()
-        admission.refuse(None if bool(is_sound) else UNSOUND)
-        return list(scales)
+        here = self._local(batch)[0]
+        with _no_records_fault(self._model):
+            check_examples(self._model, here)
+            with self._strategy.scope():
+                build_from(self._model, Contents.of(here).by_row())
+            if self._is_one:
+                varies = any(map(_may_vary, tf.nest.flatten(spec)))
+                self._trace(given(spec) if varies else batch, update)
+            self._try_on_made_up(Contents.of(batch))
 
-    def _reseed(self, seed: tf.Tensor) -> None:
-        """Sets the states of random layers to values that follow from the step's seed."""
-        weights = {id(variable) for variable in self._model.weights}
-        variables = [v for v in self._model.variables if id(v) not in weights]
-        if variables:
-            shape = [len(variables), 2]
-            most = tf.int32.max
-            states = tf.random.stateless_uniform(shape, seed, 0, most, tf.int32)
-            for variable, state in zip(variables, tf.unstack(states)):
-                variable.assign(tf.cast(state, variable.dtype))
-
-    def _clipped(
-        self, contents: Contents, scales: Any, seed: tf.Tensor
-    ) -> ClippedGradients:
-        """The clipped sums of a batch; the same seed gives the same sums again."""
-        self._reseed(seed)
-        clipped = self._sums(contents, scales)
-        if contents.count is None:
-            return clipped
-        # Padding comes last, and belongs to no example.
-        is_there = tf.range(tf.size(clipped.outcomes)) < contents.count
-        return clipped._replace(outcomes=tf.where(is_there, clipped.outcomes, 0))
-
-    def sums(self, x: Any, y: Any, sample_weight: Any = None) -> ClippedGradients:
-        """Clipped sums of examples, computed as in a step; for audits, within a graph."""
-        contents, scaling = Contents(x, y, sample_weight), self._run.scaling
-        return self._sums(contents, None if scaling is None else scaling.scales())
-
-    def _sums(self, contents: Contents, scales: Any) -> ClippedGradients:
-        model, optimizer = self._model, self._model._private_optimizer()
-        tables = self._run.tables
-
-        def clipping(contents: Contents, scales: Any) -> ClippedGradients:
-            return clipped_gradient_sums(
-                model,
-                contents.x,
-                contents.y,
-                contents.sample_weight,
-                l2_norm_clip=optimizer.plan.l2_norm_clip,
-                microbatch_size=model._settings.microbatch_size,
-                loss_scale_factor=optimizer.loss_scale_factor,
-                rows=contents.rows,
-                shares=contents.shares,
-                clipping=optimizer.clipping,
-                scales=scales,
-                readers=None if tables is None else tables.readers,
-            )
-
-        if model.jit_compile:
-            clipping = tf.function(clipping, jit_compile=True, autograph=False)
-        return clipping(contents, scales)
-
-    def _noised(
-        self, clipped: Any, step: tf.Tensor, keys: tf.Tensor, digest: Any
-    ) -> Noisy:
-        """Adds up the sums of all replicas, and adds noise, on the first device."""
-        run = self._run
-
-        def of_replica(clipped: ClippedGradients, digest: tf.Tensor) -> Any:
-            return run.sums(clipped), tf.identity(digest)
-
-        parts = self._strategy.run(of_replica, args=(clipped, digest))
-        add = functools.partial(self._strategy.reduce, "SUM", axis=None)
-        sums, digest = tf.nest.map_structure(add, parts)
-        variables = self._model.trainable_variables
-        return run.privatize(sums, variables, step, keys, digest)
-
-    def _penalized(self, gradients: Sequence[Any]) -> list[Any]:
-        """Adds the gradients of the weights' regularizers, which depend on no data."""
-        model = self._model
-        if all(v.regularizer is None for v in model.trainable_variables):
-            return list(gradients)
-        penalties = regularization_gradients(model)
-        return [
-            g if isinstance(g, RowSums) else g + tf.cast(penalty, g.dtype)
-            for g, penalty in zip(gradients, penalties)
-        ]
-
-    def _updating(self, applies: bool) -> Callable[[Noisy], Any]:
-        """The update: the run advances, and gradients are applied, or returned for later.
+    def _trace(self, batch: Any, update: Program) -> None:
+        """Traces the programs of a step.
 
         Args:
-          applies: True to apply the gradients here.
+          batch: a batch; or the specs of all batches, for one trace if sizes vary.
+          update: the last program.
         """
-        run, model = self._run, self._model
+        contents, (scales, seed) = Contents.of(batch), self._of_no_step()
+        number, keys = tf.zeros([], tf.int64), self._run.secrets.step_keys(0)
+        self._facts.traced(batch)
+        clipped = _traced(self._clip, contents, scales, seed)
+        sums = clipped.sums, scales
+        noisy = _traced(self._noise, *sums, number, tf.constant(keys), number)
+        update.traced(noisy)
+        if update is self._update:
+            self._measure.traced(contents, clipped.losses, clipped.outputs)
 
-        def apply(gradients: list[Any], counts: tf.Tensor) -> Any:
-            run.counts.add(counts)
-            gradients = self._penalized(gradients)
-            return (
-                run.apply(gradients, model.trainable_variables)
-                if applies
-                else gradients
-            )
-
-        def updated(noisy: Noisy) -> Any:
-            with tf.control_dependencies(run.secrets.take(noisy.drawn)):
-                released = noisy.gradients, noisy.counts
-                released = tf.nest.map_structure(tf.identity, released)
-            return self._everywhere(apply)(*released)
-
-        return updated
-
-    def _measured(
-        self, contents: Contents, losses: tf.Tensor, outputs: Any
-    ) -> dict[str, Any]:
-        """Training metrics: exact functions of the data, outside of the guarantee."""
-        model = self._model
-        x, y, sample_weight, rows, _, count = contents
-        seen = (x, y, outputs, sample_weight)
-        if rows is not None:
-            seen = present_rows(seen, rows)
-        elif count is not None:
-            # No metric counts padding.
-            seen = _each(lambda leaf: leaf[:count], seen)
-        size = tf.cast(tf.size(losses) if count is None else count, tf.float32)
-        loss = tf.math.divide_no_nan(tf.reduce_sum(losses), size)
-        loss_tracker(model).update_state(loss, sample_weight=size)
-        logs: dict[str, Any] = model.compute_metrics(*seen)
-        if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            # Keras takes the mean over workers along the first axis of each value.
-            logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
-        return logs
-
-    # Functions that call the programs.
-
-    def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that runs `function` in each replica."""
-
-        @functools.wraps(function)
-        def everywhere(*args: Any) -> Any:
-            return self._strategy.run(function, args=args)
-
-        return everywhere
+    def _of_no_step(self) -> tuple[Any, tf.Tensor]:
+        """Scales and a seed for clipping without a step."""
+        return self._scales and list(self._scales()[0]), tf.zeros([2], tf.int32)
 
     def _try_on_made_up(self, contents: Contents) -> None:
         """Clips made-up examples.
@@ -306,9 +173,7 @@ class Programs:
         parts = self._local(contents._replace(count=None))
         parts = [made_up(part, _size(part)) for part in parts]
         examples = _map(self._distributed, *parts)
-        scales = self._scales and self._scales()[0]
-        clipped = self._clip(examples, scales, tf.zeros([2], tf.int32))
-        clipped = self._local(clipped)[0]
+        clipped = self._local(self._clip(examples, *self._of_no_step()))[0]
         scale = self._model._private_optimizer().loss_scale_factor
         if scale and not bool(tf.reduce_all(tf.math.is_finite(clipped.norms))):
             warnings.warn(
@@ -316,14 +181,32 @@ class Programs:
                 f"nothing. If the data are finite, lower loss_scale_factor={scale:g}.",
                 stacklevel=2,
             )
-        norms, losses, outputs = _each(lambda t: tf.zeros_like(t[:1]), clipped[1:4])
-        self._nothing = clipped._replace(
-            sums=[_no_gradient(total) for total in clipped.sums],
-            norms=norms,
-            losses=losses + float("nan"),
-            outputs=outputs,
-            outcomes=tf.fill([1], _BAD),
-        )
+        losses, outputs = _each(lambda t: tf.zeros_like(t[:1]), clipped[2:4])
+        sums = [_no_gradient(total) for total in clipped.sums]
+        self._nothing = ClippedGradients(sums, (), losses + float("nan"), outputs)
+
+    # Functions that call the programs.
+
+    def _checked_scales(self) -> list[tf.Tensor] | None:
+        """The scales of the coordinates, or None if the run has no scaling.
+
+        Raises:
+          InvalidArgumentError: if an optimizer's moment is negative, infinite or NaN.
+        """
+        if self._scales is None:
+            return None
+        scales, is_sound = self._scales()
+        admission.refuse(not bool(is_sound), UNSOUND)
+        return list(scales)
+
+    def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that runs `function` in each replica."""
+
+        @functools.wraps(function)
+        def everywhere(*args: Any) -> Any:
+            return self._strategy.run(function, args=args)
+
+        return everywhere
 
     def _clip_all(self, contents: Contents, scales: Any, seed: Any) -> Any:
         """Clips a batch; if that raises, clips each example by itself."""
@@ -335,21 +218,20 @@ class Programs:
 
     def _each_alone(self, contents: Contents, scales: Any, seed: Any) -> Any:
         """Clips one replica's examples one by one; an example that raises adds zero."""
-        size = _size(contents)
-        count = size if contents.count is None else int(contents.count)
-        rows = (_row(contents._replace(count=None), place) for place in range(size))
-        each = [
-            _unless_it_raises(self._clip_here, row, scales, seed) or self._nothing
-            for row in rows
-        ]
-        is_there = tf.range(size) < count
-        outcomes = tf.where(is_there, tf.concat([c.outcomes for c in each], 0), 0)
-        norms, losses, outputs = _map(
-            lambda *leaves: tf.concat(leaves, 0), *[c[1:4] for c in each]
+        count = _size(contents) if contents.count is None else int(contents.count)
+        contents, nothing = contents._replace(count=None), self._nothing
+        sums = nothing.sums[: len(self._model.trainable_variables)]
+        counts = self._run.counts.coordinates(tf.fill([1], _BAD))
+        bad, each = nothing._replace(sums=[*sums, *counts]), [nothing]
+        for place in range(count):
+            part = slice(place, place + 1)
+            row = _each(operator.itemgetter(part), contents)
+            each.append(_unless_it_raises(self._clip_here, row, scales, seed) or bad)
+        losses, outputs = _map(
+            lambda *leaves: tf.concat(leaves, 0), *[c[2:4] for c in each[1:] or each]
         )
         sums = [_added(parts) for parts in zip(*[c.sums for c in each])]
-        scales = () if scales is None else scales
-        return ClippedGradients(sums, norms, losses, outputs, scales, outcomes)
+        return ClippedGradients(sums, (), losses, outputs)
 
     def _logs(self, contents: Contents, clipped: ClippedGradients) -> Any:
         given_to = contents, clipped.losses, clipped.outputs
@@ -384,6 +266,117 @@ class Programs:
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group % len(parts)]
         )
+
+    # Functions that become programs.
+
+    def _reseed(self, seed: tf.Tensor) -> None:
+        """Sets the states of random layers to values that follow from the step's seed."""
+        weights = {id(variable) for variable in self._model.weights}
+        variables = [v for v in self._model.variables if id(v) not in weights]
+        if variables:
+            shape = [len(variables), 2]
+            most = tf.int32.max
+            states = tf.random.stateless_uniform(shape, seed, 0, most, tf.int32)
+            for variable, state in zip(variables, tf.unstack(states)):
+                variable.assign(tf.cast(state, variable.dtype))
+
+    def _clipped(
+        self, contents: Contents, scales: Any, seed: tf.Tensor
+    ) -> ClippedGradients:
+        """The clipped sums of a batch, and after them its counts, if the plan has any.
+
+        The same seed gives the same result again.
+        """
+        self._reseed(seed)
+        clipped = self.clipped(contents, scales)
+        # Padding comes last, and belongs to no example.
+        outcomes = clipped.outcomes[: contents.count]
+        counts = self._run.counts.coordinates(outcomes)
+        return clipped._replace(sums=[*clipped.sums, *counts], outcomes=())
+
+    def clipped(self, contents: Any, scales: Any) -> ClippedGradients:
+        """The clipped sums of examples, as in a step; audits call this in a graph."""
+        model, optimizer = self._model, self._model._private_optimizer()
+        tables = self._run.tables
+
+        def clipping(contents: Contents, scales: Any) -> ClippedGradients:
+            return clipped_gradient_sums(
+                model,
+                contents.x,
+                contents.y,
+                contents.sample_weight,
+                l2_norm_clip=optimizer.plan.l2_norm_clip,
+                microbatch_size=model._settings.microbatch_size,
+                loss_scale_factor=optimizer.loss_scale_factor,
+                rows=contents.rows,
+                shares=contents.shares,
+                clipping=optimizer.clipping,
+                scales=scales,
+                readers=None if tables is None else tables.readers,
+            )
+
+        if model.jit_compile:
+            clipping = tf.function(clipping, jit_compile=True, autograph=False)
+        return clipping(Contents(*contents), scales)
+
+    def _noised(
+        self, sums: Any, scales: Any, step: tf.Tensor, keys: tf.Tensor, digest: Any
+    ) -> Noisy:
+        """Adds up the sums of all replicas, and adds noise, on the first device."""
+        add = functools.partial(self._strategy.reduce, "SUM", axis=None)
+        sums, digest = tf.nest.map_structure(add, (sums, digest))
+        variables = self._model.trainable_variables
+        return self._run.privatize(sums, variables, step, keys, digest, scales)
+
+    def _penalized(self, gradients: Sequence[Any]) -> list[Any]:
+        """Adds the gradients of the weights' regularizers, which depend on no data."""
+        model = self._model
+        if all(v.regularizer is None for v in model.trainable_variables):
+            return list(gradients)
+        penalties = self._run.apart(regularization_gradients(model))[0]
+        return [g + tf.cast(p, g.dtype) for g, p in zip(gradients, penalties)]
+
+    def _updating(self, applies: bool) -> Callable[[Noisy], Any]:
+        """The update: the run advances, and gradients are applied, or returned for later.
+
+        Args:
+          applies: True to apply the gradients here.
+        """
+        run = self._run
+
+        def apply(gradients: list[Any], rows: list[RowSums], counts: tf.Tensor) -> Any:
+            run.counts.add(counts)
+            gradients = self._penalized(gradients)
+            return run.apply(gradients, rows) if applies else gradients
+
+        def updated(noisy: Noisy) -> Any:
+            with tf.control_dependencies(run.secrets.take(noisy.drawn)):
+                released = noisy.gradients, noisy.rows, noisy.counts
+                released = tf.nest.map_structure(tf.identity, released)
+            return self._everywhere(apply)(*released)
+
+        return updated
+
+    def _measured(
+        self, contents: Contents, losses: tf.Tensor, outputs: Any
+    ) -> dict[str, Any]:
+        """Training metrics: exact functions of the data, outside of the guarantee."""
+        model = self._model
+        x, y, sample_weight, rows, _, count = contents
+        seen = (x, y, outputs, sample_weight)
+        if rows is not None:
+            seen = present_rows(seen, rows)
+        elif count is not None:
+            # No metric counts padding.
+            seen = _each(lambda leaf: leaf[:count], seen)
+        size = tf.cast(tf.size(losses) if count is None else count, tf.float32)
+        loss = tf.math.divide_no_nan(tf.reduce_sum(losses), size)
+        loss_tracker(model).update_state(loss, sample_weight=size)
+        logs: dict[str, Any] = model.compute_metrics(*seen)
+        if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            # Keras takes the mean over workers along the first axis of each value.
+            logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
+        return logs
 
 
 @contextlib.contextmanager
@@ -437,10 +430,6 @@ def _map(function: Callable[..., Any], *structures: Any) -> Any:
 def _each(function: Callable[[Any], Any], structure: Any) -> Any:
     """Maps a function over a structure; None stays None."""
     return _map(lambda leaf: None if leaf is None else function(leaf), structure)
-
-
-def _row(contents: Contents, place: int) -> Any:
-    return _each(lambda tensor: tensor[place : place + 1], contents)
 
 
 def _no_gradient(total: Any) -> Any:

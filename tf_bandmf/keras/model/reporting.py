@@ -16,7 +16,6 @@ from tf_bandmf.keras.audit.metric_sums import first_record, function_of, sums_of
 from tf_bandmf.keras.audit.private_metrics import PrivateMetric, checked
 from tf_bandmf.keras.clipping import Same
 from tf_bandmf.keras.compat.keras_objects import all_layers, compile_loss
-from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 from tf_bandmf.planning.statement import ONE_EXAMPLE
 
@@ -36,32 +35,54 @@ class NoisyMetrics(dict[str, float]):
 def evaluate_privately(
     model: Any,
     x: Any,
-    y: Any,
-    metrics: Any,
-    users: Any,
-    batch_size: int,
+    y: Any = None,
+    *,
+    metrics: Any = "accuracy",
+    users: Any = None,
+    batch_size: int = 256,
 ) -> NoisyMetrics:
-    """See `PrivateTraining.evaluate_privately`."""
-    if not tf.executing_eagerly():
-        raise RuntimeError(
-            "evaluate_privately cannot be part of a graph, which could run it again: call "
-            "it between steps, outside of tf.function."
-        )
+    """Noisy metrics of private data; each call is one of the plan's evaluations.
+
+        plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
+        ...
+        model.evaluate_privately(x_held_out, y_held_out)
+
+    The metrics are part of the run's release and covered by its statement: you may
+    show them, stop training by them, or choose a checkpoint by them. The data may be
+    held out or trained on. WARNING: each row is one unit; a duplicated record counts
+    twice.
+
+    Args:
+      model: a private model, whose method this is.
+      x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`. N is
+        public.
+      y: targets, arrays [N, ...].
+      metrics: "accuracy", or `PrivateAccuracy`, `PrivateLoss`, `PrivateAUC`,
+        `PrivateMean`, or a list of them, which share the noise budget: each of q
+        metrics has sqrt(q) times the noise of a single metric.
+      users: the user of each record, [N], if the plan hides users: the metric is
+        the mean over users of the mean over a user's records.
+      batch_size: batch size of the pass over arrays.
+
+    Returns:
+      The metrics by name, with `noise`: the standard deviations of their noise.
+
+    Raises:
+      ValueError: if the plan has reserved no evaluations, none is left, the run has
+        not taken a step, or the data do not fit.
+      UnsupportedModelError: if the model cannot be run on each record by itself.
+      InvalidArgumentError: if something else changed the weights since the last step.
+      RuntimeError: within a graph.
+    """
+    run = model._optimizer_for_data("evaluate_privately").run
     model._before_use()
-    optimizer = model._private_optimizer()
-    run, plan = optimizer.run, optimizer.plan
+    plan = run.plan
     run.evaluations.refuse_unreserved()
-    if preparation.num_replicas(model) > 1:
-        raise NotImplementedError(
-            "Private evaluations work on one replica. Evaluate public data, or train on "
-            "one device."
-        )
     if plan.unit != ONE_EXAMPLE and users is None:
         raise ValueError(
             f"The plan hides {plan.unit!r}: give users=, the user of each record, so that "
             f"all records of a user count as one."
         )
-    preparation.refuse_preprocessor(model)
     asked = checked(metrics)
     records = hashlib.blake2b(digest_size=32)
     sums, count = sums_of(model, x, y, asked, users, batch_size, records, _traced)
@@ -123,9 +144,13 @@ class PrivateEvaluation(keras.callbacks.Callback):
         batch_size: int = 256,
     ) -> None:
         super().__init__()
-        self._data, self._metrics = (x, y), checked(metrics)
-        self._every = whole_number("every", every)
-        self._options: Any = {"users": users, "batch_size": batch_size}
+        self._data, self._every = (x, y), whole_number("every", every)
+        self._metrics = checked(metrics)
+        self._options: Any = {
+            "metrics": self._metrics,
+            "users": users,
+            "batch_size": batch_size,
+        }
         self.noise: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -157,9 +182,7 @@ class PrivateEvaluation(keras.callbacks.Callback):
         """Adds the metrics to the logs."""
         if (epoch + 1) % self._every:
             return
-        noisy = evaluate_privately(
-            self.model, *self._data, self._metrics, **self._options
-        )
+        noisy = evaluate_privately(self.model, *self._data, **self._options)
         self.noise = {f"private_{name}": value for name, value in noisy.noise.items()}
         if logs is not None:
             logs.update({f"private_{name}": value for name, value in noisy.items()})

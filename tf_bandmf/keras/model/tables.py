@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -40,7 +40,7 @@ class StepSettings:
     """
 
     microbatch_size: int | None = None
-    tables: str | list[str] = DENSE
+    tables: str | Sequence[str] = DENSE
     release_every: int | None = None
     alone: Collection[str] = ()
 
@@ -87,22 +87,18 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
             f"{', '.join(sorted(names)) or '(none)'}. Name some of these, or give "
             f"tables='dense'."
         )
-    reason = _reason(model, optimizer)
-    if reason is not None:
-        raise UnsupportedModelError(
-            f"Noise of tables cannot be drawn when rows are read: {reason}. Change that, "
-            f"or give make_private tables='dense'."
-        )
     layers = [layer for layer in layers if layer.name in chosen]
     for layer in layers:
-        reason = _reason_of(model, layer)
+        reason = _reason(model, optimizer) or _reason_of(model, layer)
         if reason is not None:
             raise UnsupportedModelError(
                 f"The noise of table {layer.name!r} cannot be drawn when rows are read: "
-                f"{reason}. Change that, or name the other tables in "
-                f"make_private(tables=[...])."
+                f"{reason}. Change that, give make_private tables='dense', or name the "
+                f"other tables in make_private(tables=[...])."
             )
-    return layers
+    # In the order of the weights, as the sums of a step are.
+    place = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
+    return sorted(layers, key=lambda layer: place[id(layer.trainable_variables[0])])
 
 
 def _reason(model: Any, optimizer: Any) -> str | None:

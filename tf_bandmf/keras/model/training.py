@@ -1,4 +1,7 @@
-"""Private models: `fit`, and the other methods that train, save and resume them."""
+"""Private models: `fit`, and the other methods that train, save and resume them.
+
+What a step does is in the module `programs`; `docs/inside.md` explains it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,27 @@ import inspect
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import keras
+import tensorflow as tf
 
 from tf_bandmf.files import private as private_files
-from tf_bandmf.keras.clipping import vouched_classes
-from tf_bandmf.keras.compat.keras_objects import BuiltBefore, is_distributed
-from tf_bandmf.keras.model import cautions, preparation
+from tf_bandmf.keras.clipping import (
+    STEP_METHODS,
+    Same,
+    check_process,
+    refuse_own_step,
+    vouched_classes,
+)
+from tf_bandmf.keras.compat.keras_objects import (
+    BuiltBefore,
+    all_layers,
+    compile_loss,
+    is_distributed,
+)
+from tf_bandmf.keras.compat.optimizing import optimized_once
+from tf_bandmf.keras.model import cautions, preparation, reporting
 from tf_bandmf.keras.model.callbacks import refuse_shared_folder, restore_backup
 from tf_bandmf.keras.model.fit_data import (
     check_inputs,
@@ -24,25 +40,54 @@ from tf_bandmf.keras.model.fit_data import (
     checked_data,
     scheduled,
 )
+from tf_bandmf.keras.model.preparation import given
 from tf_bandmf.keras.model.preprocessing import of_adapted
-from tf_bandmf.keras.model.reporting import (
-    NoisyMetrics,
-    evaluate_privately,
-    warn_of_counts,
-)
-from tf_bandmf.keras.model.step import PrivateStep
+from tf_bandmf.keras.model.programs import Programs
 from tf_bandmf.keras.model.tables import DENSE, StepSettings, with_releases
-from tf_bandmf.keras.optimizer.private import PrivateOptimizer
-from tf_bandmf.keras.resume.private_file import PrivateRun
+from tf_bandmf.keras.optimizer.private import (
+    NoisyGradients,
+    PrivateOptimizer,
+    check_accumulation,
+    private_optimizer_of,
+)
+from tf_bandmf.keras.resume.private_file import PrivateFile
 from tf_bandmf.keras.run.counts import PrivateCounts
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
 
+if TYPE_CHECKING:
+    # The mixin uses attributes of `keras.Model`, which has few type annotations.
+    _Model: TypeAlias = Any
+else:
+    _Model = object
+
+_STATE = "_tf_bandmf_training"
 # The key of the private step's settings, in the optimizer's part of a compile config.
 _STEP = "private_step"
 
 
-class PrivateTraining(BuiltBefore, PrivateStep):
+@dataclasses.dataclass
+class TrainingState:
+    """State that belongs to a private model, but that Keras neither tracks nor saves.
+
+    Attributes:
+      is_quiet: True if nothing is printed: `fit(verbose=0)`.
+      programs: the programs of the steps, with a cache key of all that they depend on.
+      evaluation: the graph of the last private evaluation, with its cache key.
+      plain_steps: steps of the plain optimizer that the model had before it was private.
+      were_loaded: True if the model's weights were loaded or set.
+      looked_up: a `LookedUp`, which finds the rows that a batch reads in lazy tables.
+    """
+
+    is_quiet: bool = False
+    programs: tuple[Any, Any] | None = None
+    evaluation: tuple[Any, Any] | None = None
+    plain_steps: int = 0
+    were_loaded: bool = False
+    looked_up: Any = None
+
+
+class PrivateTraining(BuiltBefore, _Model):
     """Mixin that trains a Keras model privately; put it before `keras.Model`.
 
         class MyModel(tf_bandmf.keras.extending.PrivateTraining, keras.Model): ...
@@ -54,6 +99,12 @@ class PrivateTraining(BuiltBefore, PrivateStep):
     which the training data reach the weights: gradients are clipped for each example,
     summed, and noised as the plan says. Any other way raises before it computes anything.
     """
+
+    # Set by Keras.
+    jit_compile: Any
+    train_function: Any
+
+    _settings = StepSettings()
 
     def fit(
         self,
@@ -101,52 +152,53 @@ class PrivateTraining(BuiltBefore, PrivateStep):
           InvalidArgumentError: if something else changed the weights or the state of the
             inner optimizer between two steps.
         """
-        optimizer = self._private_optimizer()
-        preparation.refuse_preprocessor(self)
+        optimizer = self._optimizer_for_data()
         x = checked_data(optimizer.plan, x, y, kwargs)
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         self._training.is_quiet = kwargs.get("verbose") == 0
-        batches, callbacks = x, kwargs.get("callbacks")
+        batches, callbacks, run = x, kwargs.get("callbacks"), optimizer.run
         # A stream is read before its first step only if building the model needs a batch.
         is_needed = is_distributed(self) or self._settings.tables != DENSE
         if self.built or is_needed or isinstance(x, BatchSchedule):
             self._prepare(x)
-        kept = None
+        is_resumed = False
         if private_state is not None:
             refuse_shared_folder(private_state, callbacks)
             restore_backup(self, callbacks)
             x = self.begin_run(x, private_state)
-            kept = self._training.run_file
-            if kept is not None and kept.resumed:
+            is_resumed = run.file.resumed
+            if is_resumed:
                 per_epoch = kwargs.get("steps_per_epoch") or x.steps_per_epoch
                 done = optimizer.steps_taken // per_epoch
                 kwargs["initial_epoch"] = max(done, kwargs.get("initial_epoch", 0))
         if isinstance(x, BatchSchedule):
             x = scheduled(self, x, kwargs)
         else:
-            check_passes(x, optimizer.plan.participation, kwargs)
+            check_passes(x, run.plan.participation, kwargs)
         # This is checked before gradients are compared, which would raise an obscure
         # error.
         cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
-        if optimizer.run.tables is not None:
+        if run.tables is not None:
             kwargs["callbacks"] = with_releases(callbacks, self)
         check_inputs(self, kwargs.get("validation_data"))
         labels = getattr(batches, "labels", ())
-        cautions.warn(self, x, labels, callbacks, self._training.run_file is not None)
+        cautions.warn(self, x, labels, callbacks)
         # Callbacks run before the first step, which checks the weights again.
-        optimizer.run.check(self.weights)
+        run.check(self.weights)
         try:
-            with contextlib.ExitStack() as stack:
-                if kept is not None and kept.resumed:
+            quiet = (
+                warnings.catch_warnings() if is_resumed else contextlib.nullcontext()
+            )
+            with quiet:
+                if is_resumed:
                     # The last epoch of a resumed run may be shorter: Keras would warn.
-                    stack.enter_context(warnings.catch_warnings())
                     warnings.filterwarnings("ignore", "Your input ran out of data")
                 history = super().fit(x, **{**kwargs, "shuffle": False})
-            warn_of_counts(self)
+            reporting.warn_of_counts(self)
             return history
         finally:
-            optimizer.run.close_seal(self.weights)
-            optimizer.run.reservation.note(optimizer.steps_taken)
+            run.close_seal(self.weights)
+            run.reservation.note(run.step)
 
     def begin_run(
         self,
@@ -184,27 +236,222 @@ class PrivateTraining(BuiltBefore, PrivateStep):
                 f"nothing ensures that repeated steps see the same batches: such runs "
                 f"cannot be resumed."
             )
-        optimizer = self._private_optimizer()
+        run = self._private_optimizer().run
         self._prepare(batches)
         if private_state is None:
-            return optimizer.run.batches(batches)
-        kept = self._training.run_file
-        if kept is not None and kept.is_elsewhere(private_state):
+            return run.batches(batches)
+        path = os.fspath(private_state)
+        if run.file is not None and not run.file.is_at(path):
             raise ValueError(
-                f"This run is kept in {kept.path}, found private_state="
-                f"{os.fspath(private_state)!r}: a run has one private state file, which "
-                f"records all that the run has spent."
+                f"This run is kept in {run.file.path}, found private_state={path!r}: a run "
+                f"has one private state file, which records all that the run has spent."
             )
-        run = PrivateRun(os.fspath(private_state), self)
-        batches = run.begin(batches)
-        membership = optimizer.run.membership
-        membership.refuse_second(self.weights, batches.schedule_id)
-        if optimizer.steps_taken:
-            membership.note(batches.schedule_id)
+        file = PrivateFile(path, self)
+        batches = file.begin(batches)
+        run.membership.refuse_second(self.weights, batches.schedule_id)
+        if run.step:
+            run.membership.note(batches.schedule_id)
             # A new run reserves at its first step.
-            optimizer.run.reservation.ensure()
-        self._training.run_file = run
+            run.reservation.ensure()
+        run.file = file
         return batches
+
+    def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
+        """Trains as Keras does on one batch; `x` is a batch of `plan.batches`.
+
+        Under `MinSep`, `x` and `y` are inputs and targets, and the caller enforces their
+        separation.
+        """
+        optimizer = self._optimizer_for_data("train_on_batch")
+        optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
+        if is_distributed(self):
+            self._prepare([(x, y, kwargs.get("sample_weight"))])
+        try:
+            return super().train_on_batch(x, y, **kwargs)
+        finally:
+            optimizer.run.close_seal(self.weights)
+
+    @tf.autograph.experimental.do_not_convert
+    def private_gradients(self, batch: Any) -> NoisyGradients:
+        """The noisy mean gradient of a batch, for custom training loops.
+
+            for batch in plan.batches(x, y).dataset(model.optimizer.steps_taken):
+                noisy = model.private_gradients(batch)
+                model.optimizer.apply_noisy(noisy)
+
+        This takes one step of the plan, with all that `fit` enforces. Post-processing
+        the gradients costs no privacy: `noisy.map(function)` changes them, and
+        `apply_noisy(noisy, update)` applies them by a custom rule. They must be applied
+        before the next step.
+
+        Args:
+          batch: a batch of `plan.batches`; under `MinSep`, `(x, y)` or
+            `(x, y, sample_weight)`.
+
+        Returns:
+          The gradients. There are no metrics: these would be exact functions of the data.
+
+        Raises:
+          TypeError: if the model is not compiled with a PrivateOptimizer, or the batch is
+            not one of the plan's.
+          InvalidArgumentError: if a step of `fit` would raise it.
+          NotImplementedError: on several replicas.
+        """
+        optimizer = self._optimizer_for_data("private_gradients")
+        if optimizer.run.tables is not None or self._settings.tables != DENSE:
+            raise NotImplementedError(
+                "private_gradients makes gradients of whole tables: give make_private "
+                "tables='dense', or use model.fit or model.train_on_batch."
+            )
+        batch = given(batch)
+        with optimizer.run.turn:
+            preparation.build(self, batch)
+            optimizer.run.start(self.weights)
+            step = tf.constant(optimizer.steps_taken, tf.int64)
+            try:
+                noisy = self._programs().noisy_gradients(batch)
+            finally:
+                optimizer.run.close_seal(self.weights)
+        return NoisyGradients(noisy, step, optimizer, self.weights)
+
+    # A step.
+
+    def train_step(self, data: Any) -> NoReturn:
+        """Raises RuntimeError: a private step is several programs that Python calls."""
+        raise RuntimeError(
+            "A private model has no train_step: train it by model.fit or "
+            "model.train_on_batch, or in a loop of your own by model.private_gradients."
+        )
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Sets Keras' train function to one that calls the programs of each step."""
+        programs: Programs | None = None
+
+        def in_turn(iterator: Any) -> dict[str, Any]:
+            """Takes the steps of one execution of Keras' loop; threads take turns.
+
+            Two threads that took one step at the same time would both use its noise. The
+            second thread finds that the step was taken, and is refused if its batch belongs
+            to that step.
+            """
+            nonlocal programs
+            run = self._private_optimizer().run
+            logs, spec = None, getattr(iterator, "element_spec", None)
+            with run.turn, optimized_once():
+                for _, batch in zip(range(self.steps_per_execution), iterator):
+                    batch = given(batch)
+                    if programs is None:
+                        preparation.build(self, batch)
+                        run.start(self.weights)
+                        programs = self._programs()
+                    tables, every = run.tables, self._settings.release_every
+                    if tables is not None:
+                        tables.begin()
+                    logs = programs.step(batch, spec)
+                    if every and tables is not None and tables.steps_behind >= every:
+                        run.release()
+            if logs is None:
+                raise StopIteration
+            return logs
+
+        # Any other function that was set here would take steps that are not private.
+        self.train_function = in_turn
+        return in_turn
+
+    def _programs(self) -> Programs:
+        """The programs of the run's steps, cached until one of their settings changes."""
+        parts = [self.optimizer, self.optimizer.run.secrets, compile_loss(self)]
+        parts += [*self.trainable_variables, *all_layers(self)]
+        key = (
+            bool(self.jit_compile),
+            self._settings,
+            [Same(part) for part in parts],
+        )
+        traced = self._training.programs
+        if traced is None or traced[0] != key:
+            self._training.programs = traced = (key, Programs(self))
+        return traced[1]
+
+    def _private_optimizer(self) -> PrivateOptimizer:
+        """The private optimizer that the model is compiled with, ready for a step.
+
+        Raises:
+          TypeError: if the model is compiled with an optimizer that is not private.
+          ValueError: if the optimizer belongs to another distribution strategy, or its
+            inner optimizer accumulates gradients.
+          RuntimeError: if the process rounds float32 products, or runs functions or the
+            model's steps eagerly.
+        """
+        optimizer = private_optimizer_of(self)
+        check_process()
+        if self.run_eagerly:
+            raise RuntimeError(
+                "A private step runs as a graph: debug the plain model, before "
+                "make_private, and train the private one by fit, train_on_batch or "
+                "private_gradients, compiled without run_eagerly=True."
+            )
+        check_accumulation(optimizer.inner_optimizer)
+        is_other = optimizer.run.strategy is not self.distribute_strategy
+        if is_other and preparation.num_replicas(self) > 1:
+            raise ValueError(
+                "Model and PrivateOptimizer belong to different distribution strategies: "
+                "make both within strategy.scope()."
+            )
+        if not optimizer.steps_taken:
+            optimizer.run.were_loaded |= self._training.were_loaded
+            optimizer.run.plain_steps = self._training.plain_steps
+        return optimizer
+
+    def _optimizer_for_data(self, method: str | None = None) -> PrivateOptimizer:
+        """The private optimizer, for a method that is given data.
+
+        Args:
+          method: name of the method if it works on one replica; None for any number.
+        """
+        optimizer = self._private_optimizer()
+        preparation.refuse_preprocessor(self)
+        if method is not None and not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{method} must be called from Python, found the graph of a tf.function "
+                f"around it, which could run it again, and where a record that makes the "
+                f"model raise would stop it. Remove the tf.function."
+            )
+        if method is not None and preparation.num_replicas(self) > 1:
+            raise NotImplementedError(
+                f"{method} works on one replica: each of several would count all examples, "
+                f"several times in all. Train by model.fit."
+            )
+        return optimizer
+
+    @property
+    def _training(self) -> TrainingState:
+        """The state of this model's training, which no file contains."""
+        state: TrainingState = self.__dict__.setdefault(_STATE, TrainingState())
+        return state
+
+    def _prepare(self, data: Any) -> None:
+        """Builds model and optimizer."""
+        preparation.build(self, None if self.built else next(iter(data)))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A base class that comes before this one may be Keras' own.
+        ours = vars(PrivateTraining).keys() & STEP_METHODS
+        replaced = [
+            n for n in ours if getattr(cls, n) is not getattr(PrivateTraining, n)
+        ]
+        refuse_own_step(cls, replaced)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in STEP_METHODS:
+            refuse_own_step(type(self), [name])
+        if name == "optimizer":
+            value = preparation.without_dynamic_scale(
+                value, getattr(self, "optimizer", None)
+            )
+        super().__setattr__(name, value)
+
+    # What a run has released, or may.
 
     def release(self) -> None:
         """Brings the weights of lazy tables up to date; call it between two steps.
@@ -237,48 +484,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         self._before_use()
         return super().make_predict_function(force)
 
-    def evaluate_privately(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        metrics: Any = "accuracy",
-        users: Any = None,
-        batch_size: int = 256,
-    ) -> NoisyMetrics:
-        """Noisy metrics of private data; each call is one of the plan's evaluations.
-
-            plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
-            ...
-            model.evaluate_privately(x_held_out, y_held_out)
-
-        The metrics are part of the run's release and covered by its statement: you may
-        show them, stop training by them, or choose a checkpoint by them. The data may be
-        held out or trained on. WARNING: each row is one unit; a duplicated record counts
-        twice.
-
-        Args:
-          x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`. N is
-            public.
-          y: targets, arrays [N, ...].
-          metrics: "accuracy", or `PrivateAccuracy`, `PrivateLoss`, `PrivateAUC`,
-            `PrivateMean`, or a list of them, which share the noise budget: each of q
-            metrics has sqrt(q) times the noise of a single metric.
-          users: the user of each record, [N], if the plan hides users: the metric is
-            the mean over users of the mean over a user's records.
-          batch_size: batch size of the pass over arrays.
-
-        Returns:
-          The metrics by name, with `noise`: the standard deviations of their noise.
-
-        Raises:
-          ValueError: if the plan has reserved no evaluations, none is left, the run has
-            not taken a step, or the data do not fit.
-          UnsupportedModelError: if the model cannot be run on each record by itself.
-          InvalidArgumentError: if something else changed the weights since the last step.
-          RuntimeError: within a graph.
-        """
-        return evaluate_privately(self, x, y, metrics, users, batch_size)
+    evaluate_privately = reporting.evaluate_privately
 
     def private_counts(self) -> PrivateCounts | None:
         """Noisy shares of clipped, zero and bad examples of the steps so far.
@@ -355,13 +561,13 @@ class PrivateTraining(BuiltBefore, PrivateStep):
     @contextlib.contextmanager
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         """Announces a checkpoint to the run; yields the path to write it to."""
-        run, kept = self._before_use(), self._training.run_file
+        run = self._before_use()
         if run is not None:
             run.note_weights(self.weights)
-        if kept is None or kept.run is not run:
+        if run is None or run.file is None:
             yield filepath
             return
-        kept.record()
+        run.file.record()
         replaces = not args and kwargs.get("overwrite", True)
         is_usual = kwargs.keys() <= {"overwrite", "include_optimizer"}
         name = str(filepath)
@@ -371,31 +577,6 @@ class PrivateTraining(BuiltBefore, PrivateStep):
                 yield path
         else:
             yield filepath
-
-    def _prepare(self, data: Any) -> None:
-        """Builds model and optimizer."""
-        preparation.build(self, None if self.built else next(iter(data)))
-
-    def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        """Trains as Keras does on one batch; `x` is a batch of `plan.batches`.
-
-        Under `MinSep`, `x` and `y` are inputs and targets, and the caller enforces their
-        separation.
-        """
-        optimizer = self._private_optimizer()
-        optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
-        if preparation.num_replicas(self) > 1:
-            raise NotImplementedError(
-                "Keras gives the whole batch of train_on_batch to every replica: each "
-                "example would count several times. Use model.fit."
-            )
-        preparation.refuse_preprocessor(self)
-        if is_distributed(self):
-            self._prepare([(x, y, kwargs.get("sample_weight"))])
-        try:
-            return super().train_on_batch(x, y, **kwargs)
-        finally:
-            optimizer.run.close_seal(self.weights)
 
     def get_compile_config(self) -> dict[str, Any]:
         """A copy of the config, because Keras' .h5 writer removes its optimizer.

@@ -22,33 +22,30 @@ it would begin a second run.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import io
 import json
 import os
 import zipfile
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tf_bandmf.files import locks
 from tf_bandmf.files import private as private_files
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes, HiddenDict
 from tf_bandmf.files.journal import Journal
-from tf_bandmf.keras.run.admission import OTHER_DATA
-from tf_bandmf.keras.run.known_runs import NO_SCHEDULE
-from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.keras.run.admission import NO_SCHEDULE, OTHER_DATA
+from tf_bandmf.keras.run.weights_seal import host_digest
+from tf_bandmf.noise.keys import NoiseKey, Secret
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_FORMAT = 12
+_FORMAT = 13
 # Attributes of a run that its file stores unchanged.
 _OF_RUN = ("vouched", "initial_weights", "were_loaded", "resumed")
 
 
-class PrivateRun:
-    """A run whose secrets are kept in a file.
+class PrivateFile(Secret):
+    """The file that keeps the secrets of a run.
 
     Args:
       path: path of the file. It is created with mode 0600, replaced as a whole, and never
@@ -69,8 +66,7 @@ class PrivateRun:
         self._lock: locks.Lock | None = None
         # The file's content: JSON values, kept noise vectors, and the tables' memory.
         self._header = HiddenDict()
-        self._buffer: np.ndarray | None = None
-        self._memory: list[np.ndarray] = []
+        self._arrays: dict[str, np.ndarray] = {}
 
     def begin(self, schedule: BatchSchedule) -> BatchSchedule:
         """Begins the run, or resumes it if the file exists.
@@ -91,18 +87,16 @@ class PrivateRun:
         private_files.remove_unfinished(self.path)
         is_there = os.path.exists(self.path)
         schedule = (self._resumed if is_there else self._begun)(schedule)
-        self.run.secrets.watch(self._file.append)
-        note, header = functools.partial, self._header
-        evaluations, tables = self.run.evaluations, self.run.tables
-        evaluations.watch(note(self._note, "evaluations"), header["evaluations"])
-        if tables is not None:
-            tables.watch_releases(note(self._note, "releases"), header["releases"])
+        run, releases = self.run, self._header["releases"]
+        run.secrets.note = self._file.append
+        run.evaluations.spent.update(self._header["evaluations"])
+        if run.tables is not None:
+            run.tables.due = [step for step in releases if step > run.step]
         return schedule
 
-    def is_elsewhere(self, path: str | os.PathLike[str]) -> bool:
-        """True if the model's run is kept in this file, and `path` is another file."""
-        is_same_run = self._model.optimizer.run is self.run
-        return is_same_run and os.path.realpath(path) != os.path.realpath(self.path)
+    def is_at(self, path: str) -> bool:
+        """True if `path` is this file."""
+        return os.path.realpath(path) == os.path.realpath(self.path)
 
     def record(self) -> None:
         """Records the run's weights at this step, before a checkpoint is written.
@@ -120,11 +114,12 @@ class PrivateRun:
         header["weights"][str(run.secrets.step)] = _weights_digest(self._model)
         header["evaluations"] = sorted(run.evaluations.spent)
         header |= {name: getattr(run, name) for name in _OF_RUN}
-        self._buffer = run.secrets.buffer
-        self._memory = [] if run.tables is None else run.tables.memory()
+        memory = [] if run.tables is None else run.tables.memory()
+        self._arrays = {f"memory{i:06}": one for i, one in enumerate(memory)}
+        self._arrays["buffer"] = run.secrets.buffer
         self._write()
 
-    def _note(self, name: str, value: Any) -> None:
+    def note(self, name: str, value: Any) -> None:
         """Records a private evaluation or a release of tables before it is made.
 
         A run that is resumed from an earlier step repeats them at the same steps; otherwise
@@ -190,19 +185,20 @@ class PrivateRun:
                 f"same new weights, call keras.utils.set_random_seed(seed) in each start."
             )
         kept = header["buffer_step"]
-        if self._memory and step != kept:
+        memory = [one for name, one in self._arrays.items() if name != "buffer"]
+        if memory and step != kept:
             raise ValueError(
                 f"{self.path} has the memory of lazy tables' noise only at step {kept}, "
                 f"and these weights are of step {step}. Resume from the newest "
                 f"checkpoint."
             )
         # Noise of the steps in between is generated again, for the vectors that are kept.
-        start, buffer = (kept, self._buffer) if kept <= step else (0, None)
+        start, buffer = (kept, self._arrays["buffer"]) if kept <= step else (0, None)
         if not run.generator.memory_vectors:
             start = step
         state = run.secrets_of(key, step=start, buffer=buffer, points=points)
         state.replay(step)
-        run.adopt(state, self._memory or None)
+        run.adopt(state, memory or None)
         if step:
             run.membership.schedule_id = schedule.schedule_id
         # The file records these weights as the run's own.
@@ -219,11 +215,9 @@ class PrivateRun:
         try:
             content, entries = self._file.read()
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                self._header = HiddenDict(json.loads(arrays["header"].tobytes()))
                 hidden = {name: arrays[name].view(HiddenArray) for name in arrays.files}
-            self._buffer, points = hidden["buffer"], hidden["points"]
-            names = sorted(name for name in hidden if name.startswith("memory"))
-            self._memory = [hidden[name] for name in names]
+            self._header = HiddenDict(json.loads(hidden.pop("header").tobytes()))
+            points, self._arrays = hidden.pop("points"), hidden
             version = self._header["format"]
         except PermissionError:
             raise
@@ -254,25 +248,13 @@ class PrivateRun:
         stream = io.BytesIO()
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
-        memory: Any = {f"memory{i:06}": one for i, one in enumerate(self._memory)}
         # If the run was resumed from an earlier step, the points of later steps are kept.
         points = self.run.secrets.points()
-        assert self._buffer is not None  # set by record()
-        np.savez(stream, header=header, buffer=self._buffer, points=points, **memory)
+        arrays: Any = self._arrays
+        np.savez(stream, header=header, points=points, **arrays)
         self._file.replace(HiddenBytes(stream.getvalue()))
 
-    def __repr__(self) -> str:
-        return "PrivateRun(<secret>)"
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("A run's private state is secret: it is not pickled or copied.")
-
-
-def _weights_digest(model: Any) -> str:
+def _weights_digest(model: Any) -> int:
     """A digest of weights and optimizer, which determine the next step, given the key."""
-    digest = hashlib.blake2b(digest_size=32)
-    for variable in [*model.weights, *model.optimizer.variables]:
-        value = tf.convert_to_tensor(variable.value).numpy()
-        digest.update(f"{value.dtype}{value.shape}".encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    return digest.hexdigest()
+    return host_digest([*model.weights, *model.optimizer.variables])

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import workloads
-from tf_bandmf.keras.clipping import OUTCOMES, ClippedGradients
+from tf_bandmf.keras.clipping import OUTCOMES
 from tf_bandmf.planning.plan import Plan
 
 # Outcomes of an example. The first one, "used", is not counted: it is the remainder.
@@ -98,11 +98,11 @@ class Counts:
                 name="private_counts",
             )
 
-    def coordinates(self, clipped: ClippedGradients) -> list[tf.Tensor]:
+    def coordinates(self, outcomes: tf.Tensor) -> list[tf.Tensor]:
         """Coordinates to add to the sum of a step: none, or float32 of shape [size]."""
         if not self.size:
             return []
-        each = tf.one_hot(clipped.outcomes - 1, self.size, self._weight, 0.0)
+        each = tf.one_hot(outcomes - 1, self.size, self._weight, 0.0)
         return [tf.reduce_sum(each, axis=0)]
 
     def add(self, noisy: tf.Tensor) -> None:

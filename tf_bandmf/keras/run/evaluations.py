@@ -13,11 +13,11 @@ process share this record, by the run's key.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
-from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import admission
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
 
@@ -33,43 +33,37 @@ class Evaluations:
     Args:
       plan: plan of the run.
       key: key of the run; None before the run has begun.
+      note: called with the name of each evaluation, a digest that reveals nothing, before
+        it is released.
+
+    Attributes:
+      spent: the names of the spent evaluations.
     """
 
-    def __init__(self, plan: Plan, key: NoiseKey | None = None) -> None:
-        self._plan, self._key = plan, key
-        self._spent: set[str] = set()
+    def __init__(
+        self,
+        plan: Plan,
+        key: NoiseKey | None = None,
+        note: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self._plan, self._key, self._note = plan, key, note
+        self.spent: set[str] = set()
         # Runs with the same test seed have the same key, so their evaluations are not
         # recorded.
         if key is not None and plan.test_seed is None:
-            self._spent = known_runs.evaluations_of(key)
+            self.spent = admission.evaluations_of(key)
         # The number of evaluations after each step, since the run began or was resumed.
         self._at_step: dict[int, int] = {}
-        self._note: Callable[[str], None] | None = None
 
     @property
     def left(self) -> int:
         """The number of evaluations that are not spent yet."""
-        return max(self._plan.measurements.evaluations - len(self._spent), 0)
-
-    @property
-    def spent(self) -> frozenset[str]:
-        """The names of the spent evaluations, for the private state file."""
-        return frozenset(self._spent)
+        return max(self._plan.measurements.evaluations - len(self.spent), 0)
 
     def refuse_unreserved(self) -> None:
         """Raises ValueError if the plan has reserved no evaluations."""
         if not self._plan.measurements.evaluations:
             raise ValueError(HOW_TO_RESERVE)
-
-    def watch(self, note: Callable[[str], None], spent: Iterable[str]) -> None:
-        """Lets a function record each evaluation before it is released.
-
-        Args:
-          note: function of the evaluation's name, a digest that reveals nothing.
-          spent: the names that it has recorded so far.
-        """
-        self._spent |= set(spent)
-        self._note = note
 
     def release(self, sums: np.ndarray, what: str, step: int) -> np.ndarray:
         """Adds noise to sums; returns float64 of the same shape [M]; see `Run.evaluate`.
@@ -89,16 +83,15 @@ class Evaluations:
         name = hashlib.blake2b(
             message, digest_size=16, key=secret, person=b"tf-bandmf spent"
         ).hexdigest()
-        if name not in self._spent:
+        if name not in self.spent:
             if not self.left:
                 raise ValueError(
                     f"All {self._plan.measurements.evaluations} private evaluations of the "
                     f"plan are spent: nothing was released. Reserve more in the plan of "
                     f"the next run."
                 )
-            if self._note is not None:
-                self._note(name)
-            self._spent.add(name)
+            self._note(name)
+            self.spent.add(name)
         self._at_step[step] = place + 1
         noise = self._plan.measurements.noise_multiplier
         assert noise is not None

@@ -30,13 +30,10 @@ import tensorflow as tf
 from tf_bandmf import noise
 from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf.files import machine
-from tf_bandmf.keras.clipping import ClippedGradients
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.counts import Counts
 from tf_bandmf.keras.run.evaluations import Evaluations
-from tf_bandmf.keras.run.known_runs import NO_SCHEDULE, Membership
-from tf_bandmf.keras.run.reservation import Reservation
 from tf_bandmf.keras.run.scaling import Scaling
 from tf_bandmf.keras.run.secrets import Drawn, SecretState
 from tf_bandmf.keras.run.tables import RowSums, RunTables
@@ -57,16 +54,18 @@ HOW_TO_TRAIN = (
 
 
 class Noisy(NamedTuple):
-    """The noisy gradients of a step, and the state for their release.
+    """The noisy gradients of a step, and the rest of what its update needs.
 
     Attributes:
-      gradients: the gradients, in the variables' shapes and dtypes; for lazy tables,
-        `RowSums`, which have no noise yet.
+      gradients: the gradients, in the shapes and dtypes of the variables that get noise in
+        each step.
+      rows: the sums of the lazy tables, which have no noise yet.
       drawn: the drawn step, for `SecretState.take`.
       counts: the noisy counts; empty if the plan has none.
     """
 
     gradients: list[Any]
+    rows: list[RowSums]
     drawn: Drawn
     counts: tf.Tensor
 
@@ -106,8 +105,10 @@ class Run:
       weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
         under `MinSep`.
       were_loaded: True if the initial weights had been loaded or set.
+      plain_steps: steps of a plain optimizer before the model was made private.
       initial_weights: the caller's text on the origin of the initial weights, or None.
       resumed: steps at which the run was resumed after an interruption.
+      file: the run's private state file, a `PrivateFile`; None if it has none.
     """
 
     # `begin` sets these. Only the private state file may hold the secrets.
@@ -132,8 +133,10 @@ class Run:
         self.vouched: tuple[str, ...] = ()
         self.weighs_classes = False
         self.were_loaded = False
+        self.plain_steps = 0
         self.initial_weights: str | None = None
         self.resumed: tuple[int, ...] = ()
+        self.file: Any = None
         self.keep_normals = keep_normals
         self._is_additional = is_additional
         self._variables: list[Any] = []
@@ -148,9 +151,17 @@ class Run:
     def _register(self, key: NoiseKey | None) -> None:
         """Makes the run's records in process and ledger; without a key, they are empty."""
         plan = self.plan
-        self.membership = Membership(plan, self._is_additional, key, self._variables)
-        self.reservation = Reservation(plan, key)
-        self.evaluations = Evaluations(plan, key)
+        self.membership = admission.Membership(
+            plan, self._is_additional, key, self._variables
+        )
+        self.reservation = admission.Reservation(plan, key)
+        noted = functools.partial(self._noted, "evaluations")
+        self.evaluations = Evaluations(plan, key, noted)
+
+    def _noted(self, name: str, value: Any) -> None:
+        """Records an evaluation or a release of tables in the private file, if any."""
+        if self.file is not None:
+            self.file.note(name, value)
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
         """The variables that get their noise in each step: all but the lazy tables."""
@@ -208,7 +219,7 @@ class Run:
         if pinned == schedule.schedule_id:
             return schedule
         schedule = schedule.join(self.key.sampler_seed())
-        if pinned not in (NO_SCHEDULE, schedule.schedule_id):
+        if pinned not in (admission.NO_SCHEDULE, schedule.schedule_id):
             raise ValueError(admission.OTHER_DATA)
         return schedule
 
@@ -240,17 +251,18 @@ class Run:
         """
         self.secrets, self.key, self.has_begun = secrets, secrets.key, True
         if self.lazy:
-            self.tables = RunTables(
-                self.lazy, self.plan, self.inner_optimizer, secrets, memory
-            )
+            noted = functools.partial(self._noted, "releases")
+            settings = self.plan, self.inner_optimizer, secrets
+            self.tables = RunTables(self.lazy, *settings, memory, noted)
         self._register(secrets.key)
         self.seal = WeightsSeal()
 
-    def _state_of_steps(self) -> list[Any]:
-        """Variables of the inner optimizer that only its steps change."""
+    def _sealed(self, weights: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The weights, and the state of the inner optimizer, that only steps change."""
         inner = self.inner_optimizer
         others = (inner.iterations, given_learning_rate(inner))
-        return [v for v in inner.variables if not any(v is other for other in others)]
+        state = [v for v in inner.variables if not any(v is other for other in others)]
+        return self.eager(weights), state
 
     # The state of the run.
 
@@ -275,7 +287,7 @@ class Run:
 
     def refuse_restored(self) -> None:
         """Raises InvalidArgumentError if no step may be taken."""
-        admission.refuse(admission.RESTORED if self.is_restored() else None)
+        admission.refuse(self.is_restored(), admission.RESTORED)
 
     # The weights between steps.
 
@@ -287,12 +299,12 @@ class Run:
     def note_weights(self, weights: Sequence[Any]) -> None:
         """Seals the weights of a checkpoint, if they come from the run's steps."""
         if self.seal.is_open and self.step and not self.is_restored():
-            self.seal.note(self.eager(weights), self._state_of_steps())
+            self.seal.note(*self._sealed(weights))
 
     def _refuse_changed(self, weights: Sequence[Any]) -> None:
-        self.seal.refuse_changed(self.eager(weights), self._state_of_steps())
+        self.seal.refuse_changed(*self._sealed(weights))
         if self.tables is not None:
-            admission.refuse(CHANGED if self.tables.was_changed() else None)
+            admission.refuse(self.tables.was_changed(), CHANGED)
 
     # The steps of the run.
 
@@ -339,50 +351,39 @@ class Run:
         keys = tf.constant(secrets.step_keys(step))
         return tf.constant(step, tf.int64), keys, secrets.seed(step)
 
-    def sums(self, clipped: ClippedGradients) -> tuple[list[Any], list[Any], list[Any]]:
-        """One replica's part of the sums of a step.
-
-        Returns:
-          The sums of clipped gradients, one for each variable; the counts of examples, one
-          vector, or none if the plan has no counts; and the scales of the gradients'
-          coordinates, if there are any.
-        """
-        counts = self.counts.coordinates(clipped)
-        return list(clipped.sums), counts, list(clipped.scales)
-
     def privatize(
         self,
-        sums: tuple[list[Any], list[Any], list[Any]],
+        sums: Sequence[Any],
         variables: Sequence[Any],
         step: tf.Tensor,
         keys: tf.Tensor,
         digest: tf.Tensor,
+        scales: Sequence[tf.Tensor] | None = None,
     ) -> Noisy:
         """Adds noise to the clipped sum and divides it by the expected batch size.
 
         Args:
-          sums: results of the method `sums`, added up over all replicas.
+          sums: the sums of clipped gradients over all replicas, one for each variable;
+            and after them the counts of examples, if the plan has any.
           variables: the model's trainable variables, in the order of the sums.
           step: the admitted step, int64 scalar.
           keys: keys of the step's noise, see `SecretState.step_keys`.
           digest: digest of the batch, int64 scalar.
+          scales: what each coordinate of the gradients was multiplied by, in the shapes of
+            the variables; or None.
 
         Raises:
           ValueError: if the variables are not those that the run began with.
         """
         self._check_variables(variables)
-        gradients, counts, scales = sums
-        by_id = {id(v): s for v, s in zip(variables, gradients, strict=True)}
-        row_sums: list[RowSums] = []
+        eager, of_tables = self.apart(sums)
+        rows: list[RowSums] = []
         inputs = tf.bitcast(digest, tf.int32)
         if self.tables is not None:
-            of_tables = [by_id[id(v)] for v in self.tables.variables]
-            rate = tf.convert_to_tensor(self.inner_optimizer.learning_rate)
-            row_sums = self.tables.row_sums(of_tables, rate)
-            inputs = tf.concat([inputs, self.tables.digest(row_sums, step)], axis=0)
-        eager = self.eager(variables)
-        parts = [tf.reshape(by_id[id(v)], [-1]) for v in eager] or [tf.zeros([1])]
-        parts += counts
+            rows = self.tables.row_sums(of_tables)
+            inputs = tf.concat([inputs, self.tables.digest(rows, step)], axis=0)
+        parts = [tf.reshape(total, [-1]) for total in eager] or [tf.zeros([1])]
+        parts += sums[len(variables) :]
         # The digest needs an even size: appending a zero here saves it a copy.
         count = self.generator.num_parameters
         parts += [tf.zeros([1])] * (count % 2)
@@ -393,17 +394,26 @@ class Run:
         settings = plan.noise_stddev, plan.expected_batch_size
         mean = noisy_mean(total[:count], noise[:count], *settings)
         sizes = [part.shape[0] for part in parts[: len(eager) or 1]]
-        apart = tf.split(mean, [*sizes, count - sum(sizes)])
-        gradients = [tf.reshape(g, v.shape) for g, v in zip(apart, eager)]
+        split = tf.split(mean, [*sizes, count - sum(sizes)])
+        gradients = [
+            tf.reshape(g, v.shape) for g, v in zip(split, self.eager(variables))
+        ]
         if scales:
             gradients = [g / s for g, s in zip(gradients, scales, strict=True)]
-        noisy: dict[int, Any] = {
-            id(variable): tf.cast(gradient, variable.dtype)
-            for gradient, variable in zip(gradients, eager)
-        }
-        if self.tables is not None:
-            noisy |= {id(v): rows for v, rows in zip(self.tables.variables, row_sums)}
-        return Noisy([noisy[id(v)] for v in variables], drawn, apart[-1])
+        dtypes = [variable.dtype for variable in self.eager(variables)]
+        return Noisy(list(map(tf.cast, gradients, dtypes)), rows, drawn, split[-1])
+
+    def apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Values of variables that get noise in each step, and values of lazy tables.
+
+        Args:
+          values: one for each trainable variable of the model, in order; the rest is left.
+        """
+        lazy = {id(table) for table in self.lazy}
+        parts: tuple[list[Any], list[Any]] = [], []
+        for variable, value in zip(self._variables, values):
+            parts[id(variable) in lazy].append(value)
+        return parts
 
     def _check_variables(self, variables: Sequence[Any]) -> None:
         # Correlated noise cancels over the steps of a variable: the order must not change.
@@ -416,22 +426,19 @@ class Run:
                 "its own budget."
             )
 
-    def apply(self, noisy: Sequence[Any], variables: Sequence[Any]) -> None:
+    def apply(self, gradients: Sequence[Any], rows: Sequence[RowSums] = ()) -> None:
         """Lets the inner optimizer apply the result of `privatize`, in each replica.
 
         Args:
-          noisy: the noisy gradients.
-          variables: the model's trainable variables, in the same order.
+          gradients: the noisy gradients.
+          rows: the sums of the lazy tables.
         """
-        by_id = {id(v): gradient for v, gradient in zip(variables, noisy, strict=True)}
-        eager = self.eager(variables)
-        with tf.control_dependencies(tf.nest.flatten(list(noisy))):
+        with tf.control_dependencies(tf.nest.flatten([gradients, rows])):
             if self.tables is not None:
-                row_sums = [by_id[id(v)] for v in self.tables.variables]
                 step = tf.identity(self.inner_optimizer.iterations.value)
-                self.tables.apply(row_sums, step)
-            if eager:
-                self.inner_optimizer.apply([by_id[id(v)] for v in eager], eager)
+                self.tables.apply(rows, step)
+            if gradients:
+                self.inner_optimizer.apply(gradients, self.eager(self._variables))
             else:
                 self.inner_optimizer.iterations.assign_add(1)
 
@@ -443,7 +450,7 @@ class Run:
           weights: all weights of the model.
         """
         is_late = self.iterations != step or self.step != step + 1
-        admission.refuse(admission.RESTORED if is_late else None)
+        admission.refuse(is_late, admission.RESTORED)
         self._refuse_changed(weights)
         self.seal.is_open = True
 
@@ -458,7 +465,7 @@ class Run:
             return
         with self.turn:
             self.refuse_restored()
-            admission.refuse(None if self.tables.release() else CHANGED)
+            self.tables.release()
 
     def evaluate(
         self, sums: np.ndarray, what: str, weights: Sequence[Any]
@@ -489,7 +496,7 @@ class Run:
                 )
             self._refuse_changed(weights)
             self.reservation.ensure()
-            what = f"{what}\n{int(digest_of(weights))}"
+            what = f"{what}\n{digest_of(weights)}"
             return self.evaluations.release(sums, what, self.step)
 
     def vouch(self, reason: str) -> None:
@@ -508,22 +515,6 @@ class Run:
                 self.tables.accept()
             if self.step:
                 self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
-
-    def refuse_trained(self, plain_steps: int) -> None:
-        """Raises ValueError if the run would begin from weights trained without privacy.
-
-        Args:
-          plain_steps: steps of the model's optimizer before the model was made private.
-        """
-        if plain_steps and self.initial_weights is None:
-            raise ValueError(
-                f"The model took {plain_steps} steps with a plain optimizer before it was "
-                f"made private: if they used these records, its weights already reveal "
-                f"them, and no noise covers that. Begin from a new model; or if the "
-                f"weights come from other data, declare this before training, for the "
-                f"statement to quote: "
-                f'model.optimizer.vouch_for_weights("pretrained on public data: which").'
-            )
 
     def statement(
         self,

@@ -6,15 +6,16 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes
+from tf_bandmf.keras.run.admission import refuse
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.digests import digest_key, keyed_digest
-from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey, Secret
 
 REPEATED = (
     "The run was resumed, and this step, which it had taken before, is not the same now: "
@@ -28,8 +29,6 @@ REPEATED = (
     "publish tf_bandmf.compose([plan, plan]).statement()."
 )
 _PHILOX = 1  # the number of Philox in TensorFlow's random operations
-# The most points that stay on the device before all are read together.
-_MOST_UNREAD = 1000
 
 
 class Drawn(NamedTuple):
@@ -38,17 +37,15 @@ class Drawn(NamedTuple):
     Attributes:
       step: its number, int64 scalar.
       point: its point, int64 scalar. Secret.
-      recent: its point, and the points of earlier steps that later draws use. Secret.
       rows: changes of the buffer, `IndexedSlices`. Secret.
     """
 
     step: tf.Tensor
     point: tf.Tensor
-    recent: tf.Tensor
     rows: Sequence[Any]
 
 
-class SecretState:
+class SecretState(Secret):
     """Key, points, kept vectors and step of one run, invisible to Keras.
 
     Variables that Keras or TensorFlow track end up in every saved file, even with
@@ -57,8 +54,8 @@ class SecretState:
 
     The noise of a step is bound to the step's point: a digest of the previous point, of
     the sum that the noise is added to, and of the batch. The point is part of the step's
-    key, see `NoiseGenerator.bound_key`. Recent points stay on the device, for mechanisms
-    that draw earlier normals again.
+    key, see `NoiseGenerator.bound_key`. Points stay on the device, for mechanisms that draw
+    earlier normals again.
 
     `draw` changes nothing, so that a step that is interrupted before `take` may be taken
     again. With several replicas, all of this is on one device.
@@ -80,6 +77,9 @@ class SecretState:
 
     Attributes:
       generator, key, step: see above.
+      note: None; or a function that records each step before anything of it is released,
+        of the step and its point, which is secret, as two little-endian numbers of 8
+        bytes. An exception that it raises ends the step.
       is_whole: False if a program that changes the run's state was interrupted.
 
     Raises:
@@ -101,14 +101,14 @@ class SecretState:
         if given < step:
             raise ValueError(f"Points of {step} steps are needed, found {given}.")
         self.generator, self._is_bound, self._compiles = generator, is_bound, compiles
-        self._note: Callable[[bytes], None] | None = None
+        self.note: Callable[[bytes], None] | None = None
         self.key, self.step = key, step
         self.is_whole = True
-        # Points of all known steps; and, by step, points that are still on the device.
-        self._points = _hidden(np.zeros([generator.num_steps], np.int64))
+        # Points of all known steps, and of the steps that were taken.
+        self._known = _hidden(np.zeros([generator.num_steps], np.int64))
         if points is not None:
-            self._points[:given] = points
-        self._unread: dict[int, tf.Tensor] = {}
+            self._known[:given] = points
+        self._points = _variable(self._known)
         secret = key.secret_bytes()
         if buffer is None:
             buffer = np.zeros(
@@ -119,9 +119,6 @@ class SecretState:
         self._digest_key = _variable(digest_key(secret, f"{plan} 0").view(np.int64))
         chain_key = digest_key(secret, f"{plan} chain")[:2]
         self._chain_key = _variable(chain_key.view(np.int64))
-        is_taken = np.arange(generator.num_steps) < step
-        taken = _hidden(np.where(is_taken, self._points, 0))
-        self._recent = _variable(taken[self._recent_steps(max(step - 1, 0))])
         self._buffer = _variable(_hidden(buffer))
 
     @contextlib.contextmanager
@@ -139,15 +136,6 @@ class SecretState:
         """Counts the step as taken."""
         self.step += 1
 
-    def watch(self, note: Callable[[bytes], None]) -> None:
-        """Lets a function record each step before anything of the step is released.
-
-        Args:
-          note: function of the step and its point, which is secret, as two
-            little-endian numbers of 8 bytes; an exception that it raises ends the step.
-        """
-        self._note = note
-
     @property
     def buffer(self) -> np.ndarray:
         """Kept vectors, float32, shape [memory_vectors, num_parameters]. Secret."""
@@ -155,20 +143,18 @@ class SecretState:
 
     def points(self) -> np.ndarray:
         """Points of all steps that the run is known to have taken; 0 for unknown points."""
-        for step, point in self._unread.items():
-            self._points[step] = point.numpy()
-        self._unread.clear()
-        last = np.max(np.nonzero(self._points)[0] + 1, initial=self.step)
-        return _hidden(self._points[: int(last)].copy())
+        points = self._points.numpy()
+        last = np.max(np.nonzero(points)[0] + 1, initial=self.step)
+        return _hidden(points[: int(last)])
 
-    def _recent_steps(self, step: int) -> np.ndarray:
-        """Returns the latest step so far for each remainder modulo `key_terms`."""
+    def _recent_steps(self, step: Any) -> Any:
+        """The latest step up to this one for each remainder modulo `key_terms`, or < 0."""
         terms = self.generator.key_terms
-        return np.maximum(step - (step - np.arange(terms)) % terms, 0)
+        return step - (step - np.arange(terms)) % terms
 
     def step_keys(self, step: int) -> np.ndarray:
         """The keys of a step, and of the earlier steps whose normals `draw` uses again."""
-        return _hidden(self._step_keys[self._recent_steps(step)])
+        return _hidden(self._step_keys[np.maximum(self._recent_steps(step), 0)])
 
     def _bound(self, keys: Any, points: Any) -> Any:
         """The keys of steps, bound to the steps' points."""
@@ -230,18 +216,17 @@ class SecretState:
 
     def point_before(self, step: tf.Tensor) -> tf.Tensor:
         """The point of the step before this one, int64; 0 for the first step."""
-        place = (step - 1) % self.generator.key_terms
-        return tf.where(step > 0, self._recent.sparse_read(place), 0)
+        return tf.where(step > 0, self._points.sparse_read(tf.maximum(step - 1, 0)), 0)
 
     def _row(
         self, step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor
     ) -> tuple[tf.Tensor, Drawn]:
-        terms = self.generator.key_terms
-        is_this = tf.equal(tf.range(terms, dtype=tf.int64), step % terms)
-        recent = tf.where(is_this, point, self._recent)
-        bound = tf.bitcast(self._bound(keys, recent), tf.uint64)
+        steps = self._recent_steps(step)
+        earlier = self._points.sparse_read(tf.maximum(steps, 0))
+        points = tf.where(steps == step, point, earlier)
+        bound = tf.bitcast(self._bound(keys, points), tf.uint64)
         noise, rows = self.generator.row(bound, self._buffer, step, may_be_longer=True)
-        return noise, Drawn(step, point, recent, list(rows))
+        return noise, Drawn(step, point, list(rows))
 
     def confirm(self, drawn: Drawn) -> None:
         """Records the step before anything of it is released; called in Python.
@@ -250,24 +235,20 @@ class SecretState:
           InvalidArgumentError: if the step was taken before the run was resumed, and
             differs now.
         """
-        step, earlier = self.step, self._points[self.step]
-        self._unread[step] = drawn.point
-        if len(self._unread) == _MOST_UNREAD:
-            self.points()
-        if self._note is None and not earlier:
+        step, earlier = self.step, self._known[self.step]
+        if self.note is None and not earlier:
             return
         point = int(drawn.point.numpy())
         # A point that is 0 by chance (1 in 2^64) is not checked: 0 means "unknown".
-        if earlier not in (0, point):
-            raise tf.errors.InvalidArgumentError(None, None, REPEATED)
-        if self._note is not None:
-            self._note(HiddenBytes(np.array([step, point], "<i8").tobytes()))
+        refuse(earlier not in (0, point), REPEATED)
+        if self.note is not None:
+            self.note(HiddenBytes(np.array([step, point], "<i8").tobytes()))
 
     def take(self, drawn: Drawn) -> list[tf.Operation]:
         """Advances to the next step; its operations must run before any release."""
-        recent = self._recent.assign(drawn.recent, read_value=False)
-        rows = [self._buffer.scatter_update(row) for row in drawn.rows]
-        return [done for done in (recent, *rows) if done is not None]
+        point = tf.IndexedSlices(drawn.point[None], drawn.step[None])
+        taken = [self._points.scatter_update(point)]
+        return taken + [self._buffer.scatter_update(row) for row in drawn.rows]
 
     def replay(self, last: int) -> None:
         """Advances to a later step: draws the noise of steps with known points again."""
@@ -277,15 +258,9 @@ class SecretState:
             self.take(self._row(step, keys, point)[1])
 
         for step in range(self.step, last):
-            point = tf.constant(self._points[step])
+            point = tf.constant(self._known[step])
             again(tf.constant(step, tf.int64), self.step_keys(step), point)
             self.advance()
-
-    def __repr__(self) -> str:
-        return "SecretState(<secret>)"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("The noise state is secret: it is not pickled or copied.")
 
 
 def _hidden(array: np.ndarray) -> np.ndarray:

@@ -27,12 +27,13 @@ import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.keras.compat.keras_objects import tensorflow_value, uses_weight_decay
+from tf_bandmf.keras.run.admission import refuse
 from tf_bandmf.keras.run.programs import Program
 from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.digests import digest_key, digest_of_any_length
-from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey, Secret
 from tf_bandmf.noise.lazy import LinearUpdate, RowSystem, noise_system, row_system
 from tf_bandmf.noise.lazy_tables import Jumps, LazyTable, Window
 from tf_bandmf.noise.shared import near_length, shared_function
@@ -104,7 +105,7 @@ def environment() -> str:
     return f"{versions} {platform.machine()} {threads} {devices}"
 
 
-class RunTables:
+class RunTables(Secret):
     """The states of a run's lazy tables, their keys, and their releases.
 
     Args:
@@ -114,6 +115,12 @@ class RunTables:
         also counts the tables' steps.
       secrets: secrets of the run, at a step at which the variables hold a release.
       memory: one array for each variable, see `LazyTable`; None for a new run.
+      note: called with the step of each release before it is made.
+
+    Attributes:
+      due: later steps at which the run released before it was resumed, in order: it
+        releases there again.
+      num_releases: the number of releases in this process.
     """
 
     def __init__(
@@ -123,8 +130,9 @@ class RunTables:
         inner: Any,
         secrets: SecretState,
         memory: Sequence[np.ndarray] | None = None,
+        note: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self._variables, self._secrets = list(variables), secrets
+        self._variables, self._secrets, self._note = list(variables), secrets, note
         self._plan, self._inner = plan, inner
         self._is_bound, step = plan.test_seed is None, secrets.step
         self._has_memory = self._system(update_of(inner, False)).entries > 1
@@ -161,8 +169,7 @@ class RunTables:
         self._released = step
         self._release_rows = Program(self._release, around=secrets.changing)
         self.num_releases = 0
-        self._note_release: Callable[[int], None] | None = None
-        self._due: list[int] = []
+        self.due: list[int] = []
 
     # The beginning of the run.
 
@@ -177,16 +184,6 @@ class RunTables:
     def _update(self, variable: Any) -> LinearUpdate:
         return update_of(self._inner, uses_weight_decay(self._inner, variable))
 
-    def watch_releases(self, note: Callable[[int], None], made: Sequence[int]) -> None:
-        """Records releases before they are made, and repeats those of a resumed run.
-
-        Args:
-          note: function that is called with the step.
-          made: steps at which the run released its tables before it was resumed.
-        """
-        self._note_release = note
-        self._due = sorted(step for step in made if step > self._secrets.step)
-
     def begin(self) -> None:
         """Prepares a step; before the run's first step, copies the variables' rows.
 
@@ -196,19 +193,19 @@ class RunTables:
         """
         step = self._secrets.step
         if step == self._first_step and self.was_changed():
-            if step:
-                raise tf.errors.InvalidArgumentError(None, None, CHANGED)
+            refuse(step > 0, CHANGED)
             # The weights that a run begins from may have been loaded since it was built.
             self._replace_rows()
             self._take_seal()
-        while self._due and self._due[0] <= step:
-            due = self._due.pop(0)
-            if due != step or not self.release():
+        while self.due and self.due[0] <= step:
+            due = self.due.pop(0)
+            if due != step:
                 raise RuntimeError(
                     f"Before it was resumed, this run released its tables at step {due}, "
                     f"and must release them at this step again: use the same "
                     f"steps_per_execution, or resume from the newest checkpoint."
                 )
+            self.release()
 
     def _replace_rows(self) -> None:
         for table, variable in zip(self._tables, self._variables):
@@ -241,11 +238,6 @@ class RunTables:
             for table, variable in zip(self._tables, self._variables)
         }
 
-    @property
-    def variables(self) -> list[Any]:
-        """The layers' variables, which hold the last release."""
-        return self._variables
-
     # A step.
 
     def bring_up_to_date(self, looked_up: Sequence[tf.Tensor], step: tf.Tensor) -> None:
@@ -269,9 +261,7 @@ class RunTables:
         windows = {id(j): j.since_release(step) for j in self._jumps.values()}
         return [windows[id(table.jumps)] for table in self._tables]
 
-    def row_sums(
-        self, sums: Sequence[tf.IndexedSlices], rate: tf.Tensor
-    ) -> list[RowSums]:
+    def row_sums(self, sums: Sequence[tf.IndexedSlices]) -> list[RowSums]:
         """Adds up the values of repeated rows, and leaves out ids that are not rows.
 
         A row that was not brought up to date is left out, too: if it took the step, it
@@ -281,10 +271,10 @@ class RunTables:
 
         Args:
           sums: for each variable, the clipped sums by row.
-          rate: the learning rate of the coming step.
         """
+        rate = tf.cast(tf.convert_to_tensor(self._inner.learning_rate), tf.float64)
         return [
-            RowSums(*self._added_up(table, slices), tf.cast(rate, tf.float64))
+            RowSums(*self._added_up(table, slices), rate)
             for table, slices in zip(self._tables, sums, strict=True)
         ]
 
@@ -339,23 +329,20 @@ class RunTables:
         """True if the layers' variables are not those of the last release."""
         return self._digests() != self._seal
 
-    def release(self) -> bool:
+    def release(self) -> None:
         """Brings all rows up to date, and writes them into the layers' variables.
 
-        Returns:
-          False if something else has changed the variables: nothing is released then.
+        Raises:
+          InvalidArgumentError: if something else has changed the variables.
         """
         if not self.steps_behind:
-            return True
-        if self.was_changed():
-            return False
-        if self._note_release is not None:
-            self._note_release(self._secrets.step)
+            return
+        refuse(self.was_changed(), CHANGED)
+        self._note(self._secrets.step)
         self._release_rows(tf.constant(True))
         self._released = self._secrets.step
         self.num_releases += 1
         self._take_seal()
-        return True
 
     def accept(self) -> None:
         """Accepts variables that something else changed; never called within a step."""
@@ -392,7 +379,7 @@ class RunTables:
         return [table.memory().view(HiddenArray) for table in self._tables]
 
     def _digests(self) -> list[int]:
-        return [int(digest_of([variable])) for variable in self._variables]
+        return [digest_of([variable]) for variable in self._variables]
 
     def _take_seal(self) -> None:
         self._seal = self._digests()
@@ -400,12 +387,6 @@ class RunTables:
         digest = hashlib.blake2b(updates.encode(), digest_size=8).digest()
         basis = [*self._seal, int.from_bytes(digest, "big", signed=True)]
         self._basis.assign(tf.constant(basis, tf.int64))
-
-    def __repr__(self) -> str:
-        return "RunTables(<secret>)"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("Tables between releases are secret: they are not pickled.")
 
 
 def _reader(read: Reader, is_up_to_date: Reader) -> Reader:

@@ -20,23 +20,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.keras.run.admission import refuse
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import shared_function
 
 CHANGED = (
-    "The weights are not those that the last private step of this run left: something "
-    "else changed them (a plain model that shares them was trained, weights were loaded or "
-    "assigned, a callback wrote them, as EarlyStopping(restore_best_weights=True) does). "
-    "If the change used private data, the guarantee is gone: go back to weights of the "
-    "run. If not, say so with model.optimizer.vouch_for_weights('what changed them'): "
-    "the privacy statement will quote it."
-)
-STATE_CHANGED = (
-    "The state of the inner optimizer (moments, averages) is not that after the last "
-    "private step of this run: something else changed it (a callback assigned it, it "
-    "was loaded or reset). If the change used private data, the guarantee is gone. If "
-    "not, say so with model.optimizer.vouch_for_weights('what changed it'): the privacy "
-    "statement will quote it."
+    "The weights, or the state of the inner optimizer (moments, averages), are not those "
+    "that the last private step of this run left: something else changed them (a plain "
+    "model that shares them was trained; they were loaded, assigned or reset; a callback "
+    "wrote them, as EarlyStopping(restore_best_weights=True) does). If the change used "
+    "private data, the guarantee is gone: go back to weights of the run. If not, say so "
+    "with model.optimizer.vouch_for_weights('what changed them'): the privacy statement "
+    "will quote it."
 )
 # Odd multipliers without a pattern: 2^64 / golden ratio, and the constants of
 # splitmix64.
@@ -63,47 +58,47 @@ class WeightsSeal:
         self._digests: set[int] = set()
         self.is_open = False
 
-    def refuse_changed(self, weights: Sequence[Any], state: Sequence[Any]) -> None:
-        """Raises InvalidArgumentError if weights or state are not as the run left them.
+    def refuse_changed(self, *parts: Sequence[Any]) -> None:
+        """Raises InvalidArgumentError unless each part was noted.
 
         Args:
-          weights: Keras variables, in the same order each time.
-          state: variables of the inner optimizer that only its steps change.
+          *parts: Keras variables: weights, state; in the same order each time.
         """
-        if self.is_open or not self._digests:
-            return
-        for variables, text in ((weights, CHANGED), (state, STATE_CHANGED)):
-            if int(digest_of(variables)) not in self._digests:
-                raise tf.errors.InvalidArgumentError(None, None, text)
+        if self._digests and not self.is_open:
+            refuse(not self._digests.issuperset(map(digest_of, parts)), CHANGED)
 
-    def note(self, weights: Sequence[Any], state: Sequence[Any]) -> None:
+    def note(self, *parts: Sequence[Any]) -> None:
         """Accepts these weights and this state from now on."""
-        self._digests |= {int(digest_of(weights)), int(digest_of(state))}
+        self._digests.update(map(digest_of, parts))
 
     def forget(self) -> None:
         """Accepts any weights at the next check."""
         self._digests.clear()
 
 
-def digest_of(weights: Sequence[Any]) -> tf.Tensor:
-    """A digest of all bits of Keras variables, int64 scalar."""
-    if not weights:
-        return tf.constant(0, tf.int64)
-    values = [tf.convert_to_tensor(weight.value) for weight in weights]
-    if device_kind() != "CPU":
-        return _device_digest(values)
+def digest_of(variables: Sequence[Any]) -> int:
+    """A digest of all bits of Keras variables, computed where they are."""
+    if not variables or device_kind() == "CPU":
+        return host_digest(variables)
+    values = [tf.convert_to_tensor(variable.value) for variable in variables]
+    return int(_device_digest(values))
+
+
+def host_digest(variables: Sequence[Any]) -> int:
+    """A digest of all bits of Keras variables that is the same on all devices."""
     with tf.device("/CPU:0"):
         # These constants are made once here; inside `digest` they would be two
         # operations for each variable.
         row, method = tf.constant([1, -1]), tf.constant("farmhash64")
 
-        def digest(value: tf.Tensor) -> tf.Tensor:
+        def digest(value: Any) -> tf.Tensor:
             """Eight bytes, uint8, shape [1, 8]."""
             flat = tf.raw_ops.Reshape(tensor=value, shape=row)
             return tf.raw_ops.Fingerprint(data=flat, method=method)
 
-        together = digest(tf.concat([digest(value) for value in values], axis=0))
-        return tf.reshape(tf.bitcast(together, tf.int64), [])
+        each = [digest(tf.convert_to_tensor(one.value)) for one in variables]
+        together = digest(tf.concat(each or [tf.zeros([1, 8], tf.uint8)], axis=0))
+        return int(tf.bitcast(together, tf.int64)[0])
 
 
 @shared_function(jit_compile=True, reduce_retracing=False)

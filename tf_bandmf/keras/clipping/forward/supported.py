@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -10,6 +10,10 @@ import keras
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers, remat_mode
+
+# Methods that the private step replaces: an override would be ignored, or break privacy.
+STEP_METHODS = ("train_step", "compute_loss", "make_train_function")
+_MODULES = ("keras.", "tf_bandmf.")
 
 
 def _is_quantized(layer: Any) -> bool:
@@ -78,7 +82,7 @@ def check_supported(model: keras.Model) -> None:
             f"Model {model.name!r} is not built, so its weights are not known. Give "
             "it a `keras.Input`, call `model.build(...)` or call it once on data."
         )
-    _check_model(model)
+    refuse_own_step(type(model), vars(model))
     for layer in all_layers(model):
         for has_it, problem in _PROBLEMS:
             if has_it(layer):
@@ -105,18 +109,24 @@ def check_supported(model: keras.Model) -> None:
     find_units(model, variables)
 
 
-def _check_model(model: keras.Model) -> None:
-    """Refuses overrides of methods that private training replaces."""
-    if type(model).compute_loss is not keras.Model.compute_loss:
-        raise UnsupportedModelError(
-            f"Model {model.name!r} overrides `compute_loss`, which need not be a sum "
-            "of losses of single examples. Give the loss to `model.compile(loss=...)`."
-        )
-    module = type(model).train_step.__module__
-    is_replaced = {"train_step", "compute_loss"} & set(vars(model))
-    if is_replaced or not module.startswith(("keras.", "tf_bandmf.")):
-        raise UnsupportedModelError(
-            f"Model {model.name!r} overrides `train_step` or `compute_loss`, which could "
-            "mix examples before they are clipped. Remove it; augment data in "
-            "plan.batches(..., map=function) or in a layer."
-        )
+def refuse_own_step(kind: type, others: Iterable[str] = ()) -> None:
+    """Refuses a class of models that overrides a method of the training step.
+
+    Args:
+      kind: the class.
+      others: names of attributes that replace methods of the class.
+
+    Raises:
+      UnsupportedModelError: if the class, or one of its bases, is not Keras' own, and has
+        such a method.
+    """
+    for name in STEP_METHODS:
+        makers = [base.__module__ for base in kind.__mro__ if name in vars(base)]
+        if name in others or not all(one.startswith(_MODULES) for one in makers):
+            raise UnsupportedModelError(
+                f"{kind.__name__} overrides `{name}`, which private training replaces: "
+                "what it does with the data would not be private. Remove it: give the "
+                "loss to compile(loss=...), augment data in plan.batches(..., "
+                "map=function) or in a layer, and write loops of your own with "
+                "`private_gradients` and `apply_noisy`."
+            )

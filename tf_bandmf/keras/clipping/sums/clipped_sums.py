@@ -56,8 +56,6 @@ class ClippedGradients(NamedTuple):
       losses: [B] float32, the loss of each example by itself, sample weights included.
       outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] for
         units of K rows.
-      scales: factors by which the gradients' coordinates were multiplied, in the shapes
-        of the variables; empty if gradients were not scaled.
       outcomes: [B] int32, indices into `OUTCOMES`: the gradient was used unchanged,
         clipped, zero, or bad: its norm or the loss is not finite, as for a label that
         does not exist. Outcomes must be kept private, as norms must.
@@ -67,7 +65,6 @@ class ClippedGradients(NamedTuple):
     norms: tf.Tensor
     losses: tf.Tensor
     outputs: Any
-    scales: tuple[tf.Tensor, ...] = ()
     outcomes: Any = ()
 
 
@@ -153,8 +150,7 @@ def clipped_gradient_sums(
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
     with read_by(readers):
-        clipped = _clipped(model, (*data, shares), microbatch_size, clip)
-    return clipped._replace(scales=clip.scales)
+        return _clipped(model, (*data, shares), microbatch_size, clip)
 
 
 def _clipped(
@@ -243,7 +239,7 @@ def _pass_in_graph(
     outcomes = tf.where(is_zero, 2, tf.where(is_short, 0, 1))
     outcomes = tf.where(valid, tf.where(is_finite, outcomes, 3), 0)
     norms = tf.cast(norms, tf.float32)
-    return ClippedGradients(sums, norms, losses, outputs, (), outcomes)
+    return ClippedGradients(sums, norms, losses, outputs, outcomes)
 
 
 class Part(NamedTuple):
