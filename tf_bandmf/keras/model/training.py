@@ -466,13 +466,15 @@ class PrivateTraining(BuiltBefore, _Model):
         """
         self._private_optimizer().run.release()
 
-    def _before_use(self) -> Any:
-        """Releases tables; returns the run, or None if the optimizer is not private."""
-        optimizer = getattr(self, "optimizer", None)
-        run = optimizer.run if isinstance(optimizer, PrivateOptimizer) else None
-        if run is not None and not run.is_restored():
-            run.release()
-        return run
+    @property
+    def _run(self) -> Any:
+        """The run of the model's optimizer; None if that is not private."""
+        return getattr(getattr(self, "optimizer", None), "run", None)
+
+    def _before_use(self) -> None:
+        """Releases tables, unless the run cannot go on."""
+        if self._run is not None and not self._run.is_restored():
+            self._run.release()
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes the function of `evaluate`, after a release of tables."""
@@ -561,13 +563,13 @@ class PrivateTraining(BuiltBefore, _Model):
     @contextlib.contextmanager
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         """Announces a checkpoint to the run; yields the path to write it to."""
-        run = self._before_use()
-        if run is not None:
-            run.note_weights(self.weights)
-        if run is None or run.file is None:
+        self._before_use()
+        if self._run is not None:
+            self._run.note_weights(self.weights)
+        if self._run is None or self._run.file is None:
             yield filepath
             return
-        run.file.record()
+        self._run.file.record()
         replaces = not args and kwargs.get("overwrite", True)
         is_usual = kwargs.keys() <= {"overwrite", "include_optimizer"}
         name = str(filepath)
