@@ -17,22 +17,10 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import is_distributed
 from tf_bandmf.keras.model import preparation
-from tf_bandmf.keras.run.admission import OTHER_PLAN
+from tf_bandmf.keras.run.admission import NOT_ITS_BATCHES, OTHER_PLAN
 from tf_bandmf.participation import MinSep, Participation
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling.batches import BatchSchedule
-
-_NOT_ITS_BATCHES = (
-    "The plan's accountant assumes the batches of its own sampler, found data of type "
-    "{kind}. Use model.fit(plan.batches(x, y)), where x and y are arrays of all training "
-    "examples. plan.batches(data) also takes a tf.data.Dataset, a PyDataset or a function "
-    "that makes a generator, and reads it in its own order, if that is the same in each "
-    "pass and the plan has sampling='fixed-order'. Other samplings read by index: write "
-    "the examples once to arrays of np.lib.format.open_memmap, or give "
-    "tf_bandmf.sampling.TFRecordExamples(files, parse), or a source whose len(source) "
-    "examples are source[0], source[1], ..., each (x, y). Random augmentation goes into "
-    "plan.batches(..., map=function)."
-)
 
 
 def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
@@ -68,7 +56,8 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
         class_weight = kwargs.pop("class_weight", None)
         return x if class_weight is None else x.with_class_weight(class_weight)
     if plan.participation.has_schedule:
-        raise TypeError(_NOT_ITS_BATCHES.format(kind=type(x).__name__))
+        kind = f"data of type {type(x).__name__}"
+        raise TypeError(NOT_ITS_BATCHES.format(kind=kind))
     if y is not None or not (isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")):
         raise TypeError(
             "Keras would shuffle arrays in every epoch and break the separation "

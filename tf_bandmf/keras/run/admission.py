@@ -43,6 +43,26 @@ from tf_bandmf.sampling.identity import CONTENT, FINGERPRINT, content_digest
 if TYPE_CHECKING:
     from tf_bandmf.keras.run.run import Run
 
+NOT_ITS_BATCHES = (
+    "The plan's accountant assumes the batches of its own sampler, found {kind}. Use "
+    "model.fit(plan.batches(x, y)), where x and y are arrays of all training examples. "
+    "plan.batches(data) also takes a tf.data.Dataset, a PyDataset or a function that makes "
+    "a generator, and reads it in its own order, if that is the same in each pass and the "
+    "plan has sampling='fixed-order'. Other samplings read by index: write the examples "
+    "once to arrays of np.lib.format.open_memmap, or give "
+    "tf_bandmf.sampling.TFRecordExamples(files, parse), or a source whose len(source) "
+    "examples are source[0], source[1], ..., each (x, y). Random augmentation goes into "
+    "plan.batches(..., map=function)."
+)
+NOT_OF_THIS_STEP = (
+    "This batch is not the one that the plan has for this step: the accountant's "
+    "assumption would be broken. Iterate over plan.batches(x, y) from the optimizer's step "
+    "on, or use model.fit(plan.batches(x, y))."
+)
+NOT_THIS_PART = (
+    "This is not the part of the batch that this replica has to take: examples would be "
+    "used several times. Use model.fit."
+)
 RESTORED = (
     "The optimizer and its noise are at different steps: the optimizer was restored from a "
     "file, which has no noise key, or a step was interrupted. Further training would add "
@@ -126,43 +146,23 @@ def checked(
       LedgerError: if the ledger that the plan is bound to has no budget for the run.
     """
     plan, replicas = run.plan, run.strategy.num_replicas_in_sync
-    conditions: list[tuple[bool, str]] = []
     schedule_id = NO_SCHEDULE
     if len(parts[0]) > 1:
         resolver = run.strategy.cluster_resolver
         first_part = len(parts) * (getattr(resolver, "task_id", None) or 0)
         for number, row in enumerate(parts, first_part):
             digest, fingerprint, of_step, of_plan, schedule_id, *part = map(int, row)
-            conditions += [
-                (
-                    of_step == step,
-                    "This batch is not the one that the plan has for this step: the "
-                    "accountant's assumption would be broken. Iterate over "
-                    "plan.batches(x, y) from the optimizer's step on, or use "
-                    "model.fit(plan.batches(x, y)).",
-                ),
-                (
-                    part == [number, replicas],
-                    "This is not the part of the batch that this replica has to take: "
-                    "examples would be used several times. Use model.fit.",
-                ),
-                (of_plan == plan.plan_id, OTHER_PLAN),
-                (run.membership.schedule_id in (NO_SCHEDULE, schedule_id), OTHER_DATA),
-                # Checked last: wrong ids also change the fingerprint, but have clearer
-                # messages.
-                (fingerprint == digest, batches_lib.EDITED),
-            ]
+            pinned = run.membership.schedule_id
+            refuse(of_step != step, NOT_OF_THIS_STEP)
+            refuse(part != [number, replicas], NOT_THIS_PART)
+            refuse(of_plan != plan.plan_id, OTHER_PLAN)
+            refuse(pinned not in (NO_SCHEDULE, schedule_id), OTHER_DATA)
+            # Last: wrong ids also change the fingerprint, and have clearer messages.
+            refuse(fingerprint != digest, batches_lib.EDITED)
     elif plan.participation.has_schedule:
-        raise TypeError(
-            "The plan's accountant assumes the batches of its own sampler: the "
-            "training step takes only those of plan.batches(x, y)."
-        )
-    conditions += [
-        (run.secrets.is_whole, RESTORED),
-        (step < plan.num_steps, run.generator.past_the_end),
-    ]
-    for holds, text in conditions:
-        refuse(not holds, text)
+        raise TypeError(NOT_ITS_BATCHES.format(kind="a batch without its step"))
+    refuse(not run.secrets.is_whole, RESTORED)
+    refuse(step >= plan.num_steps, run.generator.past_the_end)
     if not step:
         if run.plain_steps and run.initial_weights is None:
             raise ValueError(
