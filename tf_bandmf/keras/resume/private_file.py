@@ -34,7 +34,6 @@ from tf_bandmf.files import locks
 from tf_bandmf.files import private as private_files
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes, HiddenDict
 from tf_bandmf.files.journal import Journal
-from tf_bandmf.keras.run.admission import NO_SCHEDULE, OTHER_DATA
 from tf_bandmf.keras.run.weights_seal import host_digest
 from tf_bandmf.noise.keys import NoiseKey, Secret
 from tf_bandmf.sampling.batches import BatchSchedule
@@ -128,6 +127,10 @@ class PrivateFile(Secret):
         self._header[name] = sorted({*self._header[name], value})
         self._write()
 
+    def _of_plan_and_model(self) -> dict[str, Any]:
+        run = self.run
+        return {"plan": run.plan.fingerprint, "model": run.generator.num_parameters}
+
     def _begun(self, schedule: BatchSchedule) -> BatchSchedule:
         run = self.run
         if run.is_restored():
@@ -137,13 +140,10 @@ class PrivateFile(Secret):
                 f"with noise that the plan did not account for. Give the path of that "
                 f"run's file, or start a new run from new weights."
             )
-        schedule = schedule.join(run.key.sampler_seed())
-        if run.membership.schedule_id not in (NO_SCHEDULE, schedule.schedule_id):
-            raise ValueError(OTHER_DATA)
+        schedule = run.batches(schedule.join(run.key.sampler_seed()))
         self._header = HiddenDict(
+            self._of_plan_and_model(),
             format=_FORMAT,
-            plan=run.plan.fingerprint,
-            num_parameters=run.generator.num_parameters,
             schedule_id=schedule.schedule_id,
             key=run.key.secret_bytes().hex(),
             weights={},
@@ -155,13 +155,10 @@ class PrivateFile(Secret):
     def _resumed(self, schedule: BatchSchedule) -> BatchSchedule:
         points = self._read()
         header, run = self._header, self.run
-        for name, value, what in (
-            ("plan", run.plan.fingerprint, "plan"),
-            ("num_parameters", run.generator.num_parameters, "model"),
-        ):
+        for name, value in self._of_plan_and_model().items():
             if header[name] != value:
                 raise ValueError(
-                    f"{self.path} belongs to a run with another {what}. A run is resumed "
+                    f"{self.path} belongs to a run with another {name}. A run is resumed "
                     f"with everything unchanged; a new run needs its own file."
                 )
         key = NoiseKey(HiddenBytes(bytes.fromhex(header["key"])))
