@@ -34,7 +34,7 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"A {type(self).__name__} is secret: it is not pickled or copied."
+            f"{type(self).__name__} is secret: it is not pickled or copied."
         )
 
 
