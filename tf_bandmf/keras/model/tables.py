@@ -16,7 +16,8 @@ from tf_bandmf.keras.compat.keras_objects import (
     own_trainable_variables,
 )
 from tf_bandmf.keras.model.callbacks import each_callback
-from tf_bandmf.keras.run.tables import refusal
+from tf_bandmf.keras.run.tables import update_of
+from tf_bandmf.noise.lazy import noise_system, row_system
 
 DENSE, LAZY = "dense", "lazy"
 
@@ -114,7 +115,24 @@ def _reason(model: Any, optimizer: Any) -> str | None:
         return "the model is on several replicas"
     if optimizer.clipping.scaling is not None:
         return "scaling of coordinates reads all of them in each step"
-    return refusal(optimizer.inner_optimizer, optimizer.plan)
+    inner, plan = optimizer.inner_optimizer, optimizer.plan
+    if type(inner) is not keras.optimizers.SGD:
+        return (
+            f"{type(inner).__name__} is not linear in its gradients, so the effect of "
+            f"several steps of noise on a row is known only by taking them. "
+            f"keras.optimizers.SGD works, with any schedule, momentum and weight decay"
+        )
+    for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+        if getattr(inner, name, None) is not None:
+            return f"{name} of SGD is not linear in the gradients"
+    if inner.use_ema:
+        return "averages of weights (use_ema) change at every step"
+    try:
+        noise = noise_system(plan.strategy.matrix)
+        row_system(noise, update_of(inner, True), 1.0, 1.0)
+    except ValueError as error:
+        return str(error).rstrip(".")
+    return None
 
 
 def _reason_of(model: Any, layer: Any) -> str | None:

@@ -59,35 +59,6 @@ class RowSums(NamedTuple):
     rate: tf.Tensor
 
 
-def refusal(inner: Any, plan: Plan) -> str | None:
-    """The reason why the optimizer or the strategy rules out lazy noise for all tables.
-
-    Args:
-      inner: optimizer of Keras.
-      plan: plan of the run.
-
-    Returns:
-      The reason; None if there is none.
-    """
-    if type(inner) is not keras.optimizers.SGD:
-        return (
-            f"{type(inner).__name__} is not linear in its gradients, so the effect of "
-            f"several steps of noise on a row is known only by taking them. "
-            f"keras.optimizers.SGD works, with any schedule, momentum and weight decay"
-        )
-    for name in ("clipnorm", "clipvalue", "global_clipnorm"):
-        if getattr(inner, name, None) is not None:
-            return f"{name} of SGD is not linear in the gradients"
-    if inner.use_ema:
-        return "averages of weights (use_ema) change at every step"
-    try:
-        noise = noise_system(plan.strategy.matrix)
-        row_system(noise, update_of(inner, True), 1.0, 1.0)
-    except ValueError as error:
-        return str(error).rstrip(".")
-    return None
-
-
 def update_of(inner: Any, decays: bool) -> LinearUpdate:
     """SGD's update of a variable, with or without weight decay."""
     decay = float(inner.weight_decay or 0.0) if decays else 0.0
