@@ -93,8 +93,13 @@ class Programs:
         Returns:
           The training metrics.
         """
+        tables, every = self._run.tables, self._model._settings.release_every
+        if tables is not None:
+            tables.begin()
         contents, clipped, _ = self._taken(batch, self._update, spec)
         logs: dict[str, Any] = self._logs(contents, clipped)
+        if every and tables is not None and tables.steps_behind >= every:
+            self._run.release()
         return logs
 
     def noisy_gradients(self, batch: Any) -> list[tf.Tensor]:

@@ -344,12 +344,7 @@ class PrivateTraining(BuiltBefore, _Model):
                         preparation.build(self, batch)
                         run.start(self.weights)
                         programs = self._programs()
-                    tables, every = run.tables, self._settings.release_every
-                    if tables is not None:
-                        tables.begin()
                     logs = programs.step(batch, spec)
-                    if every and tables is not None and tables.steps_behind >= every:
-                        run.release()
             if logs is None:
                 raise StopIteration
             return logs
