@@ -89,7 +89,7 @@ def graphs_of(model, batches):
     model.fit(batches, epochs=1, verbose=0)
     batch = next(iter(batches.dataset(model.optimizer.steps_taken)))
     programs = Programs(model)
-    model.optimizer.run.start(model.weights)
+    model.optimizer.run.start()
     programs.step(batch)
     compiled = [programs._facts, programs._clip, programs._noise]
     compiled += [programs._update, programs._measure]

@@ -203,9 +203,9 @@ def test_each_replica_takes_its_own_part_alone(after_an_epoch, strategy):
     batch = next(iter(model.optimizer.plan.batches(*data).dataset(4)))
     with refused(model, tf.errors.InvalidArgumentError, "several times"):
         programs = model._programs()
-        model.optimizer.run.start(model.weights)
+        model.optimizer.run.start()
         facts = [part.numpy() for part in programs._local(programs._facts(batch))]
-        model.optimizer.run.admit(facts, model.weights)
+        model.optimizer.run.admit(facts)
 
 
 def test_model_and_optimizer_belong_together(strategy):

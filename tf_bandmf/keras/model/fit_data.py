@@ -174,7 +174,7 @@ def scheduled(model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]) -> An
     _end_executions_with_epochs(model, per_epoch)
     schedule = run.batches(schedule)
     dataset = schedule.dataset(taken)
-    run.membership.refuse_second(model.weights, schedule.schedule_id)
+    run.membership.refuse_second(run.weights, schedule.schedule_id)
     if is_distributed(model):
         dataset = _distributed(model, schedule, taken)
     kwargs["steps_per_epoch"] = per_epoch

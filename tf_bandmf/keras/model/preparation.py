@@ -114,6 +114,7 @@ def build(model: Any, data: Any = None) -> None:
         state.looked_up = LookedUp(model, layers)
         optimizer.run.lazy = [layer.trainable_variables[0] for layer in layers]
     optimizer.build(model.trainable_variables)
+    optimizer.run.weights = model.weights
     if optimizer.run.tables is None and model._settings.tables != DENSE:
         raise RuntimeError(
             "The optimizer was built before the model's tables were chosen, so its run "

@@ -118,7 +118,7 @@ class Programs:
         if self._nothing is None and _size(self._local(contents.x)[0]):
             self._prepare(batch, update, spec)
         facts = [part.numpy() for part in self._local(self._facts(batch))]
-        step, keys, seed = run.admit(facts, self._model.weights)
+        step, keys, seed = run.admit(facts)
         scales = self._checked_scales()
         if self._refresh:
             ids = self._model._training.looked_up(contents.x, contents.rows)

@@ -88,7 +88,7 @@ def evaluate_privately(
     sums, count = sums_of(model, x, y, asked, users, batch_size, records, _traced)
     about = [str(count), records.hexdigest(), *(metric.describe() for metric in asked)]
     what = "\n".join(about)
-    noisy = run.evaluate(sums, what, model.weights)
+    noisy = run.evaluate(sums, what)
     assert plan.measurements.noise_multiplier is not None
     # Each of the q metrics gets 1 / sqrt(q) of the norm of 1: see `_bounded`.
     unit = math.sqrt(len(asked))

@@ -184,7 +184,7 @@ class PrivateTraining(BuiltBefore, _Model):
         labels = getattr(batches, "labels", ())
         cautions.warn(self, x, labels, callbacks)
         # Callbacks run before the first step, which checks the weights again.
-        run.check(self.weights)
+        run.check()
         try:
             quiet = (
                 warnings.catch_warnings() if is_resumed else contextlib.nullcontext()
@@ -197,7 +197,7 @@ class PrivateTraining(BuiltBefore, _Model):
             reporting.warn_of_counts(self)
             return history
         finally:
-            run.close_seal(self.weights)
+            run.close_seal()
             run.reservation.note(run.step)
 
     def begin_run(
@@ -248,7 +248,7 @@ class PrivateTraining(BuiltBefore, _Model):
             )
         file = PrivateFile(path, self)
         batches = file.begin(batches)
-        run.membership.refuse_second(self.weights, batches.schedule_id)
+        run.membership.refuse_second(run.weights, batches.schedule_id)
         if run.step:
             run.membership.note(batches.schedule_id)
             # A new run reserves at its first step.
@@ -269,7 +269,7 @@ class PrivateTraining(BuiltBefore, _Model):
         try:
             return super().train_on_batch(x, y, **kwargs)
         finally:
-            optimizer.run.close_seal(self.weights)
+            optimizer.run.close_seal()
 
     @tf.autograph.experimental.do_not_convert
     def private_gradients(self, batch: Any) -> NoisyGradients:
@@ -306,13 +306,13 @@ class PrivateTraining(BuiltBefore, _Model):
         batch = given(batch)
         with optimizer.run.turn:
             preparation.build(self, batch)
-            optimizer.run.start(self.weights)
+            optimizer.run.start()
             step = tf.constant(optimizer.steps_taken, tf.int64)
             try:
                 noisy = self._programs().noisy_gradients(batch)
             finally:
-                optimizer.run.close_seal(self.weights)
-        return NoisyGradients(noisy, step, optimizer, self.weights)
+                optimizer.run.close_seal()
+        return NoisyGradients(noisy, step, optimizer)
 
     # A step.
 
@@ -342,7 +342,7 @@ class PrivateTraining(BuiltBefore, _Model):
                     batch = given(batch)
                     if programs is None:
                         preparation.build(self, batch)
-                        run.start(self.weights)
+                        run.start()
                         programs = self._programs()
                     logs = programs.step(batch, spec)
             if logs is None:
@@ -395,6 +395,7 @@ class PrivateTraining(BuiltBefore, _Model):
         if not optimizer.steps_taken:
             optimizer.run.were_loaded |= self._training.were_loaded
             optimizer.run.plain_steps = self._training.plain_steps
+        optimizer.run.weights = self.weights
         return optimizer
 
     def _optimizer_for_data(self, method: str | None = None) -> PrivateOptimizer:
@@ -512,7 +513,7 @@ class PrivateTraining(BuiltBefore, _Model):
                 f"each example alone; that was not shown.",
             )
         remarks = (*optimizer.clipping.remarks(), *remarks)
-        return optimizer.run.statement(None, remarks, self.weights)
+        return optimizer.run.statement(None, remarks)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Loads weights as Keras does; the run's statement then mentions it."""
@@ -560,7 +561,7 @@ class PrivateTraining(BuiltBefore, _Model):
         """Announces a checkpoint to the run; yields the path to write it to."""
         self._before_use()
         if self._run is not None:
-            self._run.note_weights(self.weights)
+            self._run.note_weights()
         if self._run is None or self._run.file is None:
             yield filepath
             return

@@ -35,14 +35,10 @@ class NoisyGradients:
     """
 
     def __init__(
-        self,
-        gradients: Sequence[tf.Tensor],
-        step: tf.Tensor,
-        owner: Any,
-        weights: Sequence[Any],
+        self, gradients: Sequence[tf.Tensor], step: tf.Tensor, owner: Any
     ) -> None:
         self.gradients, self.step = tuple(gradients), step
-        self._owner, self._weights, self._used = weakref.ref(owner), weights, False
+        self._owner, self._used = weakref.ref(owner), False
 
     def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> NoisyGradients:
         """Returns the same step with changed gradients: scaled, clipped again or masked.
@@ -62,13 +58,10 @@ class NoisyGradients:
                 )
         owner = self._owner()
         self.take(owner)
-        return NoisyGradients(changed, self.step, owner, self._weights)
+        return NoisyGradients(changed, self.step, owner)
 
-    def take(self, owner: Any) -> Sequence[Any]:
+    def take(self, owner: Any) -> None:
         """Marks the gradients as used, by the optimizer of their run; works only once.
-
-        Returns:
-          The model's weights.
 
         Raises:
           ValueError: if they belong to another run, or were used.
@@ -84,7 +77,6 @@ class NoisyGradients:
                 "batch, call model.private_gradients(batch)."
             )
         self._used = True
-        return self._weights
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
@@ -344,11 +336,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
                 f"{type(noisy).__name__}: other gradients were not clipped and noised. "
                 f"To change noisy gradients, use noisy.map(function)."
             )
-        weights = noisy.take(self)
+        noisy.take(self)
         variables, run = variables_of_optimizer(self), self.run
         step = int(noisy.step)
         with run.turn:
-            run.refuse_late(step, weights)
+            run.refuse_late(step)
             try:
                 if update is None:
                     self._apply(list(noisy.gradients), variables)
@@ -357,7 +349,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
                     iterations = self.inner_optimizer.iterations
                     iterations.assign(tf.cast(step + 1, iterations.dtype))
             finally:
-                run.close_seal(weights)
+                run.close_seal()
 
     def _apply(self, gradients: list[tf.Tensor], variables: Sequence[Any]) -> None:
         """Applies gradients by a program, traced again if the learning rate is replaced."""

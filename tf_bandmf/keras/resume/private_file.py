@@ -200,7 +200,7 @@ class PrivateFile(Secret):
             run.membership.schedule_id = schedule.schedule_id
         # The file records these weights as the run's own.
         run.seal.is_open = True
-        run.close_seal(self._model.weights)
+        run.close_seal()
         for name in _OF_RUN:
             setattr(run, name, header[name])
         header["resumed"] = run.resumed = (*header["resumed"], step)

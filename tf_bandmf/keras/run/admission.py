@@ -125,9 +125,7 @@ def facts(batch: Any) -> tf.Tensor:
         return tf.concat([tf.stack(words), part], axis=0)
 
 
-def checked(
-    run: Run, parts: Sequence[np.ndarray], step: int, weights: Sequence[Any]
-) -> None:
+def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
     """Checks all conditions of a step; at its first step, the run reserves its budget.
 
     From then on, the run is bound to the batch's schedule.
@@ -136,7 +134,6 @@ def checked(
       run: a run that has begun.
       parts: `facts` of the parts of its batch that this process has.
       step: the coming step.
-      weights: all weights of the model.
 
     Raises:
       TypeError: if the plan has a schedule, but the batch does not come from one.
@@ -173,7 +170,7 @@ def checked(
                 f"statement to quote: "
                 f'model.optimizer.vouch_for_weights("pretrained on public data: which").'
             )
-        run.membership.refuse_second(weights, schedule_id)
+        run.membership.refuse_second(run.weights, schedule_id)
         run.reservation.ensure()
     run.membership.note(schedule_id)
 

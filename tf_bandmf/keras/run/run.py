@@ -2,8 +2,8 @@
 
 A step of a run consists of these calls:
 
-    run.start(weights)                        # where fit or train_on_batch begins
-    admitted = run.admit(facts, weights)      # in Python: the step may be taken
+    run.start()                               # where fit or train_on_batch begins
+    admitted = run.admit(facts)               # in Python: the step may be taken
     ...                                       # gradients are formed and clipped
     noisy = run.privatize(sums, ...)          # a program: noise
     run.secrets.confirm(noisy.drawn)          # in Python: the step is recorded
@@ -102,6 +102,7 @@ class Run:
       secrets: key, points, buffer and step.
       turn: a lock that is held while a step is taken.
       vouched: the caller's reasons for changes of the weights, in order.
+      weights: all weights of the model, in the same order each time; set by the model.
       weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
         under `MinSep`.
       were_loaded: True if the initial weights had been loaded or set.
@@ -131,6 +132,7 @@ class Run:
         self.turn = threading.RLock()
         self.strategy = tf.distribute.get_strategy()
         self.vouched: tuple[str, ...] = ()
+        self.weights: Sequence[Any] = ()
         self.weighs_classes = False
         self.were_loaded = False
         self.plain_steps = 0
@@ -257,12 +259,12 @@ class Run:
         self._register(secrets.key)
         self.seal = WeightsSeal()
 
-    def _sealed(self, weights: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _sealed(self) -> tuple[list[Any], list[Any]]:
         """The weights, and the state of the inner optimizer, that only steps change."""
         inner = self.inner_optimizer
         others = (inner.iterations, given_learning_rate(inner))
         state = [v for v in inner.variables if not any(v is other for other in others)]
-        return self.eager(weights), state
+        return self.eager(self.weights), state
 
     # The state of the run.
 
@@ -291,33 +293,30 @@ class Run:
 
     # The weights between steps.
 
-    def close_seal(self, weights: Sequence[Any]) -> None:
+    def close_seal(self) -> None:
         """Seals the weights after a step; tables are sealed at releases."""
-        self.note_weights(weights)
+        self.note_weights()
         self.seal.is_open = False
 
-    def note_weights(self, weights: Sequence[Any]) -> None:
+    def note_weights(self) -> None:
         """Seals the weights of a checkpoint, if they come from the run's steps."""
         if self.seal.is_open and self.step and not self.is_restored():
-            self.seal.note(*self._sealed(weights))
+            self.seal.note(*self._sealed())
 
-    def _refuse_changed(self, weights: Sequence[Any]) -> None:
-        self.seal.refuse_changed(*self._sealed(weights))
+    def _refuse_changed(self) -> None:
+        self.seal.refuse_changed(*self._sealed())
         if self.tables is not None:
             admission.refuse(self.tables.was_changed(), CHANGED)
 
     # The steps of the run.
 
-    def start(self, weights: Sequence[Any]) -> None:
+    def start(self) -> None:
         """Calls `check`, then allows steps to change the weights, until `close_seal`."""
-        self.check(weights)
+        self.check()
         self.seal.is_open = self.has_begun
 
-    def check(self, weights: Sequence[Any]) -> None:
+    def check(self) -> None:
         """Checks that the run can go on from these weights.
-
-        Args:
-          weights: all weights of the model, in the same order each time.
 
         Raises:
           InvalidArgumentError: if the optimizer was restored without its private state,
@@ -327,16 +326,15 @@ class Run:
         self.refuse_restored()
         self.reservation.refuse_ended()
         if self.step:
-            self._refuse_changed(weights)
+            self._refuse_changed()
 
     def admit(
-        self, facts: Sequence[np.ndarray], weights: Sequence[Any]
+        self, facts: Sequence[np.ndarray]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Checks all conditions of the coming step; call `start` before.
 
         Args:
           facts: `admission.facts` of the batch's parts that this process has.
-          weights: all weights of the model, in the same order each time.
 
         Returns:
           The step's number, int64 scalar; the keys of its noise; and the seed of the masks
@@ -347,7 +345,7 @@ class Run:
             `admission.checked`.
         """
         step, secrets = self.step, self.secrets
-        admission.checked(self, facts, step, weights)
+        admission.checked(self, facts, step)
         keys = tf.constant(secrets.step_keys(step))
         return tf.constant(step, tf.int64), keys, secrets.seed(step)
 
@@ -442,16 +440,15 @@ class Run:
             else:
                 self.inner_optimizer.iterations.assign_add(1)
 
-    def refuse_late(self, step: int, weights: Sequence[Any]) -> None:
+    def refuse_late(self, step: int) -> None:
         """Raises InvalidArgumentError if the gradients of a step come too late.
 
         Args:
           step: the step of the gradients.
-          weights: all weights of the model.
         """
         is_late = self.iterations != step or self.step != step + 1
         admission.refuse(is_late, admission.RESTORED)
-        self._refuse_changed(weights)
+        self._refuse_changed()
         self.seal.is_open = True
 
     def release(self) -> None:
@@ -467,16 +464,13 @@ class Run:
             self.refuse_restored()
             self.tables.release()
 
-    def evaluate(
-        self, sums: np.ndarray, what: str, weights: Sequence[Any]
-    ) -> np.ndarray:
+    def evaluate(self, sums: np.ndarray, what: str) -> np.ndarray:
         """Releases sums over records with noise, as one of the plan's evaluations.
 
         Args:
           sums: float64, shape [M], to which each unit adds a vector of norm <= 1.
           what: description of the summed quantity and the records; the noise's key
             depends on it.
-          weights: all weights of the model, in the same order as in `admit`.
 
         Returns:
           Float64, shape [M].
@@ -494,9 +488,9 @@ class Run:
                     "The run has taken no step yet: evaluations begin after its first "
                     "step, which may still be refused."
                 )
-            self._refuse_changed(weights)
+            self._refuse_changed()
             self.reservation.ensure()
-            what = f"{what}\n{digest_of(weights)}"
+            what = f"{what}\n{digest_of(self.weights)}"
             return self.evaluations.release(sums, what, self.step)
 
     def vouch(self, reason: str) -> None:
@@ -520,16 +514,14 @@ class Run:
         self,
         unit: str | None,
         remarks: Sequence[str] = (),
-        weights: Sequence[Any] = (),
     ) -> PrivacyStatement:
         """The statement of the run; see `PrivateOptimizer.statement`.
 
         Args:
           unit: see `Plan.statement`.
           remarks: remarks on the optimizer and the model.
-          weights: all weights of the model that the caller has at hand.
         """
-        statement = self.membership.statement(unit, weights)
+        statement = self.membership.statement(unit, self.weights)
         remarks = [*statement.remarks, *remarks, *self._remarks()]
         return dataclasses.replace(
             statement, remarks=tuple(dict.fromkeys(remarks)), proviso=self._proviso()
