@@ -356,7 +356,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         rate = given_learning_rate(self.inner_optimizer)
         key = [Same(part) for part in (rate, *variables)]
         if self._update is None or self._update[0] != key:
-            self._update = key, Update(self.run.apply)
+            self._update = key, Update(lambda noisy: self.run.apply(noisy))
         self._update[1](gradients)
 
     # The interface of a Keras optimizer. Paths by which unclipped gradients could enter are
