@@ -205,5 +205,5 @@ def test_settings_are_kept_by_files_and_named_by_the_statement(clipping):
     assert list(again.clipping.groups or ()) == list(clipping.groups or ())
     assert ("clipped in groups" in str(again.statement())) == bool(clipping.groups)
     assert again.loss_scale_factor == 1024
-    with pytest.raises(AttributeError, match="whole run"):
+    with pytest.raises(AttributeError, match="fixed for a run"):
         again.loss_scale_factor = 512
