@@ -64,12 +64,12 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (9_105, 7_000),
+    "keras": (8_901, 7_000),
     "accounting": (2_053, 2_150),
     "planning": (2_169, 1_900),
     "strategies": (1_386, 1_600),
     "sampling": (1_428, 1_300),
-    "noise": (1_115, 1_050),
+    "noise": (1_114, 1_050),
     "optimize": (963, 1_000),
     "ledger": (632, 650),
     "matrices": (818, 850),
@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (185, 190),
     "other": (229, 290),
     "federated": (3_185, 3_200),
-    "tests": (25_005, 22_000),
+    "tests": (25_001, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
