@@ -21,8 +21,8 @@ NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
 # _ENTRIES numbers in total.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
 # The largest allowed value of `num_steps * (bands + _STEP)`; a simulation of this size
-# takes about half a minute. Each step has a fixed cost, equal to that of about `_STEP`
-# bands.
+# takes about half a minute. Each step has a fixed cost, which equals the cost of about
+# `_STEP` bands.
 _LARGEST_WORK, _STEP = 1_900_000, 250
 
 
@@ -46,7 +46,7 @@ class BMinSepAccountant(SimulatedAccountant):
     Args:
       passes: the forward passes for the strategy.
       confidence: confidence of a bound, or None for an estimate.
-      num_draws: draws of an estimate, for each direction; None for the default.
+      num_draws: number of draws per direction for an estimate; None for the default.
     """
 
     def __init__(

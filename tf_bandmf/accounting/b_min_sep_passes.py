@@ -31,7 +31,7 @@ from tf_bandmf.matrices.threads import one_blas_thread
 # in logarithms.
 _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
-# The smallest number of columns of C that are multiplied in one operation.
+# The minimum number of columns of C that are multiplied in one operation.
 _BLOCK = 24
 
 
@@ -91,7 +91,7 @@ class Passes:
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
     ) -> np.ndarray:
-        """Draws a random S for each probability p; returns means `m_S`, shape [N, n]."""
+        """Draws a random S for each probability p; returns the means `m_S`, [N, n]."""
         count, b = probability.size, self.separation
         uniform = generator.random(count)
         # An example begins with a rest; each length from 1 to b - 1 steps has probability

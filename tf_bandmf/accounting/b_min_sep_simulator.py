@@ -2,7 +2,7 @@
 
 Draws come from mixtures of tilts; weights are ratios of forward passes. For "remove", a
 tilt is a version of `P` with longer means and more participations. For "add", it is a
-version of `Q` that is moved against the mean of the means.
+version of `Q` that is shifted in the direction opposite to the mean of all `m_S`.
 
 Where participations are rare, a large loss comes from a few participations with much longer
 means. Tilts for this case imitate `P L^theta`, as if every step were sampled independently
@@ -16,9 +16,9 @@ of the participations S, `v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))`
   `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))`. Its density relative to Q is
   `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power means). So its density relative to P
   is at least `exp(t l) / Z` at the loss `l = log L`. As |m_S|^2 is a sum over the steps of
-  S, a forward pass computes `Z`, and another one draws from the law.
-- "add": `log L >= sum_S P(S) log v_S` (Jensen). The tilt has the mean `-t m`, with `m` the
-  mean of the means `m_S`. Its density relative to Q is
+  S, one forward pass computes `Z`, and another pass draws from the law.
+- "add": `log L >= sum_S P(S) log v_S` (Jensen). The tilt has the mean `-t m`, with `m`
+the mean of all `m_S`. Its density relative to Q is
   `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))`, which is at least
   `exp(t (l - sum_S P(S) |m_S|^2 / (2 sigma^2)) - t^2 |m|^2 / (2 sigma^2))` at the loss
   `l = -log L`.
@@ -36,26 +36,28 @@ import numpy as np
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# The maximum count of numbers per chunk, and of those kept for the next noise level. The
-# limit is high because a step costs little more for many draws than for few.
+# The maximum number of random numbers per chunk, and the maximum number kept for the
+# next noise level. The limit is high because a step with many draws costs little more
+# than a step with few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
-# Strengths that are tried for certain tilts, in standard deviations along a mean.
+# The strengths that `certain_tilts` tries, in standard deviations along a mean.
 _CERTAIN_STRENGTHS = tuple(
     s / 20 for s in (2, 4, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 120)
 )
 
 
-# Settings of a pilot run; a second value is for a rough pilot run. In order: the number of
-# draws of each tilt; for "remove", the lengthening of means in standard deviations, and the
-# factors of p; for "add", the shifts in standard deviations; for "remove" again, the
-# negative logarithms of the probabilities of large losses.
+# Settings of a pilot run; where there are two values, the second one is for a rough
+# pilot run. In order: the number of draws per tilt; for "remove", by how many standard
+# deviations means are lengthened, and the factors of p; for "add", the shifts in
+# standard deviations; for "remove" again, the negative log probabilities of large
+# losses.
 _PILOT_DRAWS = 150, 200
 _LENGTHS = (0.0, 1.5, 3.5)
 _RATES = (1.0, 1.5, 2.5), (1.0, 2.0)
 _AGAINST = (0.0, 1.0, 2.0, 3.0, 4.5, 6.0), (0.0, 1.5, 3.5, 6.0)
 _RARITIES = (2.0, 5.0, 9.0, 14.0, 21.0, 30.0, 42.0), (4.0, 11.0, 20.0, 36.0)
-# For `rare_tilts`: the range of log theta, the halvings of the search for it, and the nodes
-# of the integrals over one step.
+# For `rare_tilts`: the range of log theta, the number of bisection steps, and the
+# number of quadrature nodes for the integrals over one step.
 _LOG_THETAS, _BISECTIONS, _NODES = (-4.0, 8.0), 24, 1000
 
 
@@ -70,8 +72,8 @@ class Tilt:
     """One component of a proposal.
 
     Attributes:
-      scale: the component's mean, as a multiple of its participations' mean ("remove"), or
-        of the mean of all these means ("add"; at most 0).
+      scale: the component's mean, as a multiple of the mean `m_S` of its participations
+        ("remove"), or of the mean of all `m_S` ("add"; at most 0).
       probability: the probability of a participation in this component, in place of p
         ("remove").
       is_weighted: True if S has the weights `w_S`, which bound the density ("remove").
@@ -87,7 +89,7 @@ class BMinSepSimulator(Simulator):
 
     Args:
       passes: the forward passes for the strategy.
-      num_draws: draws of a main run, for each direction.
+      num_draws: number of draws per direction in a main run.
       seed: equal seeds give equal draws.
     """
 
@@ -111,14 +113,15 @@ class BMinSepSimulator(Simulator):
 
     @property
     def _squared(self) -> float:
-        """The squared norm of the mean of the means, in units of the noise."""
+        """The squared norm of the mean of all `m_S`, in units of the noise."""
         return float(self.passes.mean @ self.passes.mean) / self.noise**2
 
     @property
     def _unit(self) -> float:
         """The scale of a tilt that moves draws by one standard deviation.
 
-        Draws move along the mean of the means ("add") or along a sum of columns ("remove").
+        Draws are shifted along the mean of all `m_S` ("add") or a sum of columns
+        ("remove").
         """
         if self.add:
             return 1.0 / math.sqrt(self._squared)
@@ -163,7 +166,7 @@ class BMinSepSimulator(Simulator):
             log_v -= half[:, None]
             log_v += means.T * (scales[choice] / noise**2)
             if self.add:
-                # The mean of the means is q times the sum of all columns.
+                # The mean of all m_S is q times the sum of all columns.
                 along = passes.rate * (log_v.sum(axis=0) + half.sum())
                 densities = np.outer(scales, along)
                 densities -= 0.5 * self._squared * scales[:, None] ** 2
@@ -236,16 +239,16 @@ def rare_tilts(
 
     For one step and a unit normal `x`, let `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
     `K(theta) = log E L^(1 + theta)`. Losses that are typical of `P L^theta` have about the
-    probability `exp(-num_steps (theta K' - K))`, which determines theta. The law of a step
-    is replaced by a normal variable that is moved by some length with some probability, and
-    that has the same first two moments. Factors are powers of 2, so that they stay the same
-    when the noise changes a little.
+    probability `exp(-num_steps (theta K' - K))`, which determines theta. The law of a
+    step is approximated by a normal distribution that is shifted by some length with
+    some probability, with the same first two moments. Factors are powers of 2, so that
+    they stay the same when the noise changes a little.
 
     Args:
       rate: q.
       unit: u, the norm of a column over sigma.
       num_steps: n.
-      rarities: negative logarithms of the wanted probabilities of losses.
+      rarities: negative logarithms of the target probabilities of losses.
     """
     leave = math.log1p(-rate) if rate < 1.0 else -math.inf
     wanted = np.array(rarities)

@@ -25,7 +25,7 @@ class BallsInBinsAccountant(SimulatedAccountant):
     Args:
       gram: G of `bins_simulator.gram_matrix`, shape [b, b].
       confidence: confidence of a bound, or None for an estimate.
-      num_draws: draws of an estimate, for each direction.
+      num_draws: number of draws per direction for an estimate.
       seed: seed of the draws, >= 0; equal seeds give equal results.
     """
 

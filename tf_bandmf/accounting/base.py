@@ -33,7 +33,8 @@ from tf_bandmf.accounting.checks import (
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log, near_root, smallest, to_safe_side
 
-# The smallest epsilon stated with sampling; the tolerance of the log of a rough noise.
+# The smallest epsilon stated with amplification; the tolerance of log noise in a rough
+# search.
 _LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
 # A search for the noise begins at this fraction of a noise that is known to suffice.
 _START = 0.5
@@ -50,17 +51,18 @@ class Accountant(abc.ABC):
     Noise is given as `noise_stddev`, on the raw `C` for l2_norm_clip = 1.
     """
 
-    # Accountant name, kind and adjacency of guarantees: first with amplification, last
-    # without.
+    # The accountant name, kind and adjacency of each guarantee: the first entry is with
+    # amplification, the last one without.
     claims: tuple[tuple[str, str, str], ...]
     # The sampling probability; 1 without amplification.
     sampling_probability = 1.0
     # Sensitivity of the run as one Gaussian mechanism, without amplification.
     whole_sensitivity: float
-    # The distance by which a neighbor moves a unit's contribution, in units of the largest
-    # norm of a contribution: 1 if the contribution becomes zero, 2 if the unit is replaced.
+    # The distance between a unit's contributions in two neighboring data sets, in units
+    # of the largest contribution norm: 1 if the contribution becomes zero, 2 if the
+    # unit is replaced.
     moved_by = 1.0
-    # The joint noise multiplier of all Gaussian releases in addition to the run.
+    # The joint noise multiplier of all Gaussian releases other than the run.
     releases = math.inf
     # The confidence of simulated bounds; None if nothing is simulated.
     confidence: float | None = None
@@ -78,7 +80,7 @@ class Accountant(abc.ABC):
         return both
 
     def multiplier(self, noise_stddev: float) -> float:
-        """Returns the noise multiplier of run and releases as one Gaussian mechanism."""
+        """Returns the joint noise multiplier of the run and the other releases."""
         alone = noise_stddev / self.whole_sensitivity
         if self.releases == math.inf:
             return alone
@@ -138,18 +140,18 @@ class Accountant(abc.ABC):
             lambda epsilon: self.delta(epsilon, noise_stddev, rough=True),
             lambda epsilon: self.delta(epsilon, noise_stddev),
             delta,
-            # The search starts between epsilon without amplification and epsilon times the
-            # sampling probability.
+            # The search starts between epsilon without amplification and the product of
+            # this epsilon and the sampling probability.
             upper * math.sqrt(self.sampling_probability),
             upper,
         )
 
     def largest_noise(self, epsilon: float, delta: float) -> float:
-        """Returns the noise that is needed without amplification: an upper bound.
+        """Returns the noise needed without amplification, which is an upper bound.
 
         Raises:
-          ValueError: on invalid input, if no useful noise gives the budget, or if the other
-            releases use up the budget.
+          ValueError: on invalid input, if no useful noise meets the budget, or if the
+            other releases use up the budget.
         """
         multiplier = gaussian.calibrate_noise_stddev(epsilon, delta)
         if self.releases < math.inf:
@@ -188,8 +190,8 @@ class Accountant(abc.ABC):
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
         """Returns the noise at which a search begins, at most `largest`."""
-        # If the noise is large, it is about the noise without amplification times the
-        # probability.
+        # Large noise is approximately the noise without amplification times the
+        # sampling probability.
         return min(1.5 * self.sampling_probability, 1.0) * largest
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
@@ -198,7 +200,7 @@ class Accountant(abc.ABC):
         The result is checked: `self.delta(epsilon, result.noise_stddev) <= delta`.
 
         Raises:
-          ValueError: on invalid input, or if no useful noise gives the budget.
+          ValueError: on invalid input, or if no useful noise meets the budget.
         """
         noise = self.largest_noise(epsilon, delta)
         if self.sampling_probability < 1.0:
@@ -221,7 +223,7 @@ class Accountant(abc.ABC):
         return self.stated(epsilon, delta, noise_stddev)
 
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
-        """Returns the guarantee; it claims amplification only if the numbers need it."""
+        """Returns the guarantee, which claims amplification only where it is needed."""
         is_whole = self.whole_delta(epsilon, noise_stddev) <= delta
         name, kind, adjacency = self.claims[-1 if is_whole else 0]
         return Guarantee(epsilon, delta, kind, name, adjacency, self.confidence)
@@ -232,7 +234,7 @@ class Accountant(abc.ABC):
         return reached <= guarantee.delta * (1.0 + 1e-6)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        """Returns the run and the releases as one event of dp-accounting.
+        """Returns the run and the releases as one dp-accounting event.
 
         Raises:
           ValueError: if dp-accounting has no event for it.

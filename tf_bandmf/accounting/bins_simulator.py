@@ -2,9 +2,9 @@
 
 Every example falls into one of `b` bins and takes part at the steps of its bin. For a
 strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)` against
-`Q = N(0, sigma^2 I)`, where `m_j` is the sum of the columns of `C` of bin `j`
-(Choquette-Choo, Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification for
-matrix mechanisms", arXiv:2410.06266; used in arXiv:2601.22334, section 5.1).
+`Q = N(0, sigma^2 I)`, where `m_j` is the sum of the columns of `C` that belong to bin
+`j` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification
+for matrix mechanisms", arXiv:2410.06266; used in arXiv:2601.22334, section 5.1).
 
 The privacy loss depends only on the `b` inner products `u_j = <m_j, x> / sigma^2`. They are
 jointly Gaussian with covariance `G / sigma^2`, `G[i, j] = <m_i, m_j>`, so the cost of a
@@ -28,12 +28,12 @@ from tf_bandmf import matrices
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# Shifts of the draws of a pilot run and of a rough one, in standard deviations; and the
-# number of draws of each tilt in both runs.
+# The shifts of the draws in a pilot run, and in a rough pilot run, in standard
+# deviations; and the number of draws per tilt in each of these two runs.
 _STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
 _ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
 _PILOT_DRAWS = 400, 250
-# Strengths that are tried for the certain tilts of a bound, in standard deviations.
+# The strengths that `certain_tilts` tries, in standard deviations.
 _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
 # The maximum size of the n x b matrix that is built for a strategy without structure.
 _LARGEST_COLUMNS = 100_000_000
@@ -67,7 +67,7 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
       num_bins: b <= n.
 
     Raises:
-      ValueError: if an entry of `C` is negative (the dominating pair is not known then),
+      ValueError: if an entry of `C` is negative (then the dominating pair is unknown),
         or `num_bins` is not in [1, n], or the matrix is too large to compute.
     """
     n, b = matrix.num_rows, num_bins
@@ -125,7 +125,7 @@ class BinsSimulator(Simulator):
 
     Args:
       gram: G for noise of standard deviation 1, shape [b, b].
-      num_draws: draws of a main run, for each direction.
+      num_draws: number of draws per direction in a main run.
       seed: equal seeds give equal draws.
     """
 

@@ -55,7 +55,7 @@ def whole_number(
 
 
 def check_word(name: str, word: object, words: Iterable[str]) -> None:
-    """Raises ValueError unless this is one of the words."""
+    """Raises ValueError unless `word` is one of `words`."""
     if not isinstance(word, str) or word not in tuple(words):
         raise ValueError(f"{name} must be one of {', '.join(words)}, found {word!r}.")
 
@@ -87,7 +87,7 @@ def check_planned_delta(delta: Any) -> None:
 
 
 def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
-    """Returns the error for noise that gives an epsilon above a limit."""
+    """Returns the error for noise whose epsilon exceeds a limit."""
     return ValueError(
         f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > {limit:g} "
         f"at delta = {delta}. Add noise."

@@ -4,11 +4,13 @@ The examples are split into `b` parts of `floor(m / b)`; step `i` takes `B` exam
 part `i mod b`, uniformly without replacement (arXiv:2306.08153, Alg. 2, Theorem 4).
 The `ceil(n / b)` queries are composed by their privacy losses (`tilted`), for neighbors
 that differ in **one example, replaced by another**. The contributions then differ by up to
-twice the clipping norm, so the queries count with half of the noise. Setting an example's
-contribution to zero is such a replacement, so zero-out adjacency is included.
+twice the clipping norm, so each query is accounted for with half of its noise. Setting
+an example's contribution to zero is such a replacement, so zero-out adjacency is
+included.
 
 The run is also one Gaussian mechanism without amplification; the better of the two bounds
-is used. The results differ from those of Poisson sampling, which is another sampler.
+is used. The results differ from the results for Poisson sampling, which is a different
+sampler.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class CyclicFixedSizeAccountant(SampledQueries):
       num_queries: `ceil(n / b)`.
       part_size: `floor(m / b)`, the number of examples in each part.
       batch_size: B <= part_size.
-      column_norm: kappa, the sensitivity of each query to zeroing an example out.
+      column_norm: kappa, the sensitivity of each query to zeroing out an example.
     """
 
     claims = (

@@ -86,7 +86,7 @@ class SampledQueries(ComposedQueries):
     Args:
       num_queries: `ceil(n / b)`, the number of steps that can sample one example.
       probability: q in (0, 1].
-      column_norm: kappa, the sensitivity of each query to zeroing an example out.
+      column_norm: kappa, the sensitivity of each query to zeroing out an example.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class CyclicPoissonAccountant(SampledQueries):
     results.
 
     Example F.1 of arXiv:2306.08153 divides by `floor(n / b)` and composes `ceil(m / b)`
-    times: the example exchanges n and m. The correct count is `ceil(n / b)` queries, each
+    times: the example swaps n and m. The correct count is `ceil(n / b)` queries, each
     on a part of `floor(m / b)` of the m examples.
 
     Args:

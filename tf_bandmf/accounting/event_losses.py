@@ -85,7 +85,8 @@ def _loss_of(query: tilted.Query, interval: float) -> Loss:
     """Returns the loss of Gaussian queries, discretized on the safe side."""
     count, laws = query.count, [tilted.Law(query, add=False)]
     if query.probability == 1.0:
-        # Gaussian mechanisms are one, and its loss is the same in both directions.
+        # Gaussian mechanisms compose to a single one, whose loss is the same in both
+        # directions.
         noise, count = query.noise / math.sqrt(count), 1
         laws = [tilted.Law(tilted.Query(1.0, noise), add=False)]
     elif not query.is_replaced:
@@ -96,7 +97,7 @@ def _loss_of(query: tilted.Query, interval: float) -> Loss:
 
 
 def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Profile:
-    """Returns the profile by the first accountant of dp-accounting that supports the event.
+    """Returns the profile from the first dp-accounting accountant that supports it.
 
     For zero-out, add-or-remove is tried first, then dp-accounting's REPLACE_SPECIAL.
 
@@ -155,7 +156,8 @@ def repeated(loss: Loss, count: int, interval: float) -> Loss:
     """Returns the loss of `count` independent copies.
 
     Rounding may reduce delta. The allowance for rounding is four times the largest measured
-    error, and counts as another release that reveals everything with that probability.
+    error, and counts as an additional release, which reveals everything with this
+    probability.
     """
     if count == 1:
         return loss

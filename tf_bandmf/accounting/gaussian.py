@@ -62,13 +62,14 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
       ArithmeticError: if dp-accounting returns a delta that is not a probability.
     """
     check_positive("noise_stddev", noise_stddev)
-    # Assuming less noise is on the safe side; the square of more noise could overflow.
+    # Capped, because the square could overflow; assuming less noise is on the safe
+    # side.
     noise_stddev = float(min(noise_stddev, _LARGEST_SQUARED))
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(noise_stddev, sensitivity=1.0)
     deltas = np.asarray(loss.get_delta_for_epsilon(epsilons), np.float64)
     place = epsilons * noise_stddev - 0.5 / noise_stddev
-    # The relative error of the larger tail at z grows like z^2, and with the error of z,
-    # which is a difference of two numbers.
+    # The relative error of the larger tail at z grows with z^2, and with the error of z
+    # itself, which is a difference of two numbers.
     tail = tails.upper_tail(place)
     tail = np.where(tail > 2.0 * tails.LEAST, tail, 0.0)
     far = np.clip(place, 0.0, _LARGEST_PLACE)
@@ -133,10 +134,11 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
       `gaussian_delta(result, epsilon) <= delta`.
 
     Raises:
-      ValueError: on invalid input, or if the budget is so small that more than 10**9
-        times the sensitivity would be needed.
+      ValueError: on invalid input, or if the budget is so small that it would need
+        noise above 10**9 times the sensitivity.
     """
-    # Checked before the cache, which treats True as 1.0 and does not accept lists.
+    # Checked before the cache lookup, which treats True as 1.0 and does not accept
+    # lists.
     check_positive("epsilon", epsilon)
     check_delta(delta)
     return _calibrated(float(epsilon), float(delta))

@@ -19,7 +19,8 @@ from tf_bandmf.accounting import gaussian
 _ROUNDING = 1e-4
 # Values are rounded up to powers of exp(_GRID) before a bound is computed.
 _GRID = 5e-4
-# Bets, as fractions of the largest admissible bet, and the share of the wealth for each.
+# The bets, as fractions of the largest admissible bet, and each bet's share of the
+# wealth.
 _BETS = 0.999 * 3.0 ** -np.arange(12.0)
 _STAKES = np.concatenate([[0.5], np.full(11, 0.5 / 11)])
 
@@ -51,7 +52,7 @@ class MonteCarloValue(float):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Draws of the privacy loss of one direction.
+    """Draws of the privacy loss in one direction.
 
     Attributes:
       losses: shape [N].
@@ -105,11 +106,11 @@ def betting_upper_bound(
 ) -> float:
     """Returns an upper confidence bound on the mean of independent draws in [0, `largest`].
 
-    The bound is by betting (Waudby-Smith, Ramdas, 2024, arXiv:2010.09686): for the true
+    This is a betting bound (Waudby-Smith, Ramdas, 2024, arXiv:2010.09686): for the true
     mean `mu` the wealth `prod_i (1 + bet (mu - values[i]))` has expectation 1, so it
-    reaches `1 / beta` with probability at most `beta`. The same holds for the mean wealth
-    over several bets. The bound is the smallest `mu` above which the wealth is at least
-    `1 / beta`.
+    reaches `1 / beta` with probability at most `beta`. The same holds for the mean
+    wealth over several bets. The bound is the smallest `mu` above which the wealth is
+    at least `1 / beta`.
 
     The bound falls if any of the values falls, so a bound on a monotone function of the
     draws may be inverted without a union bound.

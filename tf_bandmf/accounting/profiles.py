@@ -102,11 +102,11 @@ def dominating_loss(
     """Returns a privacy loss that dominates every mechanism with this profile.
 
     The true profile of a mechanism is convex in `exp(epsilon)`. Therefore it is at most the
-    lower convex hull of upper bounds at some points. These include points of the other
-    direction: `1 - exp(-e) + exp(-e) delta(e)` at `-e`. The hull is the profile of a pair
-    of distributions whose losses are these points (arXiv:2207.04380, Algorithm 1). Because
-    the same profile bounds both directions, the loss `-e` has `exp(-e)` times the
-    probability of `e`.
+    lower convex hull of upper bounds at some points. These points include points from
+    the other direction: `1 - exp(-e) + exp(-e) delta(e)` at `-e`. The hull is the
+    profile of a pair of distributions whose losses are these points (arXiv:2207.04380,
+    Algorithm 1). Because the same profile bounds both directions, the loss `-e` has
+    `exp(-e)` times the probability of `e`.
 
     Args:
       profile: evaluated at about 2,000 points; must be an upper bound at each.
@@ -133,7 +133,7 @@ def dominating_loss(
     above, bends = index[after] > 0, np.maximum(np.diff(slopes, append=0.0), 0.0)
     places, bends = index[after][above].tolist(), bends[above]
     probabilities = dict(zip(places, (weights[after][above] * bends).tolist()))
-    # The mass at a loss is that at its negative times the exponential of the loss.
+    # The mass at a loss l is exp(l) times the mass at -l.
     probabilities.update(zip((-place for place in places), bends.tolist()))
     rest = 1.0 - math.fsum(probabilities.values()) - float(deltas[-1])
     probabilities[0] = max(rest, 0.0)

@@ -8,7 +8,8 @@ from typing import Callable
 # The relative size of the first step to the safe side after root finding.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
-# The tolerance of a rough root; the step of the difference quotient that gives its slope.
+# The tolerance of a rough root; the step of the difference quotient that estimates the
+# slope.
 _ROUGH_TOLERANCE, _WIDTH = 1e-3, 1e-3
 # Settings of the secant method: the initial slope of log delta as a function of log noise,
 # and the flattest allowed slope; the longest step, and the longest step where delta is

@@ -87,7 +87,7 @@ def gamma_of_mean(mean: float, shape: float) -> float:
             f"mean {mean:g} and gamma >= {_SMALLEST_GAMMA:g}. Use fewer runs."
         )
     log_gamma = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)
-    # A smaller gamma is on the safe side: it has a larger mean.
+    # A smaller gamma is on the safe side: it gives a larger mean.
     return math.exp(log_gamma - 1e-12)
 
 
@@ -118,7 +118,7 @@ def profile_epsilon(
     delta: float,
     num_tried: int = _TRIED_DELTAS,
 ) -> float:
-    """Returns epsilon at delta of the best of K runs, by the privacy profile of one run.
+    """Returns epsilon at delta for the best of K runs, from the profile of one run.
 
     For every delta' in (0, 1) and e' = epsilon_at(delta'), releasing the best run is
     (epsilon, delta)-DP with (arXiv:2402.06701, for the truncated negative binomial

@@ -35,7 +35,7 @@ SAFETY = 2.0
 # A check of a stated estimate uses few draws, so it allows a difference of this many
 # standard errors and of this factor.
 _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
-# The smallest delta at which bounds aim; for a smaller delta, the bound is about this
+# The smallest delta that bounds aim at; for a smaller delta, the bound is about this
 # value.
 _LEAST_BOUNDED = 1e-6
 # Both in log noise: the distance below the noise without amplification at which the search
@@ -44,8 +44,8 @@ _ROUGH_START, _PRECISION = 0.7, 1e-4
 # A direction is left out of the search if its delta plus _ERRORS standard errors is below
 # _MINOR times the delta of the other direction.
 _ERRORS, _MINOR = 5.0, 0.5
-# The number of times that a noise level is checked by new draws; the relative increase of
-# the noise after the first failed check.
+# The maximum number of noise levels that are checked with fresh draws; the relative
+# increase of the noise after the first failed check.
 _ATTEMPTS, _MORE_NOISE = 8, 1e-3
 # The step in epsilon of the difference quotient for the slope of delta.
 _WIDTH = 1e-4
@@ -206,8 +206,8 @@ class SimulatedAccountant(Accountant):
             }
             deltas = {add: run.estimate(epsilon) for add, run in runs.items()}
             larger = max(deltas.values())
-            # A direction far below the other one near this noise does not matter; the
-            # result is checked for both.
+            # A direction whose delta near this noise is far below the other direction's
+            # delta does not matter; the result is checked in both directions.
             directions[:] = [
                 add
                 for add, one in deltas.items()
@@ -229,7 +229,8 @@ class SimulatedAccountant(Accountant):
             if self.confidence is None:
                 reached = worst(self._simulator.runs(epsilon, noise, stage), epsilon)
             else:
-                # The first attempt may fail with half of beta, the next with a quarter.
+                # The first attempt gets half of the failure probability beta, the next
+                # one a quarter, and so on.
                 part = (1.0 - self.confidence) * 0.5 ** (attempt + 1)
                 try:
                     reached = self._delta_bound(epsilon, noise, part, delta, stage)
@@ -239,7 +240,7 @@ class SimulatedAccountant(Accountant):
             if reached <= delta:
                 return noise
             noise *= 1.0 + _MORE_NOISE * 2**attempt
-        # This noise is enough without amplification, so it needs no simulation.
+        # This noise suffices without amplification, so it needs no simulation.
         return largest
 
     def _delta_bound(

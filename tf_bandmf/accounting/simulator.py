@@ -1,8 +1,9 @@
 """Simulators of a privacy loss: pilot run, proposal, main run.
 
 Draws come from a mixture (the proposal) of tilted versions of the simulated distribution; a
-pilot run chooses the mixture. For an estimate, the mixture has the least variance. For a
-bound, its weights also have a guaranteed bound, and it needs the fewest draws.
+pilot run chooses the mixture. For an estimate, it chooses the mixture with the least
+variance. For a bound, it chooses the mixture that needs the fewest draws among mixtures
+whose weights have a guaranteed bound.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _ALMOST_CERTAIN = np.array([0.01, 0.99])
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01
-# The number of updates of shares in `_least_variance`.
+# The number of share updates in `_least_variance`.
 _UPDATES = 100
 # Distances of the loss from epsilon at which `largest_value` evaluates the weight.
 _BEYOND = np.geomspace(1e-4, 60.0, 4000)
@@ -83,8 +84,8 @@ class Simulator(abc.ABC):
 
     Args:
       entries: number of random numbers in a draw.
-      num_draws: draws of a main run, for each direction.
-      pilot_draws: draws of each tilt, in a pilot run and in a rough pilot run.
+      num_draws: number of draws per direction in a main run.
+      pilot_draws: number of draws per tilt, in a pilot run and in a rough pilot run.
       seed: equal seeds give equal draws.
 
     Attributes:

@@ -1,8 +1,8 @@
 """Gaussian queries, sampled or not, composed by an exponentially tilted transform.
 
 One query has the loss `l(x) = log(1 - q + q exp((x - 1/2) / sigma^2))` of
-`P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)` against `Q = N(0, sigma^2)`. In the direction
-"add" the roles are exchanged and the loss is `-l`. For `k` independent queries
+`P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)` against `Q = N(0, sigma^2)`. In the
+direction "add" the roles are swapped and the loss is `-l`. For `k` independent queries
 
     delta(epsilon) = E (1 - exp(epsilon - L))_+,   L = l_1 + ... + l_k.
 
@@ -16,11 +16,12 @@ of `Q` with the sign changed, and the rest of the probability, `(1 - q) P(|x| < 
 
 **Discretization.** Losses are moved to multiples of `h`: those in a cell to its two ends,
 so that the mass and `E exp(-l)` of the cell do not change. In each `y = exp(-l)`, the
-function `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and falls. So delta, the mean of the
-function, can only grow if `y` is moved to the ends of an interval and keeps its mean
-(Doroshenko, Ghazi, Kamath, Kumar and Manurangsi, arXiv:2207.04380, "connect the dots"). The
-allowances for rounding, which add mass and move mass to the upper end, increase delta, too.
-Losses beyond the last cell become infinite; losses below the first cell are moved up to it.
+function `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and decreasing. So delta, the mean
+of the function, can only grow if `y` is moved to the ends of an interval and keeps its
+mean (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi, arXiv:2207.04380, "connect the
+dots"). The allowances for rounding, which add mass and move mass to the upper end,
+increase delta, too. Losses beyond the last cell become infinite; losses below the first
+cell are moved up to it.
 
 **Composition.** A Fourier transform has an absolute error of about `k 2^-53`, which can
 exceed a small delta. So the laws are tilted first, `w_i = p_i exp(theta l_i) / M`. The
@@ -29,8 +30,8 @@ convolution `W` of all `w` has its mass around epsilon if theta minimizes the Ch
 
     delta = M_1 ... M_k sum_s W(s) exp(-theta s h) (1 - exp(epsilon - s h))_+.
 
-An error of W therefore causes an error of delta relative to the Chernoff bound. Any theta
-and any M > 0 are valid.
+An error of W therefore causes an error of delta that is proportional to the Chernoff
+bound. Any theta and any M > 0 are valid.
 
 **Errors.** A bound on each of these errors is added to delta. Circular convolution moves
 mass of W from outside the window of N places into it, which only adds to delta. The part of
@@ -65,9 +66,9 @@ FINE, ROUGH = 0.0005, 0.05
 _REACH = 12.0
 # Half of the window's width, in standard deviations of the tilted sum.
 _WINDOW = 9.0
-# The maximum length of the window: the usual one, and the absolute one. Before the window
-# exceeds the usual length, the discretization may increase log delta by up to _MORE_EXCESS
-# times as much.
+# The maximum length of the window: a soft limit, and a hard limit. Before the window
+# exceeds the soft limit, the discretization may increase log delta by up to
+# _MORE_EXCESS times as much as usual.
 _USUAL_PLACES, _MOST_PLACES, _MORE_EXCESS = 2**20, 2**22, 10.0
 # The maximum number of cells for one query; the minimum length of the window.
 _MOST_CELLS = 2**21
@@ -128,14 +129,14 @@ class Law:
 
     @property
     def drop(self) -> float:
-        """The largest distance of a loss below 0; if `add`, of a loss above 0."""
+        """How far losses extend below 0; if `add`, how far they extend above 0."""
         if self.is_bounded:
             return -math.log1p(-self.query.probability)
         return max(map(abs, self.range))
 
     @property
     def rounding(self) -> float:
-        """A bound on the error of the loss at the computed place of a cell's end.
+        """A bound on the error of the loss at the computed end of a cell.
 
         Where `exp(l) - 1 + q` cancels, its error is the rounding of q. The error of l is
         this error divided by `exp(l) >= 1 - q`.

@@ -1,8 +1,8 @@
 """Optimal banded strategies `C` with general columns.
 
-The problem is that of arXiv:2405.15913, Problem 2.1 and section 3.1, solved with the O(n
-bands^2) recursion of `analysis.gram_recursion` in place of Algorithm 2. Without equal
-column norms, it is the problem of arXiv:2306.08153, Appendix B.
+This is the problem of arXiv:2405.15913, Problem 2.1 and section 3.1, solved with the
+O(n bands^2) recursion of `analysis.gram_recursion` in place of Algorithm 2. Without
+equal column norms, it is the problem of arXiv:2306.08153, Appendix B.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# The numbers of entries of C for which compiling with XLA is worthwhile, and the maximum
-# number of bands for it.
+# Compiling with XLA is worthwhile if the number of entries of C is in this range, and C
+# has at most this many bands.
 _XLA_ENTRIES, _MOST_XLA_BANDS = range(2**15, 2**21), 64
 _NAMED = (objectives.MEAN, objectives.MAX)
 
@@ -40,8 +40,8 @@ class _Problem:
     For column-normalized strategies the variables `y` are the entries below the diagonal,
     divided by the diagonal and by a scale `s_j` of the column: column `j` is
     `[1, s_j y_1j, s_j y_2j, ...] / norm`. Otherwise the variables are all entries, scaled
-    such that the squared norms of the columns `i, i + b, ...` sum to 1. Each
-    parametrization was the faster of the two for its problem.
+    such that the squared norms of the columns `i, i + b, ...` sum to 1. In
+    measurements, each of the two parametrizations was the faster one for its problem.
 
     Args:
       workload: A.
@@ -146,7 +146,8 @@ class _Problem:
             band = gram_recursion.doubly_filtered_band(strategy, rows, weights)
             return band, strategy, rows
 
-        # Concrete functions: otherwise TensorFlow warns of retracing after a few problems.
+        # Concrete functions: otherwise TensorFlow warns about retracing after a few
+        # problems.
         position = tf.TensorSpec([self._num_variables], tf.float64)
         weights = tf.TensorSpec([self._workload.num_steps], tf.float64)
         return (
@@ -158,7 +159,7 @@ class _Problem:
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
-    """Returns factors of columns, shape [n], that make second derivatives about equal.
+    """Returns column factors, shape [n], that make second derivatives about equal.
 
     For the mean error, second derivatives decrease like the square root of the number of
     remaining steps, as measured for prefix sums and momentum.
@@ -230,7 +231,8 @@ def optimize(
     return columns.numpy(), dataclasses.replace(result, value=value)
 
 
-# The last problem is cached, because a plan follows the draft of the same problem.
+# The last problem is cached, because a draft is usually followed by a plan of the same
+# problem.
 @functools.lru_cache(maxsize=1)
 def _traced(
     config: str, objective: Objective, bands: int, separation: int | None

@@ -1,7 +1,7 @@
 """Banded matrices as TensorFlow tensors, for optimization.
 
 Variables are stored by columns, `columns[i, j] = C[j + i, j]`, shape [bands, n], as in
-arXiv:2405.15913, section 3.1, because norms and constraints are about columns. The
+arXiv:2405.15913, section 3.1, because norms and constraints concern columns. The
 computation of errors needs rows: `rows[l, i] = C[l, l - i]`, shape [n, bands].
 """
 

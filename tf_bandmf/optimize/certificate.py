@@ -2,15 +2,15 @@
 
 The weighted error `f(X) = tr(Omega A X^-1 A^T)` is convex in `X = C^T C` with gradient
 `-H`, `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Take any feasible `X'` with the
-same bands, that is with `sum over j in group g of X'_jj <= 1` for every group of
-columns in which one example can take part. By `|X'_ij| <= sqrt(X'_ii X'_jj)` and
-`2 |H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
+same bands, that is, with `sum over j in group g of X'_jj <= 1` for every group of
+columns in which one example can take part. By `|X'_ij| <= sqrt(X'_ii X'_jj)` and `2
+|H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
 
     <H, X'> <= U = sum over groups of max over i in the group of
                    H_ii + sum_{j != i} |H_ij| s_j / s_i
 
-for any positive `s`; `s_i = sqrt(X_ii)` makes it tight at the optimum, where `H` has no
-off-diagonal entries in the band. The tangent at `t X` instead of `X` bounds
+for any positive `s`; `s_i = sqrt(X_ii)` makes the bound tight at the optimum, where `H`
+has no off-diagonal entries in the band. The tangent at `t X` instead of `X` bounds
 `f(X') >= 2 f / t - U / t^2` for every `t > 0`; the best is `t = U / f`:
 
     f(X') >= f(X)^2 / U,    relative gap <= 1 - f / U.
@@ -58,7 +58,7 @@ def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> flo
       gram_band: `H[i, i-j]`, shape [n, bands], zero left of the matrix.
       norms: column norms of `C`, shape [n].
       separation: b; columns `i, i + b, ...` form a group whose squared norms sum to at
-        most 1. With n, every column forms a separate group.
+        most 1. If b = n, every column forms a separate group.
 
     Returns:
       U.

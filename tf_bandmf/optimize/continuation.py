@@ -62,7 +62,7 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
 
 
 def _smooth(columns: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Returns columns with `left` steps left, by interpolation, [bands, left.size]."""
+    """Interpolates the columns that have `left` remaining steps, [bands, left.size]."""
     fewer = columns.shape[1]
     nodes = np.round(_NODES * fewer).astype(np.int64)
     at, t = nodes**-_EXPONENT, left**-_EXPONENT

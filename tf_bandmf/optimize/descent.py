@@ -22,7 +22,7 @@ from tf_bandmf.optimize.result import OptimizationResult
 _PAIRS = 30
 _ARMIJO, _WOLFE = 1e-4, 0.9
 _MOST_TRIALS = 60
-# The relative decrease of the value below which rounding hides the decrease.
+# The relative decrease of the value below which rounding errors dominate.
 _ROUNDING = 1e-14
 # The number of iterations over which the decrease is measured.
 _SEGMENT = 20
@@ -122,7 +122,7 @@ def _line_search(
     direction: np.ndarray,
     step: float,
 ) -> tuple[int, tuple[np.ndarray, float, np.ndarray] | None]:
-    """Returns evaluations, and a lower point with value and gradient, or None."""
+    """Returns the number of evaluations; then (point, value, gradient), or None."""
     slope = float(gradient @ direction)
     if not slope < 0.0:
         return 0, None

@@ -1,4 +1,4 @@
-"""L-BFGS of TensorFlow Probability, in float64, with explicit reports of failures.
+"""TensorFlow Probability's L-BFGS, in float64, with explicit reports of failures.
 
 TFP's line search gives up on badly scaled variables. Therefore the minimized function is
 `scale * log(objective / objective at the start)`, where callers choose `scale` such that
@@ -25,7 +25,8 @@ from tf_bandmf.optimize.result import OptimizationResult
 # The number of iterations between two checks of the stopping rules.
 _SEGMENT = 20
 
-# The number of iterations from which optimizing the graph of an iteration is worthwhile.
+# The number of iterations above which optimizing the graph of an iteration is
+# worthwhile.
 _AS_TRACED = 300
 
 # The gap is computed if it is expected to be at most this many tolerances.
@@ -33,7 +34,7 @@ _NEAR = 10.0
 
 
 def tfp_optimizer() -> Any:
-    """Returns `tfp.optimizer`, which is imported only for an optimization.
+    """Imports TensorFlow Probability lazily, and returns `tfp.optimizer`.
 
     With TensorFlow 2.16 and later, TensorFlow Probability needs tf-keras, but does not
     install it.
@@ -119,8 +120,8 @@ def value_and_gradient(
         jit_compile=by_xla or None,
         experimental_attributes={"_noinline": True},
     )
-    # This is a concrete function, because otherwise TensorFlow warns of retracing after a
-    # few problems.
+    # This is a concrete function, because otherwise TensorFlow warns about retracing
+    # after a few problems.
     concrete: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
     concrete = function.get_concrete_function(tf.TensorSpec([size], tf.float64))
     return concrete
@@ -165,7 +166,7 @@ class Minimizer:
         by_xla: bool = False,
     ) -> None:
         self._optimizer = tfp_optimizer()
-        # TFP has several copies of the correction pairs in memory while it updates them.
+        # TFP keeps several copies of the correction pairs in memory during an update.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
         # A concrete function (see `value_and_gradient`), traced when the first state is

@@ -12,7 +12,7 @@ class Options:
     """Stopping rules of an optimization.
 
     Attributes:
-      max_iterations: largest number of iterations of L-BFGS, for each stage.
+      max_iterations: maximum number of L-BFGS iterations per stage.
       gradient_tolerance: largest absolute entry of the gradient of `scale * log f` that
         counts as convergence.
       gap_tolerance: largest certified relative gap that counts as convergence, for problems

@@ -18,10 +18,10 @@ class OptimizationResult:
       message: the stopping rule that was met, or the reason why the optimizer stopped.
       value: the objective at `position`, in its own units (a squared error).
       gradient_norm: largest entry of the gradient of `scale * log(objective)` with
-        respect to the variables, in absolute value; without units.
+        respect to the variables, in absolute value; dimensionless.
       num_iterations: number of iterations of L-BFGS.
       num_evaluations: number of evaluations of value and gradient.
-      seconds: wall time, tracing included.
+      seconds: wall time, including tracing.
       optimality_gap: certified upper bound on `1 - optimum / value`, or None if there
         is no certificate for this problem.
     """

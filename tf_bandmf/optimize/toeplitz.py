@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # The equivalent of each named objective for errors that grow from step to step.
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
-# From the square root, longer first steps would leave the region of stable inverses.
+# The longest first step. From the square root, a longer step would leave the region of
+# stable inverses.
 _FIRST_STEP = 0.05
 # Decreases of the log squared error in 20 iterations at which a descent ends. An error
 # that has just decreased by DRAFT is within about 0.3% of the smallest one.
@@ -140,7 +141,7 @@ class SeriesError:
         n = workload.num_steps
         self._inverse, self._factor = inverse, workload.inverse_coefficients
         self._column = workload.first_column()
-        # Term t of the first column of A C^-1 is in n - t rows.
+        # Term t of the first column of A C^-1 occurs in n - t rows.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]

@@ -4,7 +4,7 @@ With a fixed epoch order, the columns 0, b, 2b, ... are the worst of the b patte
 moving a column to the left adds rows and removes none. The squared sensitivity is the
 largest `<X, G>` of `analysis.vector_contributions`, smoothed here by a barrier: the largest
 
-    <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 of the mean of X_ii,
+    <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 times the mean of X_ii,
 
 which has a unique maximizer G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`. Under
 min-separation, no exact value is known if `C` has entries below 0 or increases after lag b;
@@ -46,7 +46,7 @@ class SquaredSensitivity:
         )
 
     def __call__(self, column: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns value and gradient by the column [n]; infinite if an entry is."""
+        """Returns value and gradient at a column [n]; inf if an entry is not finite."""
         _, b, k = self._shape
         if not np.all(np.isfinite(column)):
             return np.inf, np.zeros(column.size)
@@ -83,7 +83,7 @@ class SquaredSensitivity:
         n, b, k = self._shape
         joint = _repeated(column, b, k)
         padded = np.pad(joint, (0, -n % b))
-        # The adjoint consists of the same sums, from the end.
+        # The adjoint computes the same sums, starting from the end.
         gradient = _repeated(padded[::-1], b, k)[::-1][:n]
         return float(joint @ joint), 2.0 * gradient
 

@@ -56,7 +56,7 @@ class TracedError:
         )
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns error and gradient at coefficients [p]; uses the current order."""
+        """Returns error and gradient at coefficients [p], for the current order."""
         value, gradient = self._traced(tf.constant(c))
         return float(value), gradient.numpy()
 

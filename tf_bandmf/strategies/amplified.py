@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LARGEST_BINS = 2_048
 # Up to this logit, decays differ from each other and from 1 even in float32.
 _LARGEST_LOGIT = 14.0
-# The number of simulated draws in the search, for each direction of adjacency.
+# The number of simulated draws per direction of adjacency in the search.
 _DRAWS = 1_500
 # The number of iterations in a round, and the maximum change of a logit in a round, because
 # the round's draws only suit strategies near the round's start.
@@ -55,7 +55,8 @@ def optimized_amplified(
     Under balls in bins, a simulation computes the noise for both directions of adjacency,
     with the same draws for all candidates of a round. L-BFGS with finite differences
     optimizes the decays, starting from those of `blt`. Without amplification, noise is
-    proportional to the sensitivity at every budget, so the result is that of `blt`.
+    proportional to the sensitivity at every budget, so the result is the same as the
+    result of `blt`.
 
     Under cyclic sampling, noise is proportional to the column norm (arXiv:2306.08153,
     Theorem 4); use `optimized_toeplitz` instead.
@@ -63,13 +64,13 @@ def optimized_amplified(
     Args:
       workload: A; a learning-rate schedule is taken into account under balls in bins.
       participation: participation that determines the bins, or b and k.
-      num_buffers: maximum number of vectors of the model's size that the noise generator
-        may store, from 1 to 10. Like `blt`, the result may have fewer.
+      num_buffers: maximum number of model-sized vectors that the noise generator may
+        store, from 1 to 10. Like `blt`, the result may have fewer.
       epsilon: epsilon of the budget, > 0; needed under balls in bins.
       delta: delta of the budget, in (0, 1); needed under balls in bins.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_rounds: maximum number of rounds; each has a few iterations of L-BFGS and new
-        draws.
+      max_rounds: maximum number of rounds; each round runs a few L-BFGS iterations with
+        new draws.
 
     Returns:
       The strategy, with convergence information in its diagnostics. For the draws of the

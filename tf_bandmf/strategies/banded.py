@@ -1,6 +1,6 @@
 """BandMF: optimized banded strategies with general columns.
 
-The strategies are those of Choquette-Choo et al., "(Amplified) Banded Matrix
+These are the strategies of Choquette-Choo et al., "(Amplified) Banded Matrix
 Factorization", arXiv:2306.08153, section 4 and Appendix B, in the parametrization of
 McKenna, arXiv:2405.15913, section 3.1.
 """
@@ -24,11 +24,11 @@ from tf_bandmf.workloads import Workload, check_workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
 
-# Stopping rules: the choice of a strategy needs about three digits, a plan needs six.
+# The stopping rules: choosing a strategy takes about three digits, a plan takes six.
 _DRAFT = Options(max_iterations=40, decrease_tolerance=2e-4)
 _PLAN = Options(decrease_tolerance=2e-7)
 # For more than _MOST_AT_ONCE steps, the start is first optimized for a quarter of the
-# steps, to the precision below, if the quarter has at least _LEAST_PER_BAND steps for each
+# steps, to the precision below, if the quarter has at least _LEAST_PER_BAND steps per
 # band.
 _MOST_AT_ONCE, _LEAST_PER_BAND = 2**16, 64
 _START_GAP, _START_DECREASE = 5e-3, 1e-7
@@ -76,9 +76,11 @@ def optimized_banded(
       start: banded strategy to start from, with any number of bands. The default is the
         optimal banded Toeplitz strategy or, for the mean error of prefix sums of more than
         65,536 steps, a continuation of the optimum for a quarter of the steps.
-      max_iterations: largest number of iterations of L-BFGS for each stage.
-      gap_tolerance: largest certified relative gap of a converged result.
-      gradient_tolerance: largest derivative of `n log(objective)` of a converged result.
+      max_iterations: maximum number of L-BFGS iterations per stage.
+      gap_tolerance: a result counts as converged if its certified relative gap is at
+        most this.
+      gradient_tolerance: a result counts as converged if no derivative of
+        `n log(objective)` exceeds this value.
       decrease_tolerance: largest relative decrease of the objective in 20 iterations that
         counts as convergence; increase it for very large problems.
 
@@ -111,7 +113,7 @@ def _optimized(
     start: Strategy | None = None,
     is_certified: bool = True,
 ) -> Strategy:
-    """Implements `optimized_banded`; without a `separation` columns have norm 1."""
+    """Implements `optimized_banded`; if `separation` is None, columns have norm 1."""
     from tf_bandmf.optimize import banded as problem
     from tf_bandmf.optimize import banded_matrices, objectives
 
@@ -139,7 +141,7 @@ def _optimized(
 
 
 def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarray:
-    """Returns the columns [bands, n] of the start."""
+    """Returns the columns [bands, n] of the strategy to start from."""
     n = workload.num_steps
     if start.num_steps != n:
         raise ValueError(

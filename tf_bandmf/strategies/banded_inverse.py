@@ -1,6 +1,6 @@
 """BandInvMF: strategies whose inverse is banded, with optimized coefficients.
 
-The strategies are those of Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots",
+These are the strategies of Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots",
 arXiv:2505.12128, section 5.
 """
 
@@ -44,10 +44,11 @@ def optimized_banded_inverse(
     """Returns the Toeplitz `C` with banded inverse that has the smallest error.
 
     The noise generator stores nothing and regenerates `bands - 1` earlier vectors at each
-    step. The error is minimized at the exact sensitivity in two cases: under a fixed epoch
-    order, for any signs of `C` (up to thousands of steps); and under min-separation, if `C`
-    has no entries below 0 and does not increase after lag b. Otherwise it is minimized at
-    an upper bound on the sensitivity. The result is never worse than its start.
+    step. The error is minimized at the exact sensitivity in two cases: under a fixed
+    epoch order, for entries of `C` of any sign (up to thousands of steps); and under
+    min-separation, if `C` has no entries below 0 and does not increase after lag b.
+    Otherwise it is minimized at an upper bound on the sensitivity. The result is never
+    worse than its start.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -56,9 +57,9 @@ def optimized_banded_inverse(
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of `C` to norm 1, after the optimization.
-      max_iterations: largest number of iterations of L-BFGS.
-      gradient_tolerance: largest derivative of the logarithm of the squared error of a
-        converged result.
+      max_iterations: maximum number of L-BFGS iterations.
+      gradient_tolerance: a result counts as converged if no derivative of the logarithm
+        of the squared error exceeds this.
       is_draft: True to stop within about 0.3% of the smallest error.
 
     Returns:
@@ -94,7 +95,7 @@ class _Search:
         self._objective, self._options = objective, options
 
     def with_continuation(self, bands: int) -> Strategy:
-        """Returns the best optimum from BISR and, if unreliable, from half the bands."""
+        """Returns the best optimum: from BISR and, if needed, from half the bands."""
         start = square_root_coefficients(self._workload, bands, inverse=True)
         best = self.from_start(start)
         if bands <= 2 or self._is_sound(best):
@@ -142,7 +143,7 @@ class _Search:
         )
 
     def _error(self, strategy: Strategy) -> float:
-        """Returns the objective times the squared sensitivity, or times the bound on it."""
+        """Returns the objective times the squared sensitivity (or its upper bound)."""
         errors = strategy.per_step_squared_error(self._workload)
         value = float(self._reduction(errors)) * self._sensitivity(strategy).value ** 2
         return value if math.isfinite(value) else math.inf

@@ -38,7 +38,7 @@ class Strategy:
 
     @property
     def core(self) -> matrices.LowerTriangular:
-        """`C` before its columns were scaled."""
+        """`C` without its column scaling."""
         return self.matrix.core
 
     @property
@@ -48,7 +48,7 @@ class Strategy:
 
     @property
     def memory_vectors(self) -> int:
-        """The number of vectors of the model's size that the noise generator stores.
+        """The number of model-sized vectors that the noise generator stores.
 
         A dense strategy counts as storing none, because it regenerates all earlier vectors.
         """
@@ -60,7 +60,7 @@ class Strategy:
         return self.matrix.streaming().regenerations
 
     def describe(self) -> str:
-        """Returns family and parameters, such as "bisr(bands=4)"."""
+        """Returns the family and the parameters, such as "bisr(bands=4)"."""
         values = (
             f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in self.parameters.items()

@@ -24,7 +24,7 @@ _MAX_BUFFERS = 10
 DEFAULT_BUFFERS = 4
 # The smallest relative gain in squared error that justifies another vector of memory.
 _LEAST_GAIN = 1e-4
-# Iterations after which the best starting points are chosen.
+# The number of iterations after which the best starting points are chosen.
 _SCREENING_ITERATIONS = 12
 # The largest absolute logit, far beyond the range in which float64 resolves interlaced
 # decays.
@@ -45,17 +45,18 @@ def blt(
     error, which is not convex in the decays, is minimized by L-BFGS with exact gradients,
     for 1, 2, ... buffers in turn. Each search starts from the previous optimum, with a new
     buffer added at several places. The search ends early if another buffer gives no
-    improvement, as for many participations. Every evaluation costs O(d^3 log n).
+    improvement, which is common with many participations. Each evaluation costs
+    O(d^3 log n).
 
     Args:
       workload: A. Only the Toeplitz part matters; a learning-rate schedule does not
         change the strategy.
       participation: participation that determines b and k.
-      num_buffers: d, maximum number of vectors of the model's size that the noise generator
-        may store, from 1 to 10. The error hardly decreases beyond 4 (arXiv:2505.12128,
-        section 4).
+      num_buffers: d, maximum number of model-sized vectors that the noise generator may
+        store, from 1 to 10. Beyond 4 buffers, the error hardly decreases
+        (arXiv:2505.12128, section 4).
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_iterations: largest number of iterations of each L-BFGS run.
+      max_iterations: maximum number of iterations per L-BFGS run.
 
     Returns:
       The strategy. Its diagnostics contain `converged`, `objective`, `gradient_norm` (of
@@ -89,7 +90,7 @@ def blt(
 def _optimum(
     problem: _Problem, num_buffers: int, max_iterations: int
 ) -> tuple[Any, int]:
-    """Returns the best minimum, and the number of iterations of all minimizations."""
+    """Returns the best minimum, and the total number of iterations."""
     decays, inverse_decays = np.zeros(0), np.zeros(0)
     best, iterations = None, 0
     for _ in range(num_buffers):
@@ -109,9 +110,9 @@ def _optimum(
 class _Problem:
     """Computes log(error^2 sens^2) of a BLT and its gradient, in time O(d^3 log n).
 
-    The first columns of `C` and `A C^-1`, and up to sign their derivatives by the decays,
-    are states of linear recurrences `s[t + 1] = F s[t]`; `_sum` adds up the products of
-    two states over all steps.
+    The first columns of `C` and `A C^-1`, and (up to sign) their derivatives with
+    respect to the decays, are states of linear recurrences `s[t + 1] = F s[t]`; `_sum`
+    adds up the products of two states over all steps.
     """
 
     def __init__(
@@ -142,7 +143,8 @@ class _Problem:
         response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))
         poles = np.concatenate([self._poles, rests[1::2]])
         change, start = _recurrence(poles, rests[0::2], rests)
-        # Entry t of the first column is in n - t rows; the last row has the largest error.
+        # Entry t of the first column occurs in n - t rows; the last row has the largest
+        # error.
         powers = _powers(change, self.num_steps)[0]
         error = _of_output(_sum(powers, np.outer(start, start), self._is_mean), start)
         # d log C / d theta = x / (1 - theta x), and the negative for the inverse decays.

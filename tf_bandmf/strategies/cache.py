@@ -1,9 +1,9 @@
 """A cache of optimized strategies, in the user's cache directory.
 
-An entry is found by a fingerprint of everything that determines the strategy: workload,
-participation, family, its options, and the version of the library. A wrong entry cannot
-weaken a guarantee, because plans compute sensitivity, error and noise from the matrix that
-they contain. Entries that cannot be read are ignored.
+The key of an entry is a fingerprint of everything that determines the strategy:
+workload, participation, family, its options, and the version of the library. A wrong
+entry cannot weaken a guarantee, because plans compute sensitivity, error and noise from
+the matrix that they contain. Entries that cannot be read are ignored.
 
 The environment variable `TF_BANDMF_CACHE` names another directory, or is "off".
 """
@@ -32,7 +32,8 @@ def directory() -> str | None:
     wanted = os.environ.get(VARIABLE)
     if wanted is not None:
         return None if wanted.strip().lower() in ("", "off", "0") else wanted
-    # Imported here, because devices that only take part in rounds do not need this package.
+    # Lazy import, because devices that only take part in federated rounds do not need
+    # this package.
     import platformdirs
 
     return os.path.join(platformdirs.user_cache_dir("tf-bandmf"), "strategies")
@@ -57,7 +58,7 @@ def fingerprint(
 
 
 def load(key: str, workload: Workload) -> Strategy | None:
-    """Returns the strategy of a fingerprint; None without an intact, fitting entry."""
+    """Returns the strategy with a fingerprint; None if no intact entry fits."""
     place = directory()
     if place is None:
         return None
@@ -82,8 +83,8 @@ def store(key: str, strategy: Strategy) -> None:
     digest = hashlib.sha256(f"{key}{body}".encode()).hexdigest()
     with contextlib.suppress(OSError):
         os.makedirs(place, exist_ok=True)
-        # If several processes write an entry concurrently, its digest shows whether it is
-        # complete.
+        # If several processes write an entry concurrently, its digest shows whether the
+        # entry is complete.
         with private.replaced(os.path.join(place, key)) as path:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(digest + body)

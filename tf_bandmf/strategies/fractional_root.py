@@ -2,8 +2,8 @@
 
 Kalinin, Rehn, Andersson, Honkela, Lampert, "Beyond Square Roots: Explicit
 Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. With two
-bands it is DP-lambda-CGD, and with gamma = 1/2 it is BISR. With other values of gamma, a
-few bands can correlate more of the noise than the same bands of BISR.
+bands it is DP-lambda-CGD, and with gamma = 1/2 it is BISR. With other values of gamma,
+a few bands can correlate more of the noise than BISR with the same number of bands.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def optimized_bifr(
     best, diagnostics = one_parameter.best_fraction(
         build, workload, participation, objective
     )
-    # Four digits keep names short, and do not change errors near their minimum.
+    # Rounding to four digits keeps names short, and does not change the error near its
+    # minimum.
     strategy = build(min(round(best, 4), 0.9999))
     return dataclasses.replace(strategy, diagnostics=diagnostics)
 

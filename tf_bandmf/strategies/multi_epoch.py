@@ -5,8 +5,8 @@ Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learn
 arXiv:2211.06530. It minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C` such that
 columns of `C` in which one example can take part (`b`, `2b`, ... steps apart) are
 orthogonal; the sensitivity under fixed epoch order then depends on column norms alone. With
-one participation, columns do not have to be orthogonal, and the optimum is that of all
-factorizations.
+one participation, columns do not have to be orthogonal, and the optimum is the best of
+all factorizations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 from tf_bandmf.workloads import Workload, check_workload
 
-# An iteration needs several n x n arrays and an eigendecomposition.
+# Limited, because an iteration needs several n x n arrays and an eigendecomposition.
 _LARGEST_NUM_STEPS = 8_192
 # Exponent of the multiplicative update; 2 would be exact for a diagonal X.
 _RELAXATION = 1.8
@@ -51,8 +51,9 @@ def dense(
     unknown.
 
     The noise of each step depends on the normals of all earlier steps, so a generator
-    either stores `n` vectors or regenerates up to `n - 1`; `Strategy` assumes the latter.
-    With min-separation instead of fixed epoch order the sensitivity is a bound (Alg. 4).
+    either stores `n` vectors or regenerates up to `n - 1`; `Strategy` assumes that it
+    regenerates them. With min-separation instead of fixed epoch order the sensitivity
+    is a bound (Alg. 4).
 
     Method: with the steps grouped by their position in the epoch, at the optimum
     `X^-1 A^T A X^-1 = L` is block diagonal, and the blocks of `X` are diagonal. Given
@@ -61,7 +62,7 @@ def dense(
     their target; for blocks of size one and `w = 1` it is the fixed-point iteration of
     Denisov et al., 2022 (arXiv:2202.08312, Theorem 3.2). Whitening the blocks of `X` makes
     it feasible, and `L` gives a lower bound on the error of every feasible `X` (Lagrange
-    duality): iterations end when the two errors agree to `tolerance`.
+    duality): iterations end when the error and this lower bound agree to `tolerance`.
 
     Args:
       workload: A.
@@ -70,7 +71,8 @@ def dense(
       equal_column_norms: True if the columns of `C` must have equal norms. The default is
         True for min-separation, as Table 2 recommends for long runs, and False for a fixed
         epoch order.
-      tolerance: largest certified relative gap of the squared error.
+      tolerance: iterations end once the certified relative gap of the squared error is
+        at most this.
       max_iterations: maximum number of iterations, each with one eigendecomposition and
         about 10 n^3 operations.
 

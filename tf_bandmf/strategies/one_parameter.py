@@ -1,4 +1,4 @@
-"""Search for the one parameter of a family, a fraction; values close to 1 matter most."""
+"""Search for a family's only parameter, a fraction; values close to 1 matter most."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
 _POINTS = 25
-# Tolerance of the log of the rest, for up to _LONG steps. Evaluations of longer runs take
-# tenths of a second, and near the optimum an error depends on the square of a difference.
+# The tolerance of log(1 - fraction), for up to _LONG steps. Longer runs get a larger
+# tolerance, because each evaluation takes tenths of a second, and because near the
+# optimum the error depends on the squared distance from the optimum.
 _TOLERANCE, _LONG = 1e-7, 2**16
 
 

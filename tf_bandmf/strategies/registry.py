@@ -22,12 +22,13 @@ from tf_bandmf.workloads import Workload
 # The maximum number of bands that are tried if the user gives none, because more memory is
 # the user's decision.
 _LARGEST_DEFAULT_BANDS = 32
-# Words that may follow a name's numbers, the last word first: word, option, and value.
+# Words that may follow the numbers in a specification, the last word first: word,
+# option, and value.
 _FLAGS: tuple[tuple[str, str, Any], ...] = (
     ("max", "objective", "max"),
     ("normalized", "column_normalized", True),
 )
-# Options that are not numbers in a name.
+# Options that are not written as numbers in a specification.
 _OTHERS = ("column_normalized", "objective", "epsilon", "delta")
 
 
@@ -58,9 +59,9 @@ class Refinement:
     """The relation of a family to a faster one, which it improves by a few percent at most.
 
     Attributes:
-      of: the faster family. On workloads without a learning-rate schedule, "auto" skips the
-        slow family if the faster one is far from the best; otherwise, under cyclic
-        sampling, it uses as many bands as the faster one.
+      of: the faster family. On workloads without a learning-rate schedule, "auto" skips
+        the slower family if the faster one is far from the best; otherwise, under
+        cyclic sampling, the slower family gets as many bands as the faster one.
       largest_work: largest `n * bands^2` that "auto" tries.
     """
 
@@ -76,9 +77,9 @@ class Family:
       name: name by which users request the family; also the `Strategy.family` of its
         strategies.
       build: function of workload, participation and options that returns the strategy. Its
-        signature determines the options that it takes, out of those of `numbers`, the
-        budget, `column_normalized` and `objective`. All are optional; "bands" always has a
-        value if `is_optimized`.
+        signature determines the options that it takes, from among `numbers`, the
+        budget, `column_normalized` and `objective`. All are optional; "bands" always
+        has a value if `is_optimized`.
       numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
       aliases: other names.
       auto: rank in the tables of "auto" and of `compare`, after the family that this one
@@ -109,9 +110,9 @@ class Family:
 
     @property
     def has_drafts(self) -> bool:
-        """True if `build` takes `is_draft`: True for the precision that a choice needs.
+        """True if `build` takes `is_draft`, for only the precision that a choice needs.
 
-        "auto" builds only the chosen strategy in full.
+        "auto" builds only the chosen strategy at full precision.
         """
         return "is_draft" in inspect.signature(self.build).parameters
 
@@ -240,8 +241,8 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
     An example is "bisr:4". The value is the number of bands, lambda of "lambda_cgd", or the
     number of buffers of "blt"; the mechanism chooses an omitted value. "bifr" takes a
     second value, gamma. ":normalized" scales the columns of `C` to norm 1. ":max" optimizes
-    the largest error of a step (MaxSE) instead of the mean (RMSE), in a family that
-    optimizes something.
+    the largest error of a step (MaxSE) instead of the mean (RMSE), in a family that is
+    optimized.
 
     Returns:
       The name and the options of `build_strategy`.
@@ -314,7 +315,7 @@ def default_bands(workload: Workload, participation: Participation) -> int:
 
 
 def with_best_bands(build: Callable[..., Strategy]) -> Callable[..., Strategy]:
-    """Returns `Family.build` for a closed form of (workload, bands, column_normalized).
+    """Returns `Family.build` for a closed-form `build(workload, bands, normalized)`.
 
     If the number of bands is omitted, the returned function uses the best power of two.
     """

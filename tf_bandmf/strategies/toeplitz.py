@@ -51,9 +51,9 @@ def optimized_toeplitz(
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of the result to norm 1, after the
         optimization, as arXiv:2405.15913 recommends.
-      max_iterations: largest number of iterations of L-BFGS.
-      gradient_tolerance: largest derivative of the logarithm of the squared error of a
-        converged result.
+      max_iterations: maximum number of L-BFGS iterations.
+      gradient_tolerance: a result counts as converged if no derivative of the logarithm
+        of the squared error exceeds this.
 
     Returns:
       The strategy, with convergence information in its diagnostics.
