@@ -3,9 +3,9 @@
     plan = tf_bandmf.plan("lambda_cgd", epsilon=4, delta=1e-5, num_examples=60_000,
                           batch_size=512, epochs=10)
 
-`tf_bandmf.keras` trains Keras 3 models with such a plan. Import that module by name; the
-rest of the package works without Keras. Names are imported when they are used, so
-`import tf_bandmf` loads neither TensorFlow nor dp-accounting.
+`tf_bandmf.keras` trains Keras 3 models with such a plan. Import `tf_bandmf.keras`
+explicitly; the rest of the package works without Keras. All public names are lazy
+imports, so `import tf_bandmf` loads neither TensorFlow nor dp-accounting.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tf_bandmf.strategies import Strategy as Strategy
     from tf_bandmf.workloads import Workload as Workload
 
-# The submodules that are loaded on first use.
+# The lazily imported submodules.
 _MODULES = (
     "accounting",
     "audit",
@@ -61,7 +61,7 @@ _PARTICIPATIONS = (
     *("BMinSepSampling", "BallsInBins", "CyclicFixedSize", "CyclicPoisson"),
     *("FixedEpochOrder", "MinSep", "Participation", "Poisson", "Shuffled"),
 )
-# The module of each public name.
+# The module that defines each public name.
 _HOMES = {
     **dict.fromkeys(_PARTICIPATIONS, "participation"),
     "Guarantee": "accounting.guarantee",

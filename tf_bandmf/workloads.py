@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tf_bandmf import matrices
 
-# The largest learning rate, chosen such that fourth powers of sums are finite.
+# The largest learning rate; chosen so that fourth powers of sums stay finite.
 _LARGEST_RATE = 1e50
 
 
@@ -38,11 +38,11 @@ class Workload:
 
     Attributes:
       name: name in tables and statements.
-      num_steps: n, always explicit.
+      num_steps: n, the number of steps.
       inverse_coefficients: the diagonals of the banded Toeplitz `T`, shape [q + 1].
       learning_rates: relative learning rate of each step, shape [n], between 1e-50 and
-        1e50, or None for a constant rate. Only ratios matter to the choice of a
-        strategy.
+        1e50, or None for a constant rate. Only the ratios of the rates affect the
+        choice of a strategy.
       momentum, decay: arguments of `momentum_sgd`, 0 and 1 for `prefix_sum`; None if `T`
         has another form. The closed forms of the square-root strategies use them.
     """
@@ -114,7 +114,7 @@ class Workload:
 
 
 def is_real(value: Any) -> bool:
-    """Returns True for a number of Python or NumPy, but not for a bool."""
+    """Returns True for a Python or NumPy number, but not for a bool."""
     number = isinstance(value, (int, float, np.integer, np.floating))
     return number and not isinstance(value, bool)
 
@@ -129,7 +129,7 @@ def check_workload(workload: Any) -> None:
 
 
 def resolve(workload: Workload | str | None, num_steps: int) -> Workload:
-    """Returns a given workload, the workload with a given name, or by default prefix sums.
+    """Returns the given workload, the named workload, or by default prefix sums.
 
     Raises:
       TypeError: if the argument is not a workload, a name (see `parse`) or None.
@@ -144,7 +144,7 @@ def resolve(workload: Workload | str | None, num_steps: int) -> Workload:
 
 
 def parse(specification: str, num_steps: int) -> Workload:
-    """Returns the workload of "prefix", "identity" or "sgd:momentum=0.9,decay=0.999".
+    """Parses a workload name: "prefix", "identity" or "sgd:momentum=0.9,decay=0.999".
 
     Args:
       specification: the name; "sgd" takes `momentum`, `decay` or both, as in
@@ -191,15 +191,14 @@ def momentum_sgd(
 ) -> Workload:
     """Returns the workload of SGD with momentum and weight decay (arXiv:2505.12128, eq. 4).
 
-    The updates are `m[i] = momentum m[i-1] + x[i]`,
-    `theta[i] = decay theta[i-1] - eta m[i]`, so that `A^-1 = (I - decay S)(I - momentum S)`
-    with the shift `S`.
+    The updates are `m[i] = momentum m[i-1] + x[i]`, `theta[i] = decay theta[i-1] - eta
+    m[i]`, so `A^-1 = (I - decay S)(I - momentum S)` with the shift matrix `S`.
 
     Args:
       num_steps: n.
       momentum: beta in [0, 1).
-      decay: alpha in (0, 1], the factor by which a step shrinks the weights; a Keras
-        `weight_decay` of w at learning rate eta is `decay = 1 - eta w`.
+      decay: alpha in (0, 1], the factor by which each step shrinks the weights; a Keras
+        `weight_decay` of w at learning rate eta corresponds to `decay = 1 - eta w`.
       learning_rates: optional relative learning rate of each step, shape [n].
 
     Raises:
@@ -225,7 +224,7 @@ def momentum_sgd(
 
 
 def identity(num_steps: int) -> Workload:
-    """Returns the workload that uses each step's noisy gradient by itself: `A = I`."""
+    """Returns the workload in which each step outputs only its own gradient: `A = I`."""
     return Workload("identity", num_steps, np.array([1.0]))
 
 

@@ -1,10 +1,10 @@
-"""Audits: lower bounds on the epsilon of a mechanism, from what it released.
+"""Audits: lower bounds on the epsilon of a mechanism, computed from its outputs.
 
-An audit puts canaries into a run: a fair coin decides for each canary whether it takes
-part. From what the run released, the audit guesses which canaries took part. If too many
-guesses are right, the lower bound on epsilon is above the claimed epsilon, which
-contradicts the plan. A bound below the claimed epsilon does not prove the claim; the
-closer the two are, the sharper the audit was.
+An audit puts canaries into a run: a fair coin per canary decides whether the canary
+takes part. From the outputs of the run, the audit guesses which canaries took part. If
+too many guesses are right, the lower bound on epsilon exceeds the claimed epsilon,
+which contradicts the plan. A bound below the claimed epsilon does not prove the claim;
+the closer the bound is to the claim, the sharper the audit was.
 
     canaries = audit.GradientCanaries.for_plan(plan, num_parameters=4096, seed=0)
     released = ...  # noisy sums of `canaries.sums()`, as the mechanism gives them

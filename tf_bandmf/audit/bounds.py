@@ -1,8 +1,8 @@
 """Lower bounds on epsilon, and on mu of Gaussian DP, from counts of correct guesses.
 
-Each bound holds except with probability `1 - confidence` over the run and the audit's
+Each bound fails with probability at most `1 - confidence` over the run and the audit's
 coins. This requires that the arguments marked "decided in advance" do not depend on the
-run that is audited.
+audited run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from tf_bandmf.accounting.checks import check_delta
 
-# The largest bound that is returned, and the number of bisection steps in the search.
+# The largest bound returned, and the number of bisection steps in the search for it.
 _LARGEST = 50.0
 _HALVINGS = 40
 
@@ -32,16 +32,16 @@ def epsilon_from_guesses(
     """Returns a lower bound on epsilon from one run with many canaries.
 
     Steinke, Nasr, Jagielski (2023, arXiv:2305.08846), Theorem 5.2: each canary takes
-    part by its own fair coin, and the auditor guesses some of the coins. Nothing is
-    assumed about the mechanism except that it is (epsilon, delta)-DP; guesses may depend
+    part according to its own fair coin, and the auditor guesses the outcome of some
+    coins. The mechanism is only assumed to be (epsilon, delta)-DP; guesses may depend
     on one another.
 
     Args:
       num_canaries: number of canaries, m.
-      num_guesses: r <= m, number of guesses, decided in advance; the auditor does not guess
-        the other coins.
+      num_guesses: r <= m, number of guesses, decided in advance; the auditor leaves the
+        other coins open.
       num_right: v <= r, number of correct guesses.
-      delta: delta of the guarantee that is audited.
+      delta: delta of the audited guarantee.
       confidence: in (0, 1).
 
     Returns:
@@ -126,7 +126,7 @@ def epsilon_from_rates(
       positives: number of trials with the canary.
       false_positives: number of trials without the canary and with a positive test.
       negatives: number of trials without the canary.
-      delta: delta of the guarantee that is audited.
+      delta: delta of the audited guarantee.
       confidence: in (0, 1).
 
     Returns:

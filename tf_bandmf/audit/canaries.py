@@ -15,28 +15,29 @@ from tf_bandmf.planning.plan import Plan
 
 # The seed of the simulated run in which the threshold is chosen.
 _REHEARSAL = 2**62
-# The maximum number of entries of an intermediate array.
+# The maximum number of entries in an intermediate array.
 _CHUNK = 8_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GradientCanaries:
-    """Canary gradients of norm `l2_norm_clip`, each included in the run by a fair coin.
+    """Canary gradients of norm `l2_norm_clip`; a fair coin decides if each is in the run.
 
     An auditor who sees the noisy sums `y = g + noise_stddev C^-1 z` of all steps, and
-    knows C, can whiten them: `C y / noise_stddev` has independent standard normal noise.
-    Canary j, with gradient `zeta x_j[i] v_j` at step i (`zeta` is the l2 norm clip), adds
-    the signal `zeta C x_j (x) v_j / noise_stddev`, an outer product, to the whitened sums.
-    The optimal statistic is the matched filter, the inner product of signal and whitened
-    sums: by Neyman and Pearson, no other test of the same released values is better. If the
-    participation is amplified, the steps of a canary are secret. The plan's sampler draws
-    them, and the statistic is the likelihood ratio of the mixture over the possible steps.
+    knows C, can whiten them: `C y / noise_stddev` has independent standard normal
+    noise. Canary j, with gradient `zeta x_j[i] v_j` at step i (`zeta` is the l2 norm
+    clip), adds the signal `zeta C x_j (x) v_j / noise_stddev`, an outer product, to the
+    whitened sums. The optimal statistic is the matched filter, the inner product of
+    signal and whitened sums: by Neyman and Pearson, no other test of the same released
+    values is better. If the participation is amplified, the steps of each canary are
+    secret: the plan's sampler draws them. The statistic is then the likelihood ratio of
+    the mixture over the possible steps.
 
     Attributes:
       plan: the plan whose mechanism is audited.
       num_parameters: d, the length of the released vectors.
-      patterns: x, float64, shape [m, n]: contribution of each canary along its direction at
-        each step.
+      patterns: x, float64, shape [m, n]: each canary's coefficient along its direction
+        at each step.
       included: mask of the canaries that take part, bool, shape [m].
       directions: v, shape [m, d], orthonormal rows; None if v_j is the unit vector of
         coordinate j.
@@ -58,14 +59,15 @@ class GradientCanaries:
         num_canaries: int | None = None,
         directions: np.ndarray | None = None,
     ) -> GradientCanaries:
-        """Returns canaries that take part as often as the plan's participation permits.
+        """Returns canaries that participate as often as the plan's participation permits.
 
         Args:
           plan: plan of the run.
           num_parameters: d, the length of the released vectors.
           seed: seed of the coins and the sampler.
           num_canaries: m <= d; None for one per direction.
-          directions: see the class; different directions may reveal different faults.
+          directions: see the attribute of the class; different directions may reveal
+            different faults.
 
         Raises:
           ValueError: if there are more canaries than orthogonal directions, or the
@@ -114,13 +116,14 @@ class GradientCanaries:
         return scale * self.plan.strategy.matrix.matmul(np.array(self.patterns.T))
 
     def scores(self, released: np.ndarray) -> np.ndarray:
-        """Returns the log likelihood ratio (included or not) of each canary, shape [m].
+        """Returns each canary's log likelihood ratio (included vs. not), shape [m].
 
         A score of 0 means that the released values fit both hypotheses equally well.
 
         Args:
           released: noisy *sums*, shape [n, d], of the canaries alone. Subtract the
-            contributions of other examples, which the auditor is assumed to know.
+            contributions of all other examples beforehand; the auditor is assumed to
+            know them.
 
         Raises:
           ValueError: if `released` has another shape.
@@ -142,7 +145,7 @@ class GradientCanaries:
         return self._steps(whitened, scale)
 
     def _along(self, released: np.ndarray) -> np.ndarray:
-        """Returns the released values along each canary's direction, shape [n, m]."""
+        """Projects the released values onto each canary's direction; shape [n, m]."""
         if self.directions is None:
             return released[:, : len(self.patterns)]
         return released @ self.directions.T
@@ -157,11 +160,11 @@ class GradientCanaries:
         return special.logsumexp(logs, axis=0) - np.log(bins)
 
     def _steps(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """Returns the sum over steps of log(1 - q + q likelihood ratio), q the step's rate.
+        """Returns the sum over steps of log(1 - q + q * likelihood ratio), at rate q.
 
-        The statistic is optimal for cyclic Poisson sampling, where the columns of C at one
-        example's steps are orthogonal. For other samplers of single steps, it is a good
-        statistic.
+        The statistic is optimal for cyclic Poisson sampling, where the columns of C at
+        one example's steps are orthogonal. For other samplers that draw each step
+        separately, it is a good statistic, but not optimal.
         """
         participation, n = self.plan.participation, self.plan.num_steps
         parts = participation.separation()
@@ -180,7 +183,7 @@ class GradientCanaries:
         return np.sum(logs, axis=0)
 
     def simulated(self, seed: int) -> np.ndarray:
-        """Returns noisy sums of a simulated correct mechanism, shape [n, d].
+        """Simulates a correct mechanism, and returns its noisy sums, shape [n, d].
 
         Args:
           seed: seed of the noise.
@@ -191,7 +194,7 @@ class GradientCanaries:
         return self.sums() + self.plan.noise_stddev * noise
 
     def _rehearsed_threshold(self, confidence: float) -> float:
-        """Returns the best threshold for a simulated run with other coins."""
+        """Returns the best threshold for a simulated run with independent coins."""
         other = GradientCanaries.for_plan(
             self.plan,
             self.num_parameters,
@@ -212,9 +215,9 @@ class GradientCanaries:
         """Returns lower bounds on epsilon from the released noisy sums of one run.
 
         The bounds from guesses need no assumptions. The bounds from rates treat the
-        canaries as independent trials, which they are if the noise conforms to the plan. If
-        scores are correlated, the mechanism contradicts the plan anyway; correlation can
-        change the number of correct guesses in either direction.
+        canaries as independent trials, which is true if the noise conforms to the plan.
+        If scores are correlated, the mechanism contradicts the plan anyway; correlation
+        can change the number of correct guesses in either direction.
 
         Args:
           released: see `scores`.
@@ -222,7 +225,7 @@ class GradientCanaries:
           num_guesses: see `evaluate`.
 
         Raises:
-          ValueError: if `scores` or `evaluate` raises it.
+          ValueError: if `scores` or `evaluate` raises ValueError.
         """
         is_amplified, threshold = self.plan.participation.is_amplified, 0.0
         if is_amplified:
@@ -242,16 +245,17 @@ class GradientCanaries:
 
 
 def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.ndarray:
-    """Returns the pattern `x` of participations, with signs, that makes `C x` longest.
+    """Searches for the signed participation pattern `x` that makes `C x` longest.
 
-    The search covers all patterns `i, i + b, i + 2b, ...` of at most k steps; each sign is
-    chosen so that its column does not shorten the sum of the columns before. For the
-    strategies and participations of this library, the norm of `C x` equals the sensitivity
-    if such a pattern attains it; otherwise it is smaller, and the audit is less sharp.
+    The search covers all patterns `i, i + b, i + 2b, ...` of at most k steps; each sign
+    is chosen so that adding its column does not shorten the sum of the previous
+    columns. For the strategies and participations of this library, the norm of `C x`
+    equals the sensitivity if one of these patterns attains the sensitivity; otherwise
+    the norm is smaller, and the audit is less sharp.
 
     Args:
       matrix: C.
-      participation: participation that determines b and k; without amplification.
+      participation: unamplified participation, which determines b and k.
 
     Returns:
       x, float64, shape [n], entries -1, 0 and 1.

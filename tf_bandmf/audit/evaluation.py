@@ -16,7 +16,7 @@ from tf_bandmf.audit.bounds import (
     mu_from_rates,
 )
 
-# The numbers of guesses that are tried, as shares of the number of canaries.
+# The candidates for the number of guesses, as shares of the number of canaries.
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
 # Below this mu, Gaussian DP has epsilon = 0 at every delta of interest.
 _SMALLEST_MU = 1e-6
@@ -28,9 +28,9 @@ class LowerBound:
 
     Attributes:
       epsilon: the bound, at the delta of the audit.
-      method: method of computation, with its source.
-      assumes: assumptions about the mechanism, in addition to the claim.
-      mu: the bound on mu from which epsilon follows, if the claim is Gaussian DP.
+      method: the method that computes the bound, with its source.
+      assumes: assumptions about the mechanism beyond the audited claim.
+      mu: if the claim is Gaussian DP, the bound on mu from which epsilon follows.
     """
 
     epsilon: float
@@ -50,7 +50,7 @@ class AuditResult:
       num_canaries: number of canaries, m.
       num_included: number of canaries that took part.
       claimed_epsilon: claimed epsilon of the plan; None if nothing was claimed.
-      signal: mean distance of the scores with and without the canary, in standard
+      signal: distance between the mean scores with and without the canary, in standard
         deviations of the plan's noise: `1 / noise_multiplier` for a canary with the
         worst pattern; None if unknown.
     """
@@ -72,7 +72,7 @@ class AuditResult:
     def contradicts(self) -> bool:
         """True if the run cannot have had the claimed epsilon.
 
-        For a correct mechanism this happens with probability at most `1 - confidence`.
+        For a correct mechanism, this is True with probability at most `1 - confidence`.
         """
         return self.claimed_epsilon is not None and self.epsilon > self.claimed_epsilon
 
@@ -108,7 +108,7 @@ def evaluate(
     num_guesses: int | None = None,
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """Bounds epsilon from below, from scores of how likely each canary took part.
+    """Bounds epsilon from below, given a score of how likely each canary took part.
 
     The audit guesses that the canaries with the `num_guesses / 2` largest scores took part,
     and that those with the `num_guesses / 2` smallest scores did not. The bound of
@@ -120,26 +120,27 @@ def evaluate(
         computed from what the run released, without looking at `included`.
       included: mask of the canaries that took part, by independent fair coins, bool, shape
         [m].
-      delta: delta of the guarantee that is audited.
+      delta: delta of the audited guarantee.
       confidence: confidence of all bounds together.
       signal: see `AuditResult`; used only to choose `num_guesses`. None counts as 1.
-      is_gaussian: True if the claim is Gaussian DP, as by the exact Gaussian accountant
-        without amplification. Then bounds on mu are computed, too, and bounds on epsilon
-        from them.
+      is_gaussian: True if the claim is Gaussian DP, as from the exact Gaussian
+        accountant without amplification. In this case, bounds on mu and the resulting
+        bounds on epsilon are computed, too.
       are_independent: True if the scores are from independent runs, or from a mechanism
-        that is claimed to make them independent. Then bounds from the rates of true and
-        false positives are computed, too.
+        that is claimed to make them independent. In this case, bounds from the
+        true-positive and false-positive rates are computed, too.
       threshold: a score above the threshold counts as positive in these rates. It must
         have been decided before the scores were seen.
-      num_guesses: even number of guesses; None for a choice that depends on m and `signal`,
-        but not on the scores.
-      claimed_epsilon: claimed epsilon, with which the result compares the bounds.
+      num_guesses: even number of guesses; None to choose the number from m and `signal`
+        alone, without the scores.
+      claimed_epsilon: claimed epsilon, to which the result compares the bounds.
 
     Returns:
       The bounds.
 
     Raises:
-      ValueError: if shapes differ, scores are NaN, or no canary, or every one, took part.
+      ValueError: if shapes differ, scores are NaN, or either no canary or every canary
+        took part.
     """
     scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
     if scores.ndim != 1 or scores.shape != included.shape or scores.size < 2:
@@ -195,17 +196,18 @@ def evaluate(
 def best_number_of_guesses(
     num_canaries: int, signal: float, delta: float, confidence: float
 ) -> int:
-    """Returns the number of guesses with the best expected bound if scores are normal.
+    """Returns the number of guesses with the best expected bound for normal scores.
 
     Args:
       num_canaries: number of canaries, m.
-      signal: distance of the two means (with and without) in standard deviations.
+      signal: distance between the mean scores with and without the canary, in standard
+        deviations.
       delta: delta of the guarantee.
       confidence: confidence of the bound.
 
     Returns:
-      An even number in [2, m]. If no number of guesses promises a bound > 0, it is two
-      fifths of m, which still detects gross faults.
+      An even number in [2, m]. If no number of guesses promises a bound > 0, the result
+      is two fifths of m, which still detects gross faults.
     """
     best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
     for share in _SHARES:
@@ -233,8 +235,7 @@ def best_threshold(
 ) -> float:
     """Returns the threshold with the best `epsilon_from_rates` for these scores.
 
-    The audit with this threshold must use other scores, so that the threshold is decided
-    in advance.
+    The threshold must be decided in advance, so do not audit these same scores with it.
 
     Args:
       scores: shape [m].

@@ -1,4 +1,4 @@
-"""The command line: commands call functions of the library; options are arguments.
+"""The command line: each command calls a library function; options are its arguments.
 
 Messages are one line on standard error; results go to standard output.
 
@@ -36,8 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-      arguments: command-line arguments without the program's name; by default those of the
-        process.
+      arguments: command-line arguments without the program's name; by default, the
+        arguments of this process.
 
     Returns:
       The exit code; see the module's docstring.
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with without_native_logs():
             _GROUP.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except SystemExit as stop:
-        # Raised after click has answered a shell's request for completions.
+        # click raises this after answering a shell's request for completions.
         return stop.code if isinstance(stop.code, int) else 2
     except click.ClickException as error:
         return _report(error.format_message(), 2)

@@ -58,7 +58,7 @@ def _table(balances: list[Any]) -> str:
 
 
 def _rows(entries: list[Any], *names: str) -> list[list[str]]:
-    """Yields entries as rows for a table, after a row of headings."""
+    """Yields a row of headings, then one table row per entry."""
     said = [[getattr(e, n, e.body.get(n)) for n in names] for e in entries]
     return [[*names], *(["" if v is None else str(v) for v in row] for row in said)]
 
@@ -81,7 +81,7 @@ def _verified(problems: list[str]) -> str:
 
 
 def _export(file: Any, **given: Any) -> None:
-    """Writes a line of headings and a line for each entry; UTF-8, RFC 4180."""
+    """Writes the entries with a header line as CSV (UTF-8, RFC 4180)."""
     for row in _rows(_call("history", **given), *_ENTRY, *_SAID):
         # Values that a spreadsheet program would interpret as a formula are quoted.
         csv.writer(file).writerow(f"'{v}" if v[:1] in _FORMULAS else v for v in row)

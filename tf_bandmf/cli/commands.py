@@ -16,7 +16,7 @@ from tf_bandmf.cli.signatures import command
 
 
 class _File(click.Path):
-    """An output file; a missing folder is an error before the computation starts."""
+    """An output file; a missing folder raises an error before the computation starts."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not pathlib.Path(value).resolve().parent.is_dir():
@@ -106,7 +106,7 @@ def _record(plan: Any) -> dict[str, Any]:
 
 
 def _call(name: str, plot: str | None = None, **given: Any) -> Any:
-    """Calls a function of the library, given by name so that imports can wait."""
+    """Calls a library function by name, which makes its import lazy."""
     given = _asserted(given)
     import tf_bandmf
 

@@ -45,7 +45,7 @@ def without_native_logs() -> Iterator[None]:
         with contextlib.redirect_stderr(ours):
             yield
     finally:
-        # This closes the last writer of the pipe, so the thread ends, unless a child
+        # This closes the last write end of the pipe, so the thread ends unless a child
         # process holds the pipe open.
         os.dup2(terminal, 2)
         filtering.join(timeout=1.0)
@@ -59,7 +59,7 @@ def drop_native_logs() -> None:
 
 
 def _pass_on(source: int, sink: int) -> None:
-    """Copies lines that are not logs until the other end of the pipe is closed."""
+    """Copies all lines except native logs until the write end of the pipe is closed."""
     with os.fdopen(source, "rb") as pipe:
         for line in pipe:
             if not _LOG_LINE.match(line):

@@ -1,7 +1,8 @@
-"""Commands made from Python functions: the functions' arguments become options.
+"""Turns Python functions into commands, and their arguments into options.
 
-Name, type and default of an option come from the signature; the help text comes from the
-docstring. Both are read from the source, so that help and completion import nothing.
+Name, type and default of an option come from the signature; the help text comes from
+the docstring. Both are parsed from the source code, so help and completion import
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _REFUSED = (ValueError, TypeError, ImportError, FileNotFoundError)
 
 
 class Several(click.ParamType):
-    """The type of an option that takes texts, separated by commas."""
+    """The type of an option that takes several texts, separated by commas."""
 
     name = "a,b,..."
 
@@ -50,8 +51,8 @@ def command(
         "ledger.book:Ledger.fits"; the first function's summary describes the command.
       more: additional options.
       show: function that turns the result into text, or returns None to print nothing.
-      record: function that turns the result into plain values for `--json`; None for no
-        such option.
+      record: function that turns the result into plain values for `--json`; None to
+        omit the `--json` option.
     """
     nodes = [_source(source) for source in sources]
     options = [option for node in nodes for option in _options(node)] + [*more]
@@ -67,7 +68,7 @@ def command(
         except DamagedLedgerError:
             raise
         except (*_REFUSED, LedgerError) as error:
-            # In messages, the names of arguments are replaced by those of the options.
+            # In error messages, argument names are replaced by option names.
             words = {str(option.name): option.opts[0] for option in options}
             named = lambda word: words.get(word[0], word[0])  # noqa: E731
             raise click.UsageError(re.sub(r"\b\w+_\w+\b", named, str(error))) from error
@@ -93,7 +94,7 @@ def _text(node: Any) -> str:
 
 
 def _options(node: Any) -> Iterator[click.Parameter]:
-    """Returns the command parameters for the arguments that have plain types.
+    """Returns the command-line parameters for all arguments with plain types.
 
     Positional arguments without a default stay positional; all others become options.
     """

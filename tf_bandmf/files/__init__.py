@@ -1,1 +1,1 @@
-"""Files: configurations with arrays, and files that hold secrets."""
+"""File handling: configurations with arrays, and files that hold secrets."""

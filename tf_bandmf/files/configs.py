@@ -14,7 +14,7 @@ _ARRAY = "__zlib_base64__"
 
 
 def canonical_bytes(config: Any) -> bytes:
-    """Returns bytes, equal if and only if two configurations and their arrays are equal."""
+    """Returns canonical bytes: equal exactly for equal configurations, arrays included."""
 
     def named(array: np.ndarray) -> list[Any]:
         return [str(array.dtype), array.shape, array.tobytes().hex()]

@@ -1,7 +1,7 @@
 """Types for secrets, whose `repr` does not show their content.
 
-pytest, Sentry, rich and notebooks log errors together with the local variables of their
-frames: secrets in these types do not get into such logs.
+pytest, Sentry, rich and notebooks log the local variables of each stack frame with an
+error. Secrets in these types do not appear in those logs.
 """
 
 from __future__ import annotations
@@ -30,4 +30,4 @@ class HiddenDict(_Hidden, dict[str, Any]):
 
 
 class HiddenArray(_Hidden, np.ndarray):  # type: ignore[type-arg,unused-ignore]
-    """A hidden array, made by `array.view(HiddenArray)`. Its parts are hidden, too."""
+    """A hidden array, made by `array.view(HiddenArray)`; its slices are hidden, too."""

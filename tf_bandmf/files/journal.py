@@ -1,15 +1,16 @@
-"""A private file with content that is replaced as a whole, and appended entries.
+"""A private file: content that is only replaced as a whole, then appended entries.
 
     length of the content | content, padded | SHA-256 of both | entries
 
-An entry has 32 bytes: 16 from the caller, and their digest, keyed by the SHA-256. It begins
-at a multiple of 32, and therefore lies within one sector of a disk: if the machine stops
-while an entry is being written, the file ends with a part of the entry, or with zeros. Such
-an end is removed; any other entry with a wrong digest is an error.
+An entry has 32 bytes: 16 bytes from the caller, and their digest, keyed by the SHA-256.
+Each entry begins at a multiple of 32 and therefore lies within one disk sector: if the
+machine stops while an entry is being written, the file ends with part of the entry or
+with zeros. An incomplete last entry is removed; any other entry with a wrong digest is
+an error.
 
-Once appended, an entry survives the end of the process. Syncs to the disk take at most one
-percent of the time, so a machine failure may lose the entries of the last 100 sync
-durations: a fraction of a second on a local disk.
+Once appended, an entry survives the end of the process. Disk syncs take at most one
+percent of the run time, so a machine failure may lose the entries of a period of up to
+100 times the duration of a sync: a fraction of a second on a local disk.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tf_bandmf.files.hidden import HiddenBytes
 
 ENTRY_BYTES = 16
 _PLACE = 32
-# The largest share of the time that syncs may take.
+# The maximum share of the run time that disk syncs may take.
 _SYNC_SHARE = 0.01
 
 

@@ -1,4 +1,4 @@
-"""Locks that let only one process at a time use a file; a lock ends with its process."""
+"""Locks that give one process exclusive use of a file; they end with the process."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import os
 import threading
 import weakref
 
-# The locks that this process holds, by path of the lock file.
+# The locks that this process holds, keyed by the path of the lock file.
 _LOCKS: weakref.WeakValueDictionary[str, Lock] = weakref.WeakValueDictionary()
 _GUARD = threading.Lock()
 
 
 class Lock:
-    """A lock, held until it is closed or no longer referenced; forked processes drop it.
+    """A file lock, held until closed or garbage-collected; forked processes drop it.
 
     Args:
       path: path of the lock file, which is created if it does not exist.
 
     Raises:
-      BlockingIOError: if another object holds it, in this process or in another.
+      BlockingIOError: if another object, in this or another process, holds the lock.
       OSError: if the file system has no locks.
     """
 
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # This is not `lockf`: a process loses such a lock when it closes any descriptor
-            # of the file, for example after copying it. A `flock` also ends if the process
-            # is killed.
+            # `flock` instead of `lockf`: a process loses a `lockf` lock when it closes
+            # any descriptor of the file, for example after copying the file. A `flock`
+            # also ends if the process is killed.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
@@ -40,20 +40,20 @@ class Lock:
 def hold(path: str) -> Lock:
     """Locks `path` for this process through a file `<path>.lock` beside it.
 
-    All objects of a process share the lock.
+    All callers in this process share the lock.
 
     Returns:
       The lock, which is held as long as the returned object is referenced.
 
     Raises:
-      BlockingIOError: if another process holds it.
+      BlockingIOError: if another process holds the lock.
       OSError: if the file system has no locks.
     """
     name = os.path.realpath(path) + ".lock"
     with _GUARD:
         held = _LOCKS.get(name)
         try:
-            # In a forked process, the locks of its parent are closed.
+            # In a forked process, `held` may be a closed lock of the parent process.
             return held if held is not None and held.close.alive else Lock(name)
         except BlockingIOError as error:
             raise BlockingIOError(
@@ -62,7 +62,8 @@ def hold(path: str) -> Lock:
             ) from error
 
 
-# Otherwise the file descriptors that a forked process inherits would also hold the locks.
+# A forked process drops its inherited locks; otherwise, its copies of the file
+# descriptors would keep them locked.
 os.register_at_fork(
     after_in_child=lambda: [lock.close() for lock in list(_LOCKS.values())]
 )

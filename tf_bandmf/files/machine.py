@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-# Files with a container's memory limit: control groups version 2, and version 1.
+# Files with a container's memory limit, for control groups version 2 and version 1.
 _LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",

@@ -1,4 +1,4 @@
-"""Files that are written atomically, and the mode of private files."""
+"""Writes files atomically, and checks the mode of private files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields a temporary path; the file written there is renamed to `path` at the end.
+    """Yields a temporary path; the file written there finally replaces `path` atomically.
 
-    The temporary file is in the same folder and has the same suffix. Contents are fsynced
-    before the rename, and the rename before the block ends: after a crash `path` is either
-    the old or the new file. If the block raises, or the process is killed, the old file at
-    `path` remains.
+    The temporary file is in the same folder and has the same suffix. The contents are
+    fsynced before the rename, and the folder after the rename: after a crash, `path` is
+    either the old or the new file. If the block raises, or the process is killed, the
+    old file at `path` remains.
     """
     unfinished = _unfinished(path)
     try:

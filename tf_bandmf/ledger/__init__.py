@@ -24,7 +24,7 @@ from tf_bandmf.ledger.errors import LedgerError as LedgerError
 
 
 def __getattr__(name: str) -> Any:
-    # Only these names need SQLAlchemy.
+    # Lazy imports, because only these names need SQLAlchemy.
     if name not in ("Ledger", "opened"):
         raise AttributeError(f"module 'tf_bandmf.ledger' has no attribute {name!r}")
     return getattr(importlib.import_module("tf_bandmf.ledger.book"), name)

@@ -1,7 +1,8 @@
-"""The budget of a data set, the part that was spent, and the part that remains.
+"""The balance of a data set: its budget, the spent part, and the remaining part.
 
-The cost of all releases together is computed by `tf_bandmf.compose`; under a budget in rho,
-it is the sum of their rhos, which holds however releases are chosen.
+`tf_bandmf.compose` computes the joint cost of all releases. Under a budget in rho, the
+joint cost is the sum of all rhos, which is valid even if releases are chosen
+adaptively.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Budget:
     """The limit on the joint privacy cost of all releases from one data set.
 
     Attributes:
-      epsilon, delta: the budget, if it is not in rho.
-      rho: the budget in rho of zCDP, or None.
+      epsilon, delta: the budget, unless it is given as rho.
+      rho: the budget as a zCDP rho, or None.
     """
 
     epsilon: float | None = None
@@ -107,11 +108,11 @@ class Balance:
 
     @property
     def is_over(self) -> bool:
-        """True if more is spent than the budget."""
+        """True if the spent part exceeds the budget."""
         return self.part > _ROUNDING
 
     def fits(self, delta: float | None = None) -> float:
-        """Returns the largest epsilon of a run without amplification that would still fit.
+        """Returns the largest epsilon that a run without amplification could still have.
 
         Args:
           delta: delta of that run; by default the budget's, or 1e-6.
@@ -141,7 +142,8 @@ class Balance:
 def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, str]:
     """Returns the smallest proven epsilon of all releases together, and its method.
 
-    Each release may depend on the results of those before it; only its cost is fixed.
+    Each release may depend on the results of earlier releases; only its cost is fixed
+    in advance.
     """
     releases = [release for release in releases if release.epsilon or release.delta]
     if not releases:

@@ -1,14 +1,14 @@
-"""An organisation's ledger, which decides if a run or release may still use a data set.
+"""An organisation's ledger, which decides if a data set still has budget for a run.
 
     ledger = tf_bandmf.Ledger("sqlite:///privacy.db")
     ledger.add_dataset("patients-2026", unit="one patient", epsilon=8, delta=1e-6)
     plan = ledger.bind(tf_bandmf.plan(..., unit="one patient"), "patients-2026")
 
-Planning reserves nothing, because plans may be made and never run. A run reserves the whole
-cost of its plan when it *begins*, at its first step, or is refused. The run's name is a
-digest of its noise key: a resumed run has the same name and reserves nothing more; a second
-run of the same plan reserves the cost again. A reservation counts in full until the run is
-ended, even if its process has died.
+Planning reserves nothing, because plans may be made and never run. A run reserves the
+whole cost of its plan when it *begins*, at its first step, or is refused. The run's
+name is a digest of its noise key: a resumed run has the same name and reserves nothing
+more; a second run of the same plan reserves the cost again. A reservation counts in
+full until `Ledger.end` is called, even if the run's process has died.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _OPEN: dict[str, Ledger] = {}
 class Ledger:
     """Data sets, budgets, runs and releases, in a database.
 
-    Formal guarantee: if all uses of a data set are in the ledger, then all runs and
-    releases that the ledger admitted are together (epsilon, delta)-DP, or rho-zCDP, with
-    the parameters of the budget, for the data set's unit and adjacency. A budget in epsilon
-    also requires that privacy parameters do not depend on results of earlier releases; a
-    budget in rho does not.
+    Formal guarantee: if every use of a data set is recorded in the ledger, then all
+    runs and releases that the ledger admitted are jointly (epsilon, delta)-DP, or
+    rho-zCDP, with the parameters of the budget and for the data set's unit and
+    adjacency. A budget in epsilon also requires that privacy parameters do not depend
+    on results of earlier releases; a budget in rho does not.
 
-    The ledger contains no secrets: no key, no data, no password. Each process that trains
-    opens the ledger; several processes, and with PostgreSQL several machines, may write
-    concurrently.
+    The ledger contains no secrets: no key, no data, no password. Each process that
+    trains opens the ledger; several processes, and with PostgreSQL also several
+    machines, may write concurrently.
 
     Args:
       url: "sqlite:///privacy.db" for a file, which is created if it does not exist, or
@@ -81,7 +81,7 @@ class Ledger:
         """Adds a data set with its budget; repeating the call has no effect.
 
         Args:
-          name: name of the data set, by which plans are bound to it.
+          name: name of the data set, used when a plan is bound to it.
           epsilon: epsilon of the budget, together with delta.
           delta: delta of the budget, together with epsilon.
           rho: rho of zCDP, instead of epsilon and delta.
@@ -92,8 +92,8 @@ class Ledger:
           The balance of the data set.
 
         Raises:
-          ValueError: if an argument is invalid, or the data set exists with another
-            unit, adjacency or budget.
+          ValueError: if an argument is invalid, or the data set already exists with a
+            different unit, adjacency or budget.
         """
         check_unit(unit)
         if adjacency not in ("zero-out", "replace-one"):
@@ -102,7 +102,7 @@ class Ledger:
         body = {"unit": unit, "adjacency": adjacency, "budget": budget}
         with self._store.transaction(writes=True) as tables:
             if name not in tables.ids():
-                # The nonce gives data sets with equal settings different ids.
+                # The nonce makes the ids of data sets with equal settings differ.
                 body["nonce"] = secrets.token_hex(16)
                 tables.append(Chain(name), self._who, "dataset", body)
             else:
@@ -169,7 +169,7 @@ class Ledger:
         return accounts.bind(plan, accounts.Account(dataset, balance.dataset.id))
 
     def begin(self, plan: Plan, run: str) -> Entry:
-        """Reserves the cost of a run; the run may begin once this returns.
+        """Reserves the cost of a run, which may begin once this method returns.
 
         Args:
           plan: plan of the run, bound to this ledger.
@@ -203,30 +203,31 @@ class Ledger:
             return tables.append(chain, self._who, "begun", body, run)
 
     def note_steps(self, run: str, steps: int) -> Entry:
-        """Records the number of steps that a run has taken so far; spends nothing."""
+        """Records how many steps a run has taken so far; spends no budget."""
         with self._store.transaction(writes=True) as tables:
             chain = tables.chain(tables.dataset_of(run))
             return tables.append(chain, self._who, "steps", {"steps": int(steps)}, run)
 
     def end(self, run: str, *, plan: Plan, steps: int, reason: str) -> Entry:
-        """Ends a run, which then cannot continue, and returns the unused part of its cost.
+        """Ends a run for good, and credits the unused part of its cost.
 
-        The run then costs as much as the steps that it took; see `Plan.epsilon_after`.
+        The run is then charged only for the steps that it took; see
+        `Plan.epsilon_after`.
 
-        WARNING: use this only if the number of steps does not depend on private data, for
-        example after a crash or at a deadline. A run that was stopped because of its model
-        has spent the cost of its whole plan.
+        WARNING: use this only if the number of steps does not depend on private data,
+        for example after a crash or at a deadline. A run that was stopped because of
+        its model has spent the whole plan's cost.
 
         Args:
           run: the run's name.
           plan: plan of the run.
-          steps: number of steps taken, including lost ones; 0 if there were none.
-          reason: reason for the end, one line; the caller asserts that it did not depend on
-            data.
+          steps: number of steps taken, including lost ones; 0 if no step was taken.
+          reason: reason for the end, in one line; the caller asserts that the reason
+            did not depend on private data.
 
         Raises:
           LedgerError: if the run has not begun, or was begun with another plan.
-          ValueError: if the ledger has recorded more steps.
+          ValueError: if the ledger has already recorded more than `steps` steps.
         """
         reason = _one_line("reason", reason)
         with self._store.transaction(writes=True) as tables:
@@ -256,9 +257,9 @@ class Ledger:
           about: description of the release, one line.
 
         Raises:
-          BudgetExceededError: if the release would spend more than is left; it must then
-            not be released.
-          TypeError: if `what` is none of these.
+          BudgetExceededError: if the release would spend more than is left. In this
+            case, it must not be published.
+          TypeError: if `what` has any other type.
         """
         about = _one_line("about", about)
         with self._store.transaction(writes=True) as tables:
@@ -286,7 +287,7 @@ class Ledger:
             return [tables.chain(name).balance() for name in tables.ids()]
 
     def fits(self, dataset: str, *, delta: float | None = None) -> float:
-        """Computes the largest epsilon of an unamplified run that fits now; 0 if none does.
+        """Computes the largest epsilon of an unamplified run that still fits, or 0.
 
         Args:
           dataset: name of the data set.
@@ -297,7 +298,7 @@ class Ledger:
     def history(
         self, *, dataset: str | None = None, run: str | None = None
     ) -> list[Entry]:
-        """Lists the entries in order, verified from the first entry of each data set.
+        """Lists the entries in order, after verifying each data set's chain from its start.
 
         Args:
           dataset: name of a data set, or None for all.
@@ -309,7 +310,7 @@ class Ledger:
         return [e for e in entries if run is None or (e.run or "").startswith(run)]
 
     def verify(self, *cited: str) -> list[str]:
-        """Checks the ledger, and returns a sentence for each problem; none if it is intact.
+        """Checks the ledger, and returns a sentence per problem; empty if intact.
 
         Args:
           *cited: names of entries that must exist, from statements or exports.
@@ -335,7 +336,7 @@ def opened(account: accounts.Account) -> Ledger:
     """Returns the ledger with this account, if this process has opened it.
 
     Raises:
-      LedgerError: if this process has not opened it.
+      LedgerError: if this process has not opened the ledger.
     """
     refusal = None
     for ledger in reversed(_OPEN.values()):
@@ -352,7 +353,7 @@ def opened(account: accounts.Account) -> Ledger:
 
 
 def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
-    """Raises BudgetExceededError if a cost does not fit; the message says what would."""
+    """Raises BudgetExceededError if a cost does not fit; the message says what fits."""
     if not balance.with_more(*cost).is_over:
         return
     fits, budget = balance.fits(cost[0].delta or None), balance.budget

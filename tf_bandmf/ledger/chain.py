@@ -1,8 +1,8 @@
-"""The chain of a data set: entries, each with the digest of the one before it.
+"""The chain of a data set: entries that each contain the previous entry's digest.
 
-Changing, deleting, inserting or reordering entries breaks the chain. The digests are not
-keyed: anyone who may write to the database can make a new chain, but not a chain with the
-digests that published statements and exports cite.
+Changing, deleting, inserting or reordering entries breaks the chain. The digests are
+not keyed: anyone with write access to the database can forge a new chain, but not one
+with the digests that published statements and exports cite.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tf_bandmf.planning.composition import Release
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One line of the chain of a data set.
+    """One entry in the chain of a data set.
 
     Attributes:
       dataset: the data set's name.
@@ -30,7 +30,7 @@ class Entry:
       at: time at which the entry was written, UTC.
       who: author of the entry.
       kind: "dataset", "budget", "begun", "steps", "ended" or "spent".
-      run: name of the run that the entry is about, a digest of the noise key; or None.
+      run: name of the run that the entry is about (a digest of its noise key), or None.
       text: the content, as canonical JSON.
       previous: digest of the entry before it.
       digest: SHA-256 of all other fields.
@@ -48,7 +48,7 @@ class Entry:
 
     @functools.cached_property
     def body(self) -> dict[str, Any]:
-        """The parsed content of the text."""
+        """The content, parsed from `text`."""
         return json.loads(self.text)
 
     def sealed(self) -> Entry:
@@ -64,7 +64,7 @@ class Entry:
 
 
 class Chain:
-    """The entries of one data set that were read so far, and the resulting balance.
+    """The entries of one data set that were read so far, with the resulting balance.
 
     Attributes:
       entries: in order.
@@ -89,8 +89,8 @@ class Chain:
         """Appends the next entries.
 
         Raises:
-          DamagedLedgerError: if an entry does not follow the one before it, or has a wrong
-            digest.
+          DamagedLedgerError: if an entry does not follow the previous entry, or has a
+            wrong digest.
         """
         for entry in entries:
             place = (len(self.entries), self.digest)
@@ -120,7 +120,7 @@ class Chain:
 
 
 def canonical(value: Any) -> str:
-    """Returns JSON of a plain value; equal texts have equal values, and vice versa."""
+    """Returns canonical JSON: two texts are equal exactly if their values are equal."""
     options: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")}
     to_json = lambda release: release.to_json()  # noqa: E731
     return json.dumps(value, default=to_json, allow_nan=False, **options)

@@ -1,6 +1,7 @@
-"""The functions through which code that generates the noise of a run calls a ledger.
+"""The functions through which noise-generating code calls a ledger.
 
-They do not depend on a training framework, and need SQLAlchemy only for bound plans.
+The functions do not depend on a training framework, and need SQLAlchemy only for bound
+plans.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ def name_of(key: NoiseKey) -> str:
 
 
 def begin(plan: Plan, run: str) -> Any:
-    """Reserves a run's cost before its first noise, or returns its earlier reservation.
+    """Reserves a run's cost before its first noise; idempotent for a resumed run.
 
     Args:
       plan: the run's plan.
       run: the run's name, from `name_of`.
 
     Returns:
-      The entry of the ledger; None if the plan is bound to no ledger.
+      The ledger entry of the reservation; None if the plan is not bound to a ledger.
 
     Raises:
-      LedgerError: if the ledger does not let the run begin, or is not open; or if the plan
-        was bound, but this is not the plan that `Ledger.bind` returned.
+      LedgerError: if the ledger refuses the run or is not open; or if `plan` is the
+        original of a bound plan instead of the plan that `Ledger.bind` returned.
     """
     if plan.account is not None:
         return _ledger(plan).begin(plan, run)
@@ -58,7 +59,7 @@ def note_steps(plan: Plan, run: str, steps: int) -> None:
 
 
 def end(plan: Plan, run: str, steps: int, reason: str) -> Any:
-    """Ends a run early, and returns the unused part of its cost; see `Ledger.end`."""
+    """Ends a run early, and credits the unused part of its cost; see `Ledger.end`."""
     return _ledger(plan).end(run, plan=plan, steps=steps, reason=reason)
 
 

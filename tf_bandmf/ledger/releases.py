@@ -1,4 +1,4 @@
-"""The cost of one run or release, for the data set that it uses."""
+"""The privacy cost of one run or release for the data set that it uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_bandmf.planning.composition import ADJACENCIES, JointGuarantee, Release,
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.tuning import TuningCost
 
-# The delta at which releases without a delta get an epsilon.
+# The delta at which epsilon is computed for releases without a delta.
 _DELTA = 1e-9
 
 
@@ -21,8 +21,8 @@ class Dataset:
     """A data set of a ledger.
 
     Attributes:
-      name: the name by which plans are bound to it.
-      id: the digest of its first entry.
+      name: the name that is used to bind a plan.
+      id: the digest of the data set's first entry.
       unit: the unit whose presence the budget hides; plans must have the same unit.
       adjacency: "zero-out" or "replace-one".
     """
@@ -38,7 +38,7 @@ class Dataset:
         return self.adjacency == "replace-one"
 
     def check(self, unit: str, test_seed: int | None = None) -> None:
-        """Raises ValueError if a run may not use the data set, or protects another unit."""
+        """Raises ValueError if a run may not use the data set or protects another unit."""
         if unit != self.unit:
             raise ValueError(
                 f"The unit must be {self.unit!r} for {self.name!r}, found {unit!r}."
@@ -73,7 +73,7 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
     """Returns the cost of a release that is not a bound plan's run; see `Ledger.spend`.
 
     Raises:
-      TypeError: if `Ledger.spend` does not take releases of this type.
+      TypeError: if `Ledger.spend` does not accept releases of this type.
       ValueError: if the release has no guarantee for the data set's unit or adjacency.
     """
     if isinstance(what, JointGuarantee):

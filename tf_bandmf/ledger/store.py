@@ -1,13 +1,14 @@
-"""The database: two tables, and one writer of a data set at a time.
+"""The ledger database: two tables, with one writer at a time per data set.
 
 | table | rows |
 |---|---|
 | `datasets` | a row per data set: name, id, and number and digest of the newest entry |
 | `runs` | all entries, a chain for each data set; rows are only added |
 
-SQLite begins a write with `BEGIN IMMEDIATE`, so other writers wait before they read;
-PostgreSQL locks the row of the data set. In addition, `(dataset, previous)` is unique: even
-if locking fails, two entries cannot both follow the same entry.
+In SQLite, a write begins with `BEGIN IMMEDIATE`, so other writers wait before they
+read; in PostgreSQL, it locks the row of the data set. In addition, `(dataset,
+previous)` is unique: even if locking fails, two entries cannot both follow the same
+entry.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ class Store:
 
     Raises:
       ValueError: if the URL has another form.
-      ImportError: if the driver of PostgreSQL is missing.
-      LedgerError: if the database has other tables, or no ledger and `create` is False.
+      ImportError: if the PostgreSQL driver is missing.
+      LedgerError: if the database contains other tables, or contains no ledger and
+        `create` is False.
     """
 
     def __init__(self, url: str, create: bool) -> None:
@@ -85,7 +87,8 @@ class Store:
             sa.event.listen(self._engine, "connect", _without_implicit_transactions)
             sa.event.listen(self._engine, "begin", _begin)
             if create and not os.path.exists(self._path):
-                # Only the owner can read the file, unless they change its mode.
+                # The file is readable only by its owner, unless the owner changes its
+                # mode.
                 os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
         with self.transaction(writes=create) as tables:
             tables.refuse_others(create)
@@ -104,7 +107,7 @@ class Store:
             with self._lock, engine.begin() as connection:
                 yield Transaction(connection, self._chains, writes)
         except BaseException as error:
-            self._chains.clear()  # chains may contain entries that were not stored
+            self._chains.clear()  # cached chains may contain entries that were rolled back
             if not isinstance(error, sa.exc.DBAPIError):
                 raise
             raise LedgerError(
@@ -122,7 +125,7 @@ class Transaction:
     Attributes:
       connection: database connection within a transaction.
       chains: the entries that were already verified, by data set.
-      writes: True to lock data sets that are read until the end.
+      writes: True to lock each data set that is read until the transaction ends.
     """
 
     connection: sa.Connection
@@ -133,7 +136,8 @@ class Transaction:
         """Creates the tables in an empty database; raises if other tables exist.
 
         Raises:
-          LedgerError: if there are other tables, or none and `create` is False.
+          LedgerError: if there are other tables, or if there are no tables and `create`
+            is False.
         """
         run, dialect = self.connection.exec_driver_sql, self.connection.dialect.name
         if create and dialect == "postgresql":
@@ -174,7 +178,7 @@ class Transaction:
         return str(name)
 
     def chain(self, name: str, anew: bool = False) -> Chain:
-        """Returns a data set's entries, verified once per process, or again if `anew`.
+        """Returns a data set's entries; verifies them once per process, again if `anew`.
 
         Raises:
           LedgerError: if there is no such data set.
@@ -190,7 +194,7 @@ class Transaction:
             self.chains[name] = Chain(name)
         chain, number = self.chains[name], _runs.c.number
         newer = (_runs.c.dataset == name) & (number >= len(chain.entries))
-        if not self.writes:  # ignores entries that were written in the meantime
+        if not self.writes:  # ignore entries that were written in the meantime
             newer &= number <= head.number
         query = sa.select(_runs).where(newer)
         rows = self.connection.execute(query.order_by(number))
@@ -227,7 +231,7 @@ def _checked(url: str) -> sa.engine.URL:
     name = parsed.get_backend_name()
     if name == "postgresql" and parsed.database:
         return parsed.set(drivername="postgresql+psycopg")
-    # A database in memory is lost with the process.
+    # An in-memory database would be lost when the process ends.
     if name == "sqlite" and parsed.database not in (None, "", ":memory:"):
         return parsed.set(drivername="sqlite", query={})
     raise ValueError(
@@ -237,9 +241,10 @@ def _checked(url: str) -> sa.engine.URL:
 
 
 def _without_implicit_transactions(connection: Any, _: Any) -> None:
-    # Otherwise Python's sqlite3 would begin transactions by itself, and too late.
+    # Otherwise Python's sqlite3 would begin transactions implicitly, at the first
+    # write, which is too late.
     connection.isolation_level = None
-    # Reservations also survive a power failure.
+    # With this setting, reservations also survive a power failure.
     connection.execute("PRAGMA synchronous = EXTRA")
 
 

@@ -11,7 +11,8 @@ from tf_bandmf.planning.statement import check_line
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
-# Unbound plans that were passed to `bind`; their runs would reserve nothing.
+# The original objects passed to `bind`. They stay unbound, so their runs would reserve
+# nothing.
 _LEFT_UNBOUND: weakref.WeakSet[Plan] = weakref.WeakSet()
 
 
@@ -40,7 +41,7 @@ class Account:
 
 
 def bind(plan: Plan, account: Account) -> Plan:
-    """Returns the plan bound to an account; from now on, runs of `plan` are refused."""
+    """Returns a copy of `plan` bound to an account; runs of `plan` itself are refused."""
     bound = dataclasses.replace(plan, account=account)
     _LEFT_UNBOUND.add(plan)
     return bound

@@ -6,9 +6,8 @@
     keras.optimizers.SGD(**advice.optimizer_arguments)
     advice.plan                  # ready for PrivateOptimizer and `batches`
 
-The advice reads no private data, so it costs no privacy. It is based on the noise that the
-plans add, which is known exactly, and on one rule for the learning rate
-(`planning.learning_rates`).
+Advice is computed without private data, so it costs no privacy. It rests on the exactly
+known noise of each plan and on one learning-rate rule (`planning.learning_rates`).
 """
 
 from __future__ import annotations
@@ -35,35 +34,36 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tf_bandmf")
 _WORKLOAD = f"sgd:momentum={MOMENTUM!r}"
-# These have exact accounting. Other samplings are compared only if the caller names them.
+# Samplings with exact accounting. Others are compared only if the caller names them.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
 # All samplings except b-min-sep sampling, whose simulation takes minutes per setting.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
-# A sampling after the first is advised only if its progress is larger by this fraction.
+# A later sampling replaces an earlier one only if its progress is larger by this
+# fraction.
 _WORTH = 0.03
-# The search for a batch size starts at the largest size, and ends when progress is below
-# `_HOPELESS` times the largest so far, or a run has more than `_MOST_STEPS` steps.
+# The batch-size search starts at the largest size. It ends once progress falls below
+# `_HOPELESS` times the maximum so far, or a run takes more than `_MOST_STEPS` steps.
 _HOPELESS = 0.67
 _MOST_STEPS = 20_000
-# The maximum number of steps of the run with the largest batches.
+# The maximum number of steps for the run with the largest batches.
 _LARGEST_RUN = 200_000
 # Smaller batches gain nothing even without privacy (Masters and Luschi, 2018,
 # arXiv:1804.07612).
 _SMALLEST_BATCH = 32
-# Expected shares below these are called "nothing" and "little".
+# Expected shares below these two thresholds are called "nothing" and "little".
 _NOTHING, _LITTLE = 0.2, 0.7
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSetting:
-    """One way to use the data, and the noise that it needs for a budget.
+    """A choice of sampling, mechanism and batch size, with the noise that a budget needs.
 
     Attributes:
       sampling, mechanism: names, as `tf_bandmf.plan` takes them.
       batch_size, epochs, num_steps: sizes of the run.
-      noise: s of `learning_rates.noise_in_models`; accurate to a percent for settings that
-        were only compared.
-      learning_rate: learning rate of SGD, per unit of clip norm; see
+      noise: s, as defined by `learning_rates.noise_in_models`; accurate only to within
+        1% for settings that were compared but not chosen.
+      learning_rate: SGD learning rate per unit of clip norm; see
         `learning_rates.per_clip_unit`.
       progress: distance that the weights can move, per unit of clip norm; see
         `learning_rates.progress`. The setting with the most progress is advised.
@@ -84,16 +84,15 @@ class Advice:
     """Advised settings for training, and the reasons for them.
 
     Attributes:
-      plan: plan of the advised run, with its clip norm: the result of `tf_bandmf.plan` for
-        `arguments`.
+      plan: plan of the advised run, as returned by `tf_bandmf.plan(**arguments)`.
       setting: batch size, epochs, steps, sampling and mechanism, with the plan's noise.
       optimizer: "sgd" or "adam", as given.
-      optimizer_arguments: arguments of `keras.optimizers.SGD` or `Adam`: rate, momentum,
-        averaged weights.
+      optimizer_arguments: arguments of `keras.optimizers.SGD` or `Adam`: learning rate,
+        momentum, weight averaging.
       expected_share: expected gain of the model, as a share of its gain without privacy;
         see `learning_rates.expected_share`.
-      settings: all settings that were compared: for each sampling, the batch sizes, largest
-        first, with mechanisms in closed form. The advised one is `setting`.
+      settings: all compared settings: for each sampling, one per batch size, largest
+        first, with closed-form mechanisms. `setting` is the advised one.
       reasons: pairs of a subject ("batch size") and a sentence or two.
       arguments: arguments of `tf_bandmf.plan`.
     """
@@ -147,30 +146,33 @@ def advise(
 ) -> Advice:
     """Advises how to train with a budget; reads no private data.
 
-    The function compares batch sizes (powers of two) and samplings, with mechanisms in
-    closed form, by the distance that the weights can move at the learning rate that their
-    noise permits (`learning_rates.per_clip_unit`). `tf_bandmf.plan` then chooses the
-    mechanism for the advised setting, as it does for "auto", and gives the reason. The
-    plan's workload has the advised momentum.
+    The function compares batch sizes (powers of two) and samplings, using closed-form
+    mechanisms. The criterion is how far the weights can move at the learning rate that
+    the noise permits (`learning_rates.per_clip_unit`). `tf_bandmf.plan` then chooses
+    the mechanism for the advised setting, as for "auto", and states the reason. The
+    plan's workload uses the advised momentum.
 
     Args:
       num_examples: m, size of the training set.
-      num_parameters: d, trainable parameters; needed without a model.
+      num_parameters: d, the number of trainable parameters; required if no model is
+        given.
       epsilon: budget, > 0.
       delta: budget, in [1e-20, 1).
       epochs: number of passes over the data that the compute budget allows; all are used.
       model: a Keras model with weights, whose trainable parameters are counted.
-      optimizer: "sgd", with momentum 0.9, or "adam", with independent noise, because Adam
-        divides by another noisy quantity, which destroys correlations.
-      loss: Keras loss of the model, or its name. Counts and two classes need larger clip
-        norms than several classes; a squared error needs a smaller rate.
-      max_batch_size: the largest batch size; None for no limit. Memory does not have to
-        limit it, because `make_private(model, microbatch_size=...)` clips a batch in parts.
-      sampling: the names of the samplings that may be used, out of "fixed-order",
-        "shuffled", "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins"
-        (an estimate). A sampling after the first one is advised only if it has at least
-        3% more progress.
-      mechanism: see `tf_bandmf.plan`. A name with a closed form is also used to compare
+      optimizer: "sgd", with momentum 0.9, or "adam", with independent noise: Adam
+        divides by a second noisy quantity, so correlated noise would no longer cancel.
+      loss: Keras loss of the model, or its name. Count data and binary classification
+        need larger clip norms than multiclass classification; a squared error needs a
+        smaller learning rate.
+      max_batch_size: the largest batch size; None for no limit. Memory need not limit
+        the batch size: `make_private(model, microbatch_size=...)` clips a batch in
+        parts.
+      sampling: names of the permitted samplings, from "fixed-order", "shuffled",
+        "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins" (an
+        estimate). The first name is preferred: another sampling is advised only if it
+        makes over 3% more progress.
+      mechanism: see `tf_bandmf.plan`. A closed-form mechanism is also used to compare
         batch sizes.
 
     Returns:
@@ -217,7 +219,7 @@ def advise(
             use: dict[str, Any] = dict(sampling=name, batch_size=size, epochs=epochs)
             try:
                 with warnings.catch_warnings():
-                    # The call of `plan` below gives the warnings about the budget.
+                    # The `plan` call below issues the budget warnings.
                     warnings.simplefilter("ignore")
                     table = compare(mechanisms, workload=_WORKLOAD, **given, **use)
             except (ValueError, ArithmeticError):  # no mechanism can be used
@@ -271,7 +273,7 @@ def advise(
 
 
 def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
-    """Returns the largest size and powers of two below it, without too many steps.
+    """Returns the largest batch size and smaller powers of two that keep runs short enough.
 
     Raises:
       ValueError: if even the run with the largest batches has too many steps.
@@ -288,9 +290,9 @@ def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
 
 
 def _closed_forms(mechanism: str, sampling: str) -> list[str]:
-    """Returns the mechanisms with which batch sizes and samplings are compared.
+    """Returns the closed-form mechanisms used to compare batch sizes and samplings.
 
-    A search for better mechanisms would gain fractions of a percent, which do not change
+    Optimized mechanisms would gain only fractions of a percent, too little to change
     the choice of batch size and sampling.
     """
     if isinstance(mechanism, str) and mechanism.strip().partition(":")[0] != "auto":
@@ -307,7 +309,7 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
-    """Returns the advised setting among the best of each sampling, and the reason."""
+    """Picks one of the best settings of the samplings, and returns it with the reason."""
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:

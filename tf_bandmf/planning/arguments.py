@@ -1,4 +1,4 @@
-"""Checks of the arguments of `plan` that describe the use of the data and the budget."""
+"""Checks the arguments of `plan` that describe the data use and the privacy budget."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from tf_bandmf.matrices import LARGEST_NUM_STEPS
 from tf_bandmf.participation import NAMED, FixedEpochOrder, Participation, samplings
 from tf_bandmf.participation.base import DEFAULT_SAMPLING
 
-# A larger epsilon gives a warning: a test of power 1/2 may have as few false alarms as
-# exp(-epsilon) / 2.
+# A larger epsilon triggers a warning: a membership test of power 1/2 may then have a
+# false-positive rate as low as exp(-epsilon) / 2.
 _PROMISES_NOTHING = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
 class DataUse:
-    """The use of the data by a run.
+    """How a run uses the data.
 
     Attributes:
-      sampling: the participation; it has one part if the number of parts is still open.
+      sampling: the participation, with a single part while the number of parts is
+        undecided.
       num_steps: n.
       num_examples: size of the training set, if known.
       expected_batch_size: the divisor of the noisy sum, if known.
-      is_cyclic: True if the participation gets as many parts as the strategy has bands.
+      is_cyclic: True if the number of parts will be the strategy's number of bands.
     """
 
     sampling: Participation
@@ -53,7 +54,7 @@ def resolve_data(
     num_steps: int | None,
     sampling: str | Participation | None,
 ) -> DataUse:
-    """Returns the use of the data that `plan`'s arguments describe in one of two ways.
+    """Builds a `DataUse` from the arguments of `plan`, in either of their two forms.
 
     Raises:
       ValueError: if an argument is missing or invalid, or two contradict each other.
@@ -80,8 +81,8 @@ def resolve_data(
     else:
         name = DEFAULT_SAMPLING if sampling is None else sampling
         check_word("sampling", name, samplings())
-        # The limits and the number of steps that this sampling checks are those of all
-        # samplings.
+        # `FixedEpochOrder` checks the limits and counts the steps for all samplings
+        # alike.
         order = FixedEpochOrder(**given)  # type: ignore[arg-type]
         num_steps = order.num_steps if num_steps is None else num_steps
         made = NAMED[name].of_data(**given, num_parts=None)  # type: ignore[arg-type]

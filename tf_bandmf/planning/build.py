@@ -23,8 +23,8 @@ from tf_bandmf.planning.statement import ONE_EXAMPLE
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
-# `_ENOUGH` is the fraction of the budget that the plans of `split` spend at least.
-# `_ROUNDING` is the tolerance above the budget.
+# `_ENOUGH` is the minimum fraction of the budget that the plans of `split` must spend.
+# `_ROUNDING` is the relative amount by which they may exceed the budget.
 _ENOUGH, _ROUNDING = 0.995, 1e-9
 _MOST_TRIALS = 40
 
@@ -55,50 +55,52 @@ def plan(
 
     Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
     on batches that respect the participation, is (epsilon, delta)-DP under the
-    adjacency that the plan states, in ideal real arithmetic, with a secret noise key
-    and secret random numbers of the sampler. If `Plan.kind` is "estimate", epsilon is
-    only an estimate.
+    adjacency that the plan states. This assumes ideal real arithmetic, a secret noise
+    key and secret sampler randomness. If `Plan.kind` is "estimate", epsilon is only an
+    estimate.
 
     Args:
       mechanism: "auto", a name, or a `Strategy`. "auto" compares the mechanisms that
-        fit the sampling and keep at most 31 vectors of the model's size, and takes the
-        best. To use less memory, name a mechanism from `compare(max_memory_vectors=...)`.
+        fit the sampling and store at most 31 model-sized vectors, and takes the best.
+        To use less memory, name a mechanism from `compare(max_memory_vectors=...)`.
         `Plan.choice` contains the comparison and the reason for the choice; the logger
-        "tf_bandmf" reports progress at level INFO. A name may have parameters: "identity"
-        (DP-SGD), "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of norm 1) or
-        "banded:max" (minimizes the largest error of a step instead of the mean; also
-        "auto:max"); see `strategies.registry.parse`. Omitted parameters are chosen for the
-        smallest error, including amplification where it is claimed; bands are then at most
-        32 and at most b.
-      epsilon: epsilon of the budget, > 0; together with delta.
-      delta: delta of the budget, in [1e-20, 1). Values that are not below 1 / num_examples
-        give a warning.
-      noise_multiplier: noise standard deviation per unit of sensitivity, instead of
-        epsilon; epsilon is then computed at delta.
+        "tf_bandmf" reports progress at level INFO. A name may have parameters:
+        "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of
+        norm 1) or "banded:max" (minimizes the largest error of a step instead of the
+        mean; also "auto:max"); see `strategies.registry.parse`. Omitted parameters are
+        chosen to minimize the error, with amplification where it is claimed; the number
+        of bands is then at most 32 and at most b.
+      epsilon: epsilon of the budget, > 0; requires delta.
+      delta: delta of the budget, in [1e-20, 1). A value of 1 / num_examples or more
+        triggers a warning.
+      noise_multiplier: noise standard deviation per unit of sensitivity; replaces
+        epsilon, which is then computed at delta.
       num_examples: size of the training set.
-      batch_size: examples per step (with a participation: the expected number by which
-        the noisy sum is divided).
+      batch_size: examples per step (with a `Participation`: the expected batch size, by
+        which the noisy sum is divided).
       epochs: passes over the data.
       num_steps: n, the number of steps; only with a `Participation`.
-      sampling: one of `participation.samplings()`, with `num_examples`,
-        `batch_size` and `epochs`: "cyclic-poisson" and "cyclic-fixed-size" use as many
-        parts as the strategy has bands. Or a participation, for example
-        `MinSep(min_separation=342, max_participations=6)`. Accounting by simulation
-        ("balls-in-bins", "b-min-sep") is an estimate: `Plan.bounded` makes it a bound.
+      sampling: one of `participation.samplings()`, with `num_examples`, `batch_size`
+        and `epochs`: "cyclic-poisson" and "cyclic-fixed-size" use as many parts as the
+        strategy has bands. Or a participation, for example `MinSep(min_separation=342,
+        max_participations=6)`. Accounting by simulation ("balls-in-bins", "b-min-sep")
+        is an estimate; `Plan.bounded` turns it into a bound.
       workload: the linear map by which the optimizer turns noisy gradients into models:
         "prefix" (plain SGD, the default), "sgd:momentum=0.9,decay=0.999", "identity", or a
         `Workload`, such as `workloads.momentum_sgd(num_steps, learning_rates=rates)` for a
         schedule. See `workloads.parse`.
       l2_norm_clip: zeta > 0, the bound on the l2 norm of each example's gradient.
-      unit: the unit whose presence is hidden and that one example stands for, in one line.
-        With "one user", `num_examples` is the number of users, and `batch_size` the number
-        of users per step; outside federated learning, see `users` of `Plan.batches`.
+      unit: one line that names the unit whose presence is hidden; each example is one
+        such unit. With "one user", `num_examples` is the number of users, and
+        `batch_size` the number of users per step; outside federated learning, see
+        `users` of `Plan.batches`.
 
     Returns:
-      A `Plan` that generates noise with Philox.
-      `dataclasses.replace(plan, generator="chacha20")` uses a stream cipher instead, whose
-      output is computationally indistinguishable from random and takes about three times as
-      long. `Ledger.bind` binds a plan to the budget of a data set.
+      A `Plan` that generates noise with Philox. `dataclasses.replace(plan,
+      generator="chacha20")` uses a stream cipher instead, whose output is
+      computationally indistinguishable from random; generating the noise then takes
+      about three times as long as with Philox. `Ledger.bind` binds a plan to the budget
+      of a data set.
 
     Raises:
       ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
@@ -176,7 +178,7 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 def _is_open(
     name: str, options: dict[str, Any], data: DataUse, epsilon: float | None
 ) -> bool:
-    """Returns True if parameters depend on the accountant, not on the sensitivity alone."""
+    """Returns True if the best parameters depend on more than the sensitivity."""
     if name == "auto" or data.is_cyclic:
         return True
     family = registry.family_of(name)
@@ -194,21 +196,21 @@ def split(
 ) -> tuple[Plan, ...]:
     """Plans several runs on the same data that together are (epsilon, delta)-DP.
 
-    Runs with Gaussian noise of `sigma_i` per unit of sensitivity are together one mechanism
-    with `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383,
-    Corollary 3.3); a share is a fraction of that sum. For sampled runs, a search finds the
-    noise for which `compose(plans).epsilon(delta)` is at most epsilon, and at least 99.5%
-    of it; the shares are then those of Gaussian mechanisms with the guarantees of the
-    single runs.
+    Runs with Gaussian noise `sigma_i` per unit of sensitivity compose to one Gaussian
+    mechanism with `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019,
+    arXiv:1905.02383, Corollary 3.3); each run's share is its fraction of this sum. For
+    sampled runs, a search finds noise for which `compose(plans).epsilon(delta)` lies
+    between 99.5% of epsilon and epsilon; the shares then refer to Gaussian mechanisms
+    with the same guarantees as the individual runs.
 
-    All plans are fixed before the first run. State their guarantee together:
-    `compose(plans).statement()`. The optimizers of runs after the first need
+    All plans are fixed before the first run. State one joint guarantee:
+    `compose(plans).statement()`. From the second run on, the optimizer needs
     `additional_run=True`.
 
     Args:
       epsilon: budget of all runs together, > 0.
       delta: budget of all runs together, in [1e-20, 1).
-      shares: share of each run, > 0; the shares are normalized to sum 1.
+      shares: share of each run, > 0; the shares are normalized to sum to 1.
       runs: for each run, a dictionary with its own arguments of `tf_bandmf.plan`; None if
         all runs have the same arguments.
       **common: arguments of `tf_bandmf.plan` for all runs.
@@ -217,8 +219,8 @@ def split(
       One plan for each share.
 
     Raises:
-      ValueError: if a share is not positive, the lists have different lengths, a run has
-        a budget of its own, or no noise keeps the budget.
+      ValueError: if a share is not positive, the lists have different lengths, a run
+        has a budget of its own, or no noise level meets the budget.
     """
     from tf_bandmf.planning.composition import compose  # slow to import
 

@@ -6,12 +6,12 @@
     table.best()                  # the row that plan("auto") takes
     table.to_records()            # dictionaries of plain values, for JSON
 
-Errors are those of the noise alone, per coordinate, for `l2_norm_clip = 1`, and without the
-absolute size of the learning rate. Under amplification the noise depends on more of the
-strategy than its sensitivity: fewer bands (arXiv:2306.08153, Appendix F.4) and a smaller
-lambda (arXiv:2601.22334, section 5.1) are amplified more. In this case the accountant of
-the sampling computes each row's noise to within a percent (`is_rough`); a plan computes the
-noise of the chosen row again, in full.
+The errors measure the noise alone, per coordinate, for `l2_norm_clip = 1`, with the
+absolute learning rate factored out. Under amplification, the required noise depends not
+only on the strategy's sensitivity: fewer bands (arXiv:2306.08153, Appendix F.4) and a
+smaller lambda (arXiv:2601.22334, section 5.1) gain more from amplification. The
+sampling's accountant then computes the noise of each row only to within a percent
+(`is_rough`); a plan recomputes the noise of the chosen row at full accuracy.
 """
 
 from __future__ import annotations
@@ -36,26 +36,28 @@ from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
 
-# The default limit on the vectors that the noise of a searched mechanism stores. The number
-# of vectors that it may regenerate at each step has the same limit, but at least 31.
+# The default maximum number of noise vectors that a mechanism may store if its size is
+# searched for. The same limit, or 31 if that is larger, applies to the vectors
+# regenerated per step.
 MEMORY_VECTORS = 31
 _LEAST_REGENERATED = 31
 _LOG = logging.getLogger("tf_bandmf")
-# Among mechanisms within this factor of the smallest error, the cheapest one is best.
+# Among mechanisms whose error is within this factor of the smallest, the cheapest one
+# wins.
 _AS_GOOD = 1.01
-# Time to read a stored vector, in units of the time to regenerate a vector.
+# Time to read a stored vector, as a fraction of the time to regenerate a vector.
 _COST_OF_KEPT = 0.05
-# The maximum number of bands of a family that needs the budget. Only one number of bands is
-# tried, because each number needs a separate search.
+# The maximum number of bands for a family that is optimized for a given budget. Only
+# one band count is tried, because each count requires a separate search.
 _BANDS_OF_BUDGET = 16
 # The table column of each objective, and its name in texts.
 _COLUMNS = {"mean": "rmse", "max": "max_se"}
 _SHORT = {"rmse": "RMSE", "max_se": "MaxSE"}
-# The tolerance of the search for a fraction, on the log of its distance to 1.
+# The tolerance on log(1 - fraction) when the best fraction is searched for.
 _COARSE = {"xatol": 0.1}
-# A family that is worse than the best by more than this factor is not refined.
+# A family whose error exceeds the smallest by more than this factor is not refined.
 _REFINEMENT = 1.1
-# "auto" compares drafts for runs with more steps.
+# For runs with more steps than this, "auto" compares draft strategies.
 _LONG = 2**16
 
 
@@ -66,28 +68,30 @@ class Row:
     Attributes:
       mechanism: name of the mechanism for `tf_bandmf.plan`, such as "bisr:4".
       sampling: name of the sampling; None if the caller makes the batches.
-      adjacency: definition of neighboring data sets for the noise.
+      adjacency: definition of neighboring data sets that the noise is calibrated for.
       batch_size: expected number of examples of a step; None if unknown.
       num_steps: n.
-      bands: number of bands of C, or of its inverse if only that is banded; None if neither
-        is.
-      rmse: square root of the mean squared error over steps, times `noise_stddev`.
-      max_se: the same for the step with the largest error.
+      bands: number of bands of C, or of C^-1 if only the inverse is banded; None if
+        neither is.
+      rmse: root mean squared error over all steps, at `noise_stddev`.
+      max_se: the root of the largest squared error of any step, at `noise_stddev`.
       sensitivity: sens(C) under the participation, or an upper bound on it.
       sensitivity_is_exact: False for a bound.
       noise_multiplier: `noise_stddev` in units of the sensitivity, as in a plan.
-      noise_stddev: noise standard deviation on the raw C, for l2_norm_clip = 1.
+      noise_stddev: noise standard deviation for C without rescaling, for l2_norm_clip =
+        1.
       is_rough: True if the noise is accurate only to a percent, because accounting is slow.
-      converged: True if the optimizer converged, or the mechanism is in closed form.
+      converged: True if the optimizer converged, or the mechanism has a closed form.
       optimality_gap: certified relative gap to the smallest squared error in the class
         `optimal_among`; None without a certificate.
-      optimal_among: class of strategies, such as "4 bands, columns of equal norm"; None
-        without a gap.
+      optimal_among: class of strategies that `optimality_gap` refers to, such as "4
+        bands, columns of equal norm"; None without a certificate.
       memory_vectors: number of vectors of the model's size that are stored between steps.
       regenerations_per_step: maximum number of earlier noise vectors that a step
         regenerates.
-      seconds: time that it took to find the strategy.
-      strategy: the strategy, optimized far enough for a choice; None in a row from a file.
+      seconds: time spent on finding the strategy.
+      strategy: the strategy, optimized just enough to rank the rows; None in a row from
+        a file.
     """
 
     mechanism: str
@@ -115,7 +119,7 @@ class Row:
 
     @property
     def cost(self) -> float:
-        """The cost of a step's vectors, generated or read, in units of generating one."""
+        """The cost per step of generating and reading vectors; generating one costs 1."""
         return self.regenerations_per_step + _COST_OF_KEPT * self.memory_vectors
 
 
@@ -125,8 +129,8 @@ class Comparison:
 
     Attributes:
       title: title of the table.
-      rows: one for each mechanism that can be used, with all parameters chosen.
-      excluded: reasons by name of mechanism, for mechanisms without a row.
+      rows: one for each usable mechanism, with all parameters chosen.
+      excluded: for each mechanism without a row, its name and the reason.
       objective: the error that the best row minimizes: "rmse" or "max_se".
     """
 
@@ -149,7 +153,7 @@ class Comparison:
         raise KeyError(f"mechanism must be one of {names}, found {mechanism!r}.")
 
     def value(self, row: Row) -> float:
-        """Returns the error by which a row is compared."""
+        """Returns the error of a row under the objective."""
         return float(getattr(row, self.objective))
 
     def best(self) -> Row:
@@ -180,7 +184,7 @@ class Comparison:
         return phrase("best row", kind, more=more, **facts)
 
     def _label(self, row: Row) -> str:
-        """Returns a row's mechanism, with its sampling if the table has several."""
+        """Returns a row's mechanism, with the sampling if the table covers several."""
         is_one = len({other.sampling for other in self.rows}) == 1
         return row.mechanism if is_one else f"{row.mechanism} ({row.sampling})"
 
@@ -238,10 +242,10 @@ def compare(
 ) -> Comparison:
     """Compares mechanisms with their best parameters, for a budget and a use of the data.
 
-    For a name without parameters ("bisr"), the function chooses them: lambda, or the number
-    of bands or buffers and, under cyclic sampling, of parts. A mechanism whose accountant
-    fails, or that contradicts the sampling, does not end the comparison: it has no row, and
-    `Comparison.excluded` gives the reason.
+    If a name comes without parameters ("bisr"), the function chooses them: lambda, or
+    the number of bands or buffers and, under cyclic sampling, the number of parts. A
+    mechanism that contradicts the sampling or whose accounting fails does not end the
+    comparison: it gets no row, and `Comparison.excluded` gives the reason.
 
     Args:
       mechanisms: names for `registry.parse`, or strategies; None for all mechanisms that
@@ -252,15 +256,15 @@ def compare(
       batch_size: B, as for `tf_bandmf.plan`.
       epochs: k, as for `tf_bandmf.plan`.
       num_steps: n, as for `tf_bandmf.plan`.
-      sampling: as for `tf_bandmf.plan`, or several names, which share one table. A sampling
-        whose adjacency differs from the first one's has no rows, because its numbers are
-        not comparable.
+      sampling: as for `tf_bandmf.plan`, or several names, which share one table. A
+        sampling whose adjacency differs from that of the first sampling gets no rows,
+        because its numbers are not comparable.
       workload: as for `tf_bandmf.plan`.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_memory_vectors: maximum number of vectors of the model's size that the noise may
-        store between steps; by default 31 if the size is searched for, and no limit if it
-        is given ("bsr:64"). The number of vectors that are regenerated at each step has the
-        same limit, but at least 31.
+      max_memory_vectors: maximum number of vectors of the model's size that the noise
+        may store between steps; by default 31 if the number of bands or buffers is
+        searched for, and unlimited if that number is given ("bsr:64"). The same limit,
+        or 31 if that is larger, applies to the vectors regenerated per step.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
@@ -330,9 +334,10 @@ class Search:
       data: the use of the data.
       budget: epsilon and delta; None for noise multiplier 1 per unit of sensitivity.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_memory_vectors: see `compare`; None limits only mechanisms that are searched for.
-      is_auto: True if the mechanisms are those of "auto", which are built as drafts if the
-        family has drafts, and are all limited in memory.
+      max_memory_vectors: see `compare`; with None, only mechanisms whose size is
+        searched for are limited, to 31.
+      is_auto: True to compare the mechanisms of "auto": all have limited memory, and
+        slow or long ones are built as drafts if the family has drafts.
 
     Raises:
       ValueError: if an argument is invalid.
@@ -395,7 +400,7 @@ class Search:
         return dataclasses.replace(table, title=title)
 
     def best(self, mechanisms: Sequence[str] | None) -> Strategy:
-        """Returns the best row's strategy, fully optimized; adds the table to it."""
+        """Returns the best strategy, fully optimized, with the table in its diagnostics."""
         table = self.table(mechanisms)
         strategy = table.best().strategy
         assert strategy is not None  # None only in a row from a file
@@ -407,7 +412,7 @@ class Search:
         return dataclasses.replace(strategy, diagnostics=diagnostics)
 
     def _is_drafted(self, family: Family) -> bool:
-        """True if "auto" compares drafts of a family: it is slow, or the run is long."""
+        """True if "auto" compares drafts, because the family is slow or the run is long."""
         is_slow = family.refinement is not None or self.workload.num_steps > _LONG
         return self.is_auto and family.has_drafts and is_slow
 
@@ -434,11 +439,11 @@ class Search:
         self._rows.append(self._best(family, options))
 
     def _best(self, family: Family, options: Mapping[str, Any]) -> Row:
-        """Returns the best row over omitted parameters; the first is the outer loop.
+        """Returns the best row over all omitted parameters, the first in the outer loop.
 
         A second parameter is searched for only if the noise depends on more than the
-        sensitivity; otherwise the family computes its best value. If more bands are never
-        worse, only the largest number is tried.
+        sensitivity; otherwise the family computes its best value. If additional bands
+        never increase the error, only the largest number is tried.
 
         Args:
           family: family of the mechanism.
@@ -461,7 +466,7 @@ class Search:
         return min(made, key=self._value)
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
-        """Returns parameters for a family that refines `of`, taken from the row of `of`.
+        """Returns the parameters of a family that refines `of`, from the row of `of`.
 
         Raises:
           ValueError: if the row of `of` is not near the best.
@@ -496,7 +501,7 @@ class Search:
         return max(most, 1)
 
     def _sizes(self, family: Family) -> list[int]:
-        """Returns numbers of bands to try; without bands, the default number of buffers."""
+        """Returns the numbers of bands to try; if there are none, the number of buffers."""
         most = self._most_bands(family) if family.has_bands else 1
         if most < 2 and self._limit < 1:
             raise ValueError("it stores at least one vector.")
@@ -509,7 +514,8 @@ class Search:
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]
-        # With the best gamma, more bands of bifr gain too, and each number takes long.
+        # With the best gamma, bifr also gains from more bands, and each band count is
+        # slow to try.
         is_long = self.workload.num_steps > _LONG and len(family.numbers) > 1
         return [most] if family.is_optimized or is_long else sizes
 
@@ -520,8 +526,8 @@ class Search:
 
         The family computes the best value without amplification. With amplification,
         smaller values are better (arXiv:2601.22334, section 5.1). The search uses a
-        logarithmic scale, because fractions close to 1 matter most, and a coarse tolerance,
-        because every value needs a simulation.
+        logarithmic scale, because fractions close to 1 matter most, and a coarse
+        tolerance, because each evaluation needs a simulation.
         """
         best = self._strategy(family, options, is_draft=False)
         largest = best.parameters[name.rstrip("_")]
@@ -630,7 +636,7 @@ def _three_digits(value: float) -> float:
 
 
 def _texts(row: Row) -> dict[str, str]:
-    """Returns a row's texts by heading; "<=" marks a sensitivity that is a bound."""
+    """Returns a row's table cells by heading; "<=" marks a sensitivity that is a bound."""
     failed = "" if row.converged else "not converged"
     gap = "" if row.optimality_gap is None else f"{row.optimality_gap:.1e}"
     bound = "" if row.sensitivity_is_exact else "<="

@@ -15,13 +15,14 @@ Gaussian mechanisms compose exactly: together they are one mechanism, with
 This holds even if later runs are chosen by the results of earlier runs.
 
 Every other release is represented by a privacy loss that dominates it (Zhu, Dong, Wang,
-2022, arXiv:2106.08567, Theorem 10). If the release's own privacy loss is known, from
-`accounting.tilted` for samples or from the deltas of dp-accounting for an event, it is
-used. Otherwise, the loss is that of the worst mechanism that satisfies all known bounds: a
-pair (epsilon, delta) (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 3.3), a rho,
-or the Gaussian mechanism that a run is without amplification. Rhos are added (Bun and
-Steinke, 2016, arXiv:1605.02065, Lemma 1.7), and their sum is represented by its privacy
-profile. Basic composition is used if its epsilon is smaller.
+2022, arXiv:2106.08567, Theorem 10). If the release's own privacy loss is known, it is
+used: from `accounting.tilted` for Gaussian queries on samples, or from dp-accounting's
+deltas for an event. Otherwise, the loss is that of the worst mechanism that satisfies
+all known bounds: a pair (epsilon, delta) (Kairouz, Oh, Viswanath, 2015,
+arXiv:1311.0776, Theorem 3.3), a rho, or, for a run, the Gaussian mechanism without
+amplification. Rhos are added (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7), and
+their sum is represented by its privacy profile. Basic composition is used if it gives a
+smaller epsilon.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.planning.texts import phrase, phrases
 
 REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
-# The adjacencies for which numbers may be stated. Numbers of a run under replacement also
-# hold for zero-out, because a contribution of zero is one of the replacements.
+# The adjacencies for which a release may state its numbers. A run's numbers for
+# replacement also hold for zero-out, because the replacement may contribute zero.
 ADJACENCIES = {"zero-out": ZERO_OUT, "replace-one": REPLACE_ONLY, "either": REPLACE_ONE}
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
@@ -60,17 +61,18 @@ BASIC = "basic composition of the guarantees of the single parts"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
 ZCDP = "sum of rho of zCDP"
 QUERIES = "composition of Gaussian queries on samples (tilted Fourier transform)"
-# An epsilon at which a mechanism that gives any privacy has delta < 1.
+# An epsilon so large that any mechanism that gives some privacy has delta < 1 there.
 _LARGE = 400.0
-# `_INTERVAL` is the discretization of privacy losses for epsilons up to `_FINE`; it is
-# coarser for larger epsilons. Beyond `_LARGEST`, privacy losses are not composed.
+# `_INTERVAL` is the discretization interval of privacy losses for epsilons up to
+# `_FINE`; the interval is coarser for larger epsilons. Beyond `_LARGEST`, privacy
+# losses are not composed.
 _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
 # `_ROUNDING` bounds the absolute error of delta in compositions by Fourier transforms, as
 # measured for 450 queries. These compositions are not used for deltas up to `_SMALLEST`.
 _ROUNDING, _SMALLEST = 1e-12, 2e-12
-# Below this delta, queries of several kinds are composed by tilted transforms, whose errors
-# are relative. Above this delta, the transforms of dp-accounting suffice, which take a
-# quarter of the time.
+# Below this delta, queries of several kinds are composed by tilted transforms, whose
+# errors are relative to delta. Above it, the transforms of dp-accounting suffice; they
+# take a quarter of the time of tilted transforms.
 _TILTED = 1e-7
 
 
@@ -78,20 +80,22 @@ _TILTED = 1e-7
 class Release:
     """The known privacy bounds of a run, or of a release made elsewhere.
 
-    Give a pair, a rho, or an event of dp-accounting; if several are given, all must hold.
+    Give an (epsilon, delta) pair, a rho, or a dp-accounting event; if several are
+    given, all must hold.
 
     Attributes:
       about: description of the release, in one line.
       epsilon: epsilon of (epsilon, delta)-DP, >= 0.
       delta: delta of (epsilon, delta)-DP, in [0, 1); 0 for pure DP, such as the Laplace
         mechanism.
-      rho: rho of zero-concentrated DP. For a Gaussian mechanism give the event instead.
-      event: event of dp-accounting; noise multipliers are relative to the contribution of
-        one unit, or to the change by a replacement under "replace-one". Gaussian noise
-        composes exactly.
-      noise_multiplier: noise multiplier, relative to the contribution of one unit, of a
-        Gaussian mechanism that is at most as private; for a run, this is the run without
-        amplification.
+      rho: rho of zero-concentrated DP. For a Gaussian mechanism, give the event
+        instead.
+      event: dp-accounting event; its noise multipliers are relative to the contribution
+        of one unit or, under "replace-one", to the change that a replacement makes.
+        Gaussian noise composes exactly.
+      noise_multiplier: noise multiplier of a Gaussian mechanism that is at most as
+        private as the release, relative to the contribution of one unit; for a run, the
+        noise multiplier without amplification.
       adjacency: "zero-out" (one unit is added, removed or zeroed out), "replace-one" (one
         unit is replaced by another, as for sampling without replacement), or "either" for
         runs whose numbers hold for both. A replacement counts as two zero-outs.
@@ -101,7 +105,7 @@ class Release:
       plan: the plan, if the release is a run.
 
     Raises:
-      TypeError: if the event is not one of dp-accounting.
+      TypeError: if the event is not a dp-accounting event.
       ValueError: if a number is out of range, no bound is given, the event gives no
         privacy, or dp-accounting cannot account for it under this adjacency.
     """
@@ -142,7 +146,7 @@ class Release:
         object.__setattr__(self, "kind", self.kind or least)
 
     def _check_event(self) -> None:
-        """Raises ValueError unless every piece of the event has some privacy."""
+        """Raises ValueError unless every piece of the event provides some privacy."""
         event, replaced = self.event, self.adjacency != "zero-out"
         if not isinstance(event, dp_accounting.DpEvent):
             raise TypeError(f"event must be a dp_accounting.DpEvent, found {event!r}.")
@@ -165,7 +169,7 @@ class Release:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Release:
-        """Returns the release that a run of a plan makes."""
+        """Returns the release made by one run of a plan."""
         use, noise = plan.participation, plan.unamplified_noise
         event = None if use.is_simulated else plan.dp_event()
         if not use.is_amplified:
@@ -185,7 +189,7 @@ class Release:
     def gaussian(
         cls, noise: float, delta: float, adjacency: str = "zero-out"
     ) -> Release:
-        """Returns a Gaussian mechanism, with its epsilon at delta.
+        """Returns the release of a Gaussian mechanism, with its epsilon at delta.
 
         Raises:
           ValueError: if the mechanism has no meaningful epsilon at delta.
@@ -214,12 +218,12 @@ class Release:
 
     @functools.cached_property
     def pieces(self) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
-        """The basic events of the release's event, with their counts."""
+        """The basic events that make up the release's event, with their counts."""
         return () if self.event is None else tuple(event_losses.pieces(self.event))
 
     @functools.cached_property
     def kinds(self) -> list[tilted.Query | None]:
-        """The Gaussian query that each piece is; None for a piece of another kind."""
+        """Each piece as a Gaussian query; None for a piece of any other kind."""
         return [event_losses.query_of(*piece) for piece in self.pieces]
 
     @functools.cached_property
@@ -275,7 +279,7 @@ class Release:
         return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
 
     def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
-        """Returns the release as Gaussian queries, on samples or on all data; or None."""
+        """Returns the release as Gaussian queries on samples or on all data, or None."""
         queries = self.kinds
         if not queries or None in queries:
             return None
@@ -309,10 +313,10 @@ class Release:
         kinks = () if pair is None else (pair[0],)
         return profiles.dominating_loss(profiles.least(*bounds), interval, kinks)
 
-    # Methods that convert a release for an entry of a ledger.
+    # Methods that convert a release to and from plain values for a ledger entry.
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values for an entry of a ledger, without unknown ones."""
+        """Returns plain values for a ledger entry; omits unknown values."""
         names = ("epsilon", "delta", "rho", "noise_multiplier", "risk")
         record = {name: getattr(self, name) for name in names if getattr(self, name)}
         if self.event is not None:
@@ -331,7 +335,7 @@ class Release:
 
 
 def _event_of(value: Any) -> Any:
-    """Restores an event from the named tuple that dp-accounting makes of it."""
+    """Rebuilds a dp-accounting event from its named tuple, read as nested lists."""
     if not isinstance(value, list):
         return value
     module, *parts = map(_event_of, value)
@@ -341,7 +345,7 @@ def _event_of(value: Any) -> Any:
 
 
 class Bound(NamedTuple):
-    """A joint epsilon with its accountant, kind and confidence: fields of a guarantee."""
+    """A joint epsilon with accountant, kind and confidence, named as in `Guarantee`."""
 
     epsilon: float
     accountant: str
@@ -358,7 +362,7 @@ class JointGuarantee:
     all guarantees are fixed in advance.
 
     Attributes:
-      parts: one release for each run or release made elsewhere.
+      parts: one `Release` for each run and for each release made elsewhere.
       replaced: True if neighbors differ by the replacement of one unit, False if by a
         zero-out.
     """
@@ -381,7 +385,7 @@ class JointGuarantee:
 
     @property
     def zcdp_rho(self) -> float | None:
-        """Joint rho of zCDP of all parts, under `adjacency`, unamplified; None if unknown.
+        """The joint zCDP rho under `adjacency`, without amplification; None if unknown.
 
         Rhos add up (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7).
         """
@@ -446,9 +450,9 @@ class JointGuarantee:
           unit: as for `Plan.statement`; by default the unit of the plans.
 
         Raises:
-          ValueError: as for `guarantee_at`; if the unit is not one line of text; or if
-            delta or unit is omitted, and the parts do not state a delta, or not the same
-            unit.
+          ValueError: as for `guarantee_at`; if the unit is not one line of text; if
+            delta is omitted and no part states a delta; or if the unit is omitted and
+            the parts do not share one.
         """
         if delta is None:
             pairs = [part.stated(self.replaced) for part in self.parts]
@@ -482,7 +486,7 @@ class JointGuarantee:
 
     @functools.cached_property
     def gaussian_noise(self) -> float | None:
-        """The noise multiplier of the joint Gaussian mechanism, unamplified; or None."""
+        """The unamplified noise multiplier of the joint Gaussian mechanism, or None."""
         return _noise_of(self.parts, self.replaced)
 
     @functools.cached_property
@@ -524,7 +528,7 @@ class JointGuarantee:
         expected = [self.stated[0]] if self.stated is not None else []
         if self.zcdp_rho is not None:
             expected.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
-        # The estimate is at least the rho of the Gaussian parts.
+        # The joint rho of the Gaussian parts is a lower limit for the estimate.
         gaussians = [part for part in self.parts if part.is_gaussian]
         noise = _noise_of(gaussians, self.replaced)
         least = gaussian.zcdp_rho(noise) if noise is not None else 0.0
@@ -558,14 +562,15 @@ def compose(
 ) -> JointGuarantee:
     """Returns the joint guarantee of several runs and other releases on the same data.
 
-    For replace-one, a release that is stated for zero-out counts as two zero-outs, because
-    a replacement is two zero-outs: half the Gaussian noise, four times the rho.
+    Under replace-one, a release stated for zero-out counts twice, because a replacement
+    amounts to two zero-outs: the Gaussian noise multiplier is halved, and rho is
+    quadrupled.
 
     Args:
       plans: one plan for each run (list a plan twice if it was run twice), and a `Release`
         for each release made elsewhere.
-      adjacency: "zero-out" or "replace-one"; by default "replace-one" if a part is stated
-        only for "replace-one", or if all parts hold for both.
+      adjacency: "zero-out" or "replace-one"; by default "replace-one" if a part is
+        stated only for "replace-one", or if the numbers of all parts hold for both.
 
     Raises:
       TypeError: if a part is neither a plan nor a `Release`.
@@ -598,14 +603,14 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _noise_of(parts: Iterable[Release], replaced: bool) -> float | None:
-    """Returns the noise of the joint Gaussian mechanism of all parts, or None."""
+    """Returns the noise multiplier of all parts as one Gaussian mechanism, or None."""
     noises = (part.gaussian_noise(replaced) for part in parts)
     precision = _sum(None if noise is None else noise**-2 for noise in noises)
     return 1.0 / math.sqrt(precision) if precision else None
 
 
 def _certainty(parts: tuple[Release, ...]) -> tuple[str, float | None]:
-    """Returns kind and confidence of a number that is computed from all these parts."""
+    """Returns the kind and the confidence of a number computed from all these parts."""
     risk = math.fsum(part.risk for part in parts)
     if any(part.kind == "estimate" for part in parts) or risk > 0.5:
         return "estimate", None
@@ -614,7 +619,7 @@ def _certainty(parts: tuple[Release, ...]) -> tuple[str, float | None]:
 
 @functools.lru_cache(maxsize=8)
 def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) -> Loss:
-    """Returns a loss that dominates all parts together, discretized by `interval`."""
+    """Returns a discretized privacy loss that dominates the composition of all parts."""
     noise = _noise_of((part for part in parts if part.is_gaussian), replaced)
     losses: list[Loss] = [privacy_loss_distribution.identity(interval)]
     if noise:
@@ -630,8 +635,8 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
     return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
 
-# Cached, because balances of a ledger that differ in one run share all other losses.
+# Cached, because ledger balances that differ in one run share the losses of all others.
 @functools.lru_cache(maxsize=64)
 def _loss_of(part: Release, replaced: bool, interval: float, count: int) -> Loss:
-    """Returns a loss that dominates `count` copies of a part together."""
+    """Returns a privacy loss that dominates the composition of `count` copies of a part."""
     return event_losses.repeated(part.loss(replaced, interval), count, interval)

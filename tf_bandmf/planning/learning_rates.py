@@ -1,25 +1,28 @@
 """Rules for learning rate, averaged weights and clip norm, from the noise of a plan.
 
-With s, the noise in the models per unit of clip norm (`noise_in_models`), d weights, and
-k, the ratio of the clip norm to the norm of usual gradients, at least 1 (`_excess`):
+With s, the noise in the models per unit of clip norm (`noise_in_models`), d weights,
+and k >= 1, the ratio of the clip norm to the typical gradient norm (`_excess`):
 
     rate * clip norm = c / (sqrt(s) * (1 + k s sqrt(d) / 12))       SGD, momentum 0.9
 
-The constant c is 0.08, and 0.05 for a squared error, whose curvature does not decrease with
-the error: some models diverge with c = 0.16 for which c = 0.05 is best.
+The constant c is 0.08, and 0.05 for a squared error, whose curvature does not decrease
+with the error: some models for which c = 0.05 is best diverge at c = 0.16.
 
 The formula combines two limits. With little noise, the curvature of the loss limits the
 rate, and the best rates are proportional to 1 / sqrt(s). If the norm of the noise, s
-sqrt(d), is large compared to the norm of a clipped gradient, the noise limits the rate, and
-the best rates are proportional to 1 / (s^1.5 sqrt(d)). For gradients that are smaller than
-the clip norm, this limit applies at a noise k times smaller: the best rates for counts, at
-clip norm 10, are 0.25 of those for k = 1 at epsilon = 1, and 0.5 at epsilon = 8.
+sqrt(d), is large compared to the norm of a clipped gradient, the noise limits the rate,
+and the best rates are proportional to 1 / (s^1.5 sqrt(d)). For gradients that are
+smaller than the clip norm, this limit already applies at 1 / k of that noise: for
+counts at clip norm 10, the best rates are 0.25 times the rates for k = 1 at epsilon =
+1, and 0.5 times at epsilon = 8.
 
-Form and constants were fitted to grids of rates for 19 convolutional networks (whose best
-rates differ by a factor of 200), a linear model and adapters of a language model, in
-`benchmarks/utility/results`; `benchmarks/advice/fit.py` computes the regrets.
-`benchmarks/advice/run.py` tests the rule on tabular data, texts and photos; c = 0.05 and
-the clip norm for two classes were chosen on the 20 tabular data sets in its README.
+The formula and its constants were fitted to grids of learning rates for 19
+convolutional networks (whose best rates differ by a factor of 200), a linear model and
+adapters of a language model, in `benchmarks/utility/results`;
+`benchmarks/advice/fit.py` computes the regrets. `benchmarks/advice/run.py` tests the
+rule on tabular data, texts and photos; c = 0.05 and the clip norm for binary
+classification were chosen on the 20 tabular data sets in the README of
+`benchmarks/advice`.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 MOMENTUM = 0.9
-# _RATE is the rate of SGD at s = 1 for few weights, divided by 1 - momentum. _OF_SQUARES is
-# the factor of the rate for a squared error. _NOISE is the s sqrt(d) beyond which noise
-# limits the rate.
+# _RATE is the SGD learning rate at s = 1 for few weights, divided by 1 - momentum.
+# _OF_SQUARES is the factor of the rate for a squared error. _NOISE is the value of s
+# sqrt(d) beyond which noise limits the rate.
 _RATE = 0.8
 _OF_SQUARES = 0.625
 _NOISE = 12.0
-# Norm of usual gradients when losses are about 1; see `benchmarks/advice`.
+# Typical gradient norm when losses are about 1; see `benchmarks/advice`.
 _USUAL_NORM = 1.7
 # Learning rate of Adam, for any clip norm; see `benchmarks/advice`.
 RATE_OF_ADAM = 0.02
@@ -51,10 +54,10 @@ SPREAD = 0.14
 # The moving average of the weights spans this fraction of the steps.
 _REMEMBERED = 0.1
 _SQUARES = ("squarederror", "mse")
-# Clip norm for each kind of loss, and substrings of the losses' names. With a Poisson loss
-# and clip norm 1, models predict counts that are too small: the mean clipped gradient of
-# skewed residuals is zero near the median. Labels are divided by their usual size. See
-# `benchmarks/advice`.
+# Clip norm for each kind of loss, with substrings of the loss names. With a Poisson
+# loss and clip norm 1, models predict counts that are too small: with skewed residuals,
+# the mean clipped gradient vanishes near the median instead of the mean. Labels are
+# assumed to be divided by their typical size. See `benchmarks/advice`.
 _CLIPS: dict[str, tuple[Any, ...]] = {
     "counts": (10.0, "poisson"),
     "two classes": (3.0, "binarycrossentropy"),
@@ -78,7 +81,7 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
 
 
 def _excess(l2_norm_clip: float) -> float:
-    """Returns k, the ratio of the clip norm to the norm of usual gradients, at least 1."""
+    """Returns k >= 1, the ratio of the clip norm to the typical gradient norm."""
     return max(1.0, l2_norm_clip / _USUAL_NORM)
 
 
@@ -104,10 +107,10 @@ def per_clip_unit(
 
 
 def progress(rate: float, num_steps: int) -> float:
-    """Returns the distance that weights can move: rate times steps at full rate.
+    """Returns how far weights can move: the learning rate times the steps at full rate.
 
-    SGD with momentum beta reaches its full rate only after about 1 / (1 - beta) steps, so a
-    short run moves less than rate times all steps.
+    SGD with momentum beta reaches its full rate only after about 1 / (1 - beta) steps,
+    so a short run moves less than the learning rate times the number of steps.
     """
     missed = MOMENTUM * (1.0 - MOMENTUM**num_steps) / (1.0 - MOMENTUM)
     return rate * (num_steps - missed)
@@ -118,7 +121,7 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
 
     Args:
       plan: a plan with an expected batch size and a constant learning rate.
-      num_parameters: d, trainable weights.
+      num_parameters: d, the number of trainable weights.
       loss: as for `per_clip_unit`.
 
     Raises:
@@ -175,7 +178,7 @@ def ema_momentum(num_steps: int) -> float:
 
 
 def is_named(loss: Any, *parts: str) -> bool:
-    """Returns True if a Keras loss's name, in lower case without "_", contains a part."""
+    """Returns True if a Keras loss's name, ignoring case and "_", contains any part."""
     text = f"{loss} {getattr(loss, 'name', '')} {type(loss).__name__}".lower()
     return any(part in text.replace("_", "") for part in parts)
 
@@ -183,8 +186,8 @@ def is_named(loss: Any, *parts: str) -> bool:
 def clip_norm(loss: Any) -> tuple[float, str]:
     """Returns the clip norm for a loss, and the reason for it.
 
-    For two classes, clip norm 3 instead of 1 changes the AUC on six tables by -0.005 to
-    0.025, by 0.007 on average.
+    For binary classification, raising the clip norm from 1 to 3 changes the AUC on six
+    tabular data sets by -0.005 to 0.025, with a mean of 0.007.
     """
     for kind, (clip, *names) in _CLIPS.items():
         if is_named(loss, *names):

@@ -28,7 +28,8 @@ class Measurements:
     most 1 to a sum, whose noise has standard deviation `noise_multiplier`.
 
     Attributes:
-      counts: share of the squared norm that counts get, in [0, 0.5]; 0 for no counts.
+      counts: share of the squared norm reserved for counts, in [0, 0.5]; 0 for no
+        counts.
       evaluations: maximum number of evaluations that the run may make, >= 0.
       noise_multiplier: noise multiplier of each evaluation; None without evaluations.
 
@@ -67,7 +68,7 @@ class Measurements:
         return math.sqrt(self.evaluations) / self.noise_multiplier
 
     def with_evaluations(self, base: Accountant) -> Accountant:
-        """Returns the accountant of steps and evaluations, given that of the steps."""
+        """Extends `base`, the accountant of the steps, to cover the evaluations too."""
         return base if self.noise_multiplier is None else base.beside(1.0 / self.mu)
 
     def __str__(self) -> str:

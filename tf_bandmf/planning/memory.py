@@ -1,7 +1,8 @@
 """The memory that a strategy's noise needs, on one device or on several.
 
-The entries of the noise vector do not depend on one another, so each of R devices can
-generate one R-th of them and store the buffer of its part (arXiv:2405.15913, section 3.3).
+The entries of the noise vector are computed independently of each other, so each of R
+devices can generate 1/R of the entries and store the buffers for these alone
+(arXiv:2405.15913, section 3.3).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 from tf_bandmf.accounting.checks import whole_number
 
 _FLOAT_BYTES = 4
-# Bytes of a step's key and of its sum's digest; see `tf_bandmf.noise.digests`.
+# Size in bytes of a step's key and sum digest; see `tf_bandmf.noise.digests`.
 STEP_BYTES = {"philox": 16 + 8, "chacha20": 40 + 8}
 
 
@@ -24,9 +25,9 @@ class NoiseMemory:
     Attributes:
       num_parameters: d.
       num_devices: R, the number of devices that share the noise.
-      vectors: number of vectors of length d that all devices together store.
+      vectors: total number of vectors of length d stored across all devices.
       regenerations_per_step: maximum number of earlier vectors that a step regenerates.
-      key_bytes: size in bytes of the keys of all steps, on each device.
+      key_bytes: size in bytes, on each device, of the keys of all steps.
     """
 
     num_parameters: int
@@ -61,7 +62,7 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
     """Raises MemoryError if the noise does not fit into the available memory.
 
     Args:
-      needed: memory of the noise.
+      needed: memory that the noise needs.
       available: available bytes; None if unknown, in which case nothing is raised.
     """
     total = needed.bytes_per_device
@@ -78,7 +79,7 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
 def bands_that_fit(
     bytes_per_device: int, num_parameters: int, num_devices: int = 1
 ) -> int:
-    """Returns the largest number of bands for which a banded `C`'s ring buffer fits.
+    """Returns the largest number of bands of `C` whose ring buffer fits into memory.
 
     A ring buffer stores `bands - 1` vectors. Examples from arXiv:2405.15913: 64 vectors for
     4 million parameters in 1 GB (section 3.1), 128 for 128 million parameters on 64 devices

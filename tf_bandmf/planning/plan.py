@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from tf_bandmf.sampling import BatchSchedule
 
 _FORMAT = 1
-# Relative rounding of a noise multiplier.
+# Relative amount by which a noise multiplier is rounded up.
 _ROUNDING = 5e-10
-# Tolerance of the comparison of saved and recomputed numbers, because other versions of
-# NumPy and SciPy round differently.
+# Tolerance when saved and recomputed numbers are compared: versions of NumPy and SciPy
+# differ in rounding.
 _RELATIVE_TOLERANCE = 1e-6
 _CLIP_RANGE = (1e-10, 1e10)
 # The fields of a plan that are objects, with the functions that rebuild them from a
@@ -69,7 +69,7 @@ def stated(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
-    """Returns the noise multiplier of a calibrated noise: noise per unit of sensitivity.
+    """Converts a calibrated noise level to a noise multiplier (per unit of sensitivity).
 
     The multiplier is rounded up. Therefore its product with the sensitivity is not smaller
     than the noise, and a later computation of epsilon, itself rounded up by 1e-10, does not
@@ -90,8 +90,8 @@ class Plan:
       strategy: C, for `num_steps` steps.
       participation: the steps at which one example may take part.
       l2_norm_clip: zeta, the bound on the l2 norm of each example's gradient.
-      noise_multiplier: sigma, the noise standard deviation per unit of sensitivity, even if
-        the accountant amplifies and uses another unit.
+      noise_multiplier: sigma, the noise standard deviation per unit of sensitivity,
+        even if an accountant with amplification uses another unit.
       epsilon, delta: the guarantee, computed by `accountant`.
       expected_batch_size: the public constant that divides the noisy sum of clipped
         gradients; None if the code that uses the plan has its own divisor.
@@ -186,10 +186,10 @@ class Plan:
         """The standard deviation of each entry of `Z`, the noise before `C^-1`.
 
         It is `noise_multiplier * sensitivity * l2_norm_clip` and applies to the *sum*
-        of clipped gradients; with private counts, the clip norm is that of gradient and
-        counts together. The value is rounded up to single precision, in which training uses
-        it, because rounding to nearest could reduce the noise. If the clip norm becomes
-        larger in single precision, the larger value counts.
+        of clipped gradients; with private counts, the clip norm bounds gradient and
+        counts together. The value is rounded up to single precision, as used in
+        training, because rounding to nearest could reduce the noise. If rounding to
+        single precision increases the clip norm, the increased value is used.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
         wanted = self.unit_noise_stddev * clip * self.measurements.norm
@@ -205,18 +205,18 @@ class Plan:
 
     @property
     def unit_noise_stddev(self) -> float:
-        """The noise standard deviation on the raw `C`, for l2_norm_clip = 1."""
+        """The noise standard deviation for `C` without rescaling, for l2_norm_clip = 1."""
         assert self.sensitivity is not None  # set by __post_init__
         return self.noise_multiplier * self.sensitivity.value
 
     @property
     def zcdp_rho(self) -> float:
-        """The rho of zCDP of the whole run, without amplification, for any accountant.
+        """The zCDP rho of the whole run without amplification, for any accountant.
 
-        The value holds under the plan's adjacency. If one unit is replaced by another, the
-        unit's contribution changes by up to `2 l2_norm_clip`, and rho is 4 times that of
-        zero-out, because rho grows with the square of the sensitivity (Bun and Steinke,
-        2016, arXiv:1605.02065, Proposition 1.6).
+        The value holds under the plan's adjacency. If one unit is replaced by another,
+        the unit's contribution changes by up to `2 l2_norm_clip`, and rho is 4 times
+        the zero-out rho, because rho grows with the square of the sensitivity (Bun and
+        Steinke, 2016, arXiv:1605.02065, Proposition 1.6).
         """
         rho = gaussian.zcdp_rho(self.unamplified_noise)
         return 4.0 * rho if self.adjacency == REPLACE_ONE else rho
@@ -240,7 +240,7 @@ class Plan:
     def reserve(
         self, *, counts: float = 0.0, metrics: float = 0.0, evaluations: int = 0
     ) -> Plan:
-        """Returns a plan with part of the budget reserved for measurements; same guarantee.
+        """Returns a plan with the same guarantee, part of which is kept for measurements.
 
             plan = tf_bandmf.plan("bisr", epsilon=2, ...).reserve(
                 counts=0.01, metrics=0.1, evaluations=10
@@ -248,15 +248,17 @@ class Plan:
 
         The steps get more noise, so that (epsilon, delta) covers steps, counts and
         evaluations together; see `planning.measurements`. Under sampling without
-        replacement, or sampling that is accounted for by simulation, epsilons are added,
-        and `metrics` is a share of epsilon.
+        replacement, and under sampling that is accounted for by simulation, the
+        epsilons of steps and evaluations are added, and `metrics` is a share of
+        epsilon.
 
         Args:
           counts: share of each step's noise budget, in [0, 0.5], for private counts of
             examples that were clipped, had no gradient, or were invalid; the noise of
             gradients grows by `1 / sqrt(1 - counts)`.
-          metrics: share of the budget (of rho of zCDP) for private evaluations; without
-            amplification the noise of the steps grows by `1 / sqrt(1 - metrics)`.
+          metrics: share of the budget (measured as zCDP rho) for private evaluations;
+            without amplification, the noise of the steps grows by `1 / sqrt(1 -
+            metrics)`.
           evaluations: maximum number of private evaluations.
 
         Raises:
@@ -292,7 +294,7 @@ class Plan:
         return self._with_noise_of(kept.with_evaluations(base), measurements=kept)
 
     def bounded(self, *, confidence: float = 0.999999) -> Plan:
-        """Returns a plan with noise from a simulated bound on epsilon, not an estimate.
+        """Returns a plan whose noise follows from a simulated bound on epsilon.
 
         This is for plans that are accounted for by simulation ("balls-in-bins",
         "b-min-sep"), whose epsilon is otherwise an estimate. If a bound would take too many
@@ -340,17 +342,18 @@ class Plan:
     def epsilon_after(self, steps: int, delta: float | None = None) -> float:
         """Returns epsilon of a run that takes only the first `steps` steps.
 
-        WARNING: the value holds only if the number of steps does not depend on the private
-        run: it was fixed in advance, or by a clock. A run that is stopped because of its
-        models, as by `EarlyStopping`, has the epsilon of the whole plan.
+        WARNING: the value holds only if the number of steps does not depend on the
+        private run, for example because it was fixed in advance or by a clock. A run
+        that is stopped because of its models, as by `EarlyStopping`, has the epsilon of
+        the whole plan.
 
         Args:
           steps: number of steps, in [0, num_steps].
           delta: delta of the result; by default the plan's.
 
         Returns:
-          Epsilon >= 0, at most that of all steps, by the plan's accountant and of the
-          plan's kind (exact, a bound or an estimate).
+          Epsilon >= 0, computed by the plan's accountant; at most the epsilon of the
+          whole run, and of the same kind (exact, bound or estimate).
 
         Raises:
           ValueError: if the plan has fewer than `steps` steps, or delta is not in (0, 1).
@@ -403,13 +406,13 @@ class Plan:
     def dp_event(self) -> dp_accounting.DpEvent:
         """Returns the whole run as a dp-accounting event, to compose with other releases.
 
-        Any accountant of dp-accounting accepts it, for example as a second opinion:
-        `rdp.RdpAccountant().compose(plan.dp_event()).get_epsilon(delta)`.
+        Any accountant of dp-accounting accepts the event, for example as a second
+        opinion: `rdp.RdpAccountant().compose(plan.dp_event()).get_epsilon(delta)`.
 
         A fixed order is one `GaussianDpEvent`; cyclic Poisson sampling is `ceil(n / b)`
-        Poisson-sampled Gaussian events; cyclic sampling without replacement is
-        `ceil(n / b)` sampled Gaussian events, for replace-one adjacency; a shuffle is
-        bounded by the fixed order.
+        Poisson-sampled Gaussian events; cyclic sampling without replacement is `ceil(n
+        / b)` sampled Gaussian events, for replace-one adjacency; a shuffled order is
+        bounded by the event of a fixed order.
 
         Raises:
           ValueError: if dp-accounting has no event for the participation, as for
@@ -420,9 +423,9 @@ class Plan:
     def accounting(
         self, confidence: float | None = None, steps: int | None = None
     ) -> Accountant:
-        """Returns the accountant of the run with its evaluations, or of its first steps.
+        """Returns the accountant of the run or its first steps, with all its evaluations.
 
-        Private evaluations count in full.
+        Private evaluations count in full even if only the first steps are taken.
         """
         confidence = self.confidence if confidence is None else confidence
         matrix = self.strategy.matrix
@@ -455,19 +458,20 @@ class Plan:
     def optimizer_arguments(
         self, num_parameters: int, optimizer: str = "sgd", loss: Any = None
     ) -> dict[str, Any]:
-        """Returns arguments of the Keras optimizer: rate, momentum, averaged weights.
+        """Returns Keras optimizer arguments: learning rate, momentum, weight averaging.
 
         `keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))`. The
-        rate follows the rule of `planning.learning_rates`; the momentum is the workload's.
+        learning rate follows the rule of `planning.learning_rates`; the momentum is the
+        workload's.
 
         Args:
-          num_parameters: d, trainable weights of the model.
+          num_parameters: d, the number of trainable weights of the model.
           optimizer: "sgd", or "adam", for plans with independent noise ("identity").
           loss: Keras loss of the model, or its name; None for classification.
 
         Raises:
-          ValueError: if the plan names no batch size, its workload has a schedule of
-            learning rates, or the optimizer is neither "sgd" nor "adam".
+          ValueError: if the plan has no expected batch size, its workload has a
+            schedule of learning rates, or the optimizer is neither "sgd" nor "adam".
         """
         checks.check_word("optimizer", optimizer, ("sgd", "adam"))
         inner: dict[str, Any] = {"learning_rate": learning_rates.RATE_OF_ADAM}
@@ -509,9 +513,9 @@ class Plan:
           sample_weight: shape [num_examples], or None.
           padded: True to pad all batches to one constant size, with zeros of sample weight
             0. Otherwise, the batch size is not static.
-          map: augmentation: a random function of single examples, or a Keras layer; see
-            `sampling.mapped.Mapped`. The function's random numbers differ at each step, and
-            are the same in a resumed run.
+          map: augmentation: a random function that is applied to single examples, or a
+            Keras layer; see `sampling.mapped.Mapped`. The function's random numbers
+            differ at each step and are reproduced in a resumed run.
           views: augmentation multiplicity (De et al., 2022, arXiv:2204.13650): each
             example is read this many times, `map` makes each view different, and the
             example's loss is the mean of the views' losses; its gradient is clipped
@@ -528,7 +532,7 @@ class Plan:
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
-            schedule, or `map` is not a function of this kind.
+            schedule, or `map` is neither a function of one example nor a layer.
           ValueError: if the number of examples differs from the plan's; or if examples are
             overlapping windows of one series, and the plan does not name its unit.
         """

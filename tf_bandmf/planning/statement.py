@@ -5,7 +5,7 @@
     card.to_markdown(), card.to_record()
     card.to_model_card(license="mit")    # a README.md for Keras and Hugging Face
 
-The points of the statement follow arXiv:2306.08153, App. K.1, which follows
+The points of the statement follow arXiv:2306.08153, App. K.1, which is based on
 arXiv:2303.00654, section 5.3.
 
 A hypothesis test explains the meaning of epsilon for one person. An attacker sees
@@ -16,11 +16,11 @@ most
 
     min(exp(epsilon) alpha + delta, 1 - exp(-epsilon) (1 - delta - alpha))
 
-(Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). For a Gaussian mechanism, this
-share is at most `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383, Theorem
-2.7). Every run is a Gaussian mechanism if the amplification by sampling is ignored. For a
-sampled run, the first bound holds for every pair of epsilon and delta of the run, and the
-smallest value counts (ibid., section 2.3).
+(Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). For a Gaussian mechanism,
+this share is at most `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383,
+Theorem 2.7). Every run is a Gaussian mechanism if the amplification by sampling is
+ignored. For a sampled run, the first bound holds for every pair of epsilon and delta of
+the run, so the smallest value is used (ibid., section 2.3).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 ONE_EXAMPLE = "one training example"
-# The share of people who are accused although they were not in the data.
+# The share of people outside the data who are falsely accused, in the card's example.
 _ACCUSED = 0.05
-# The epsilons at which the privacy profile of a sampled run is computed for a test's power.
+# The epsilons at which a sampled run's privacy profile bounds the power of a test.
 _EPSILONS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _TAGS = ("differential-privacy", "tf-bandmf")
 _Points = list[tuple[str, str]]
-# Sentences of the statement about the generators of noise.
+# Sentences of the statement about the noise generators.
 GENERATORS = phrases("generators")
 
 
@@ -130,9 +130,9 @@ class PrivacyStatement:
         return min(bounds)
 
     def right(self) -> float:
-        """The largest share of right guesses if both answers are equally likely."""
-        # This is (1 + total variation distance) / 2; the distance is the largest found -
-        # accused.
+        """The largest share of correct guesses if both answers are equally likely."""
+        # This is (1 + total variation distance) / 2; the distance is the maximum of
+        # `found(accused) - accused`.
         shifts = [(math.tanh(0.5 * epsilon), delta) for epsilon, delta in self._pairs()]
         distance = min(shift + delta * (1.0 - shift) for shift, delta in shifts)
         if self.mu is not None:
@@ -140,7 +140,7 @@ class PrivacyStatement:
         return 0.5 * (1.0 + distance)
 
     def _pairs(self) -> Iterator[tuple[float, float]]:
-        """Returns epsilons with deltas: the stated pair, and a single run's profile."""
+        """Returns pairs (epsilon, delta): the stated one, plus a single run's profile."""
         yield self.epsilon, self.guarantee.delta
         for plan in () if self.runs else self.plans:
             if plan.guarantee == self.guarantee and not plan.participation.is_simulated:
@@ -159,7 +159,7 @@ class PrivacyStatement:
         return PrivacyCard(self, model_name)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the values that are filled into the texts of statement and card."""
+        """Returns the values for the placeholders in the texts of statement and card."""
         made, plans = self.guarantee, self.plans
         is_sampled = any(
             plan.participation.is_amplified and not plan.guarantee.is_unamplified
@@ -173,8 +173,8 @@ class PrivacyStatement:
             **vars(self),
             "none": phrase("test seed", "none") if self.test_only else "",
             "whose": self.scope and f" {self.scope}",
-            # Rho ignores amplification, so beside an amplified epsilon it has a separate
-            # point.
+            # Rho ignores amplification, so it gets a separate point if epsilon is
+            # amplified.
             "rho": f"; {rho}" if rho and not is_sampled else "",
             "unamplified": f"{rho}." if rho and is_sampled else "",
             "accesses": sentence(self.covered),
@@ -283,10 +283,10 @@ class PrivacyCard:
         tags: Sequence[str] = (),
         library_name: str = "keras",
     ) -> str:
-        """Returns a README.md, as of Keras (`model.save("hf://...")`) or Hugging Face.
+        """Returns a README.md in the model-card format of Keras and Hugging Face.
 
-        The file consists of metadata in YAML and the card. Add the missing sections:
-        intended uses, evaluation, training data.
+        The file consists of YAML metadata and the card. Add the sections that this
+        library cannot write: intended uses, evaluation, training data.
 
         Args:
           license: identifier of the license, such as "apache-2.0".
@@ -312,7 +312,7 @@ class PrivacyCard:
 
 
 def _listed(heading: str, form: str, points: _Points) -> str:
-    """Returns a heading, and a line for each point with its number, title and text."""
+    """Returns a heading and one line per point, with its number, title and text."""
     lines = [form.format(i, *point) for i, point in enumerate(points, start=1)]
     return "\n".join([heading, *lines])
 

@@ -1,4 +1,4 @@
-"""Functions that draw plots; they need matplotlib: `pip install "tf-bandmf[plot]"`.
+"""Plotting functions; they need matplotlib: `pip install "tf-bandmf[plot]"`.
 
     from tf_bandmf import plots
 
@@ -84,7 +84,7 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
 def accumulated_noise(
     plans: Mapping[str, Plan], seed: int = 0, axes: Any | None = None
 ) -> Any:
-    """Plots a sample of a coordinate's noise, in a band of +- 1 standard deviation.
+    """Plots sample noise in one model coordinate, in a band of +- 1 standard deviation.
 
     All plans use the same normals, from NumPy's generator; the plotted noise is not the
     noise of any run.
@@ -117,7 +117,7 @@ def _steps(plan: Plan) -> np.ndarray:
 
 
 def _deviation(plan: Plan) -> np.ndarray:
-    """Returns the noise's standard deviation after each step for clip norm 1; shape [n]."""
+    """Returns the standard deviation of the noise after each step at clip norm 1, [n]."""
     per_step = plan.strategy.per_step_squared_error(plan.workload)
     return plan.unit_noise_stddev * np.sqrt(per_step)
 
@@ -127,7 +127,7 @@ def epsilon_of_delta(
     deltas: Sequence[float] | None = None,
     axes: Any | None = None,
 ) -> Any:
-    """Plots the pairs (epsilon, delta) that hold for one run of each plan.
+    """Plots, for each plan, the pairs (epsilon, delta) that hold for one run.
 
     Args:
       plans: plans by name; a point marks the pair that each plan was made for.
@@ -164,15 +164,15 @@ def training_curves(
 
     Args:
       runs: runs by name; each run is a list of one value per epoch, such as
-        `history.history["val_accuracy"]`. All runs of a name have the same number of
-        epochs.
-      quantity: label of the axis. The guarantee does not cover values that are measured on
-        training data; do not publish them.
+        `history.history["val_accuracy"]`. All runs under one name have the same number
+        of epochs.
+      quantity: label of the vertical axis. The guarantee does not cover values that are
+        measured on training data; do not publish such values.
       axes: axes to draw on; by default those of a new figure.
 
     Raises:
       ImportError: if matplotlib is not installed.
-      ValueError: if the runs of a name differ in length.
+      ValueError: if the runs under one name differ in length.
     """
     axes = _axes_to_draw_on(axes)
     for name, values in runs.items():
@@ -255,7 +255,7 @@ def _heat_map(
     if name == "C" and block.min() >= 0.0:
         color_map, scale = "cividis", colors.Normalize(0.0, largest)
     else:
-        # The scale resolves the many small entries; 0 is in the middle of the colors.
+        # The scale resolves the many small entries; 0 is the midpoint of the color map.
         color_map = "PuOr_r"
         scale = colors.SymLogNorm(_LINEAR_PART * largest, vmin=-largest, vmax=largest)
     # C is lower triangular, so nothing is drawn above the diagonal.
@@ -282,7 +282,7 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
 
     Args:
       name: name of the plan to show.
-      plans: plans by name; all of them appear in the panels of errors and noise.
+      plans: plans by name; the error and noise panels show all of them.
       figure: matplotlib figure or subfigure to draw on.
 
     Returns:
@@ -312,7 +312,7 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
 
 
 def _axes_to_draw_on(axes: Any | None) -> Any:
-    """Returns the given or new axes, with the lines' colors and dash patterns.
+    """Returns `axes`, or new ones, after setting line colors and dash patterns.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -335,6 +335,6 @@ def _finish_lines(axes: Any, x_label: str, y_label: str) -> Any:
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.25, linewidth=0.6)
     if len(axes.get_legend_handles_labels()[1]) > 1:
-        # A nearly opaque background keeps lines from obscuring the labels.
+        # A nearly opaque legend background keeps lines from obscuring the labels.
         axes.legend(edgecolor="none", framealpha=0.85)
     return axes

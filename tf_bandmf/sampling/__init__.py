@@ -1,4 +1,4 @@
-"""Samplers, which make exactly the batches that the accountant analysed.
+"""Samplers, which make exactly the batches that the accountant analyzed.
 
 `Plan.batches` makes a `BatchSchedule` from arrays, from a `tf.data.Dataset` in its own
 order, from TFRecord files (`TFRecordExamples`), or from any object that has a length and

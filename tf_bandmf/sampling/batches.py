@@ -20,8 +20,8 @@ from tf_bandmf.sampling.samplers import SEED_BYTES, OrderSampler, Sampler, rando
 if TYPE_CHECKING:
     from tf_bandmf.participation import Participation
 
-# Keys of a batch, in addition to its contents. With `step` and `plan_id`, the training step
-# rejects batches other than those that the accountant analysed.
+# Keys of a batch, in addition to its contents. By `step` and `plan_id`, the training
+# step rejects all batches except those that the accountant analyzed.
 STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
 # A key of padded batches only: the number of examples that are not padding.
 NUM_EXAMPLES = "num_examples"
@@ -33,10 +33,10 @@ EDITED = (
     "the drawn examples. Train on unchanged batches; change single examples when they "
     "are read, by plan.batches(..., map=function), or by layers of the model."
 )
-# The largest probability that any batch of a run exceeds the padded size.
+# The maximum probability that some batch of a run exceeds the padded size.
 _OVERFLOW = 1e-12
-# A key only in parts of batches, which are for replicas: index of the part, and number of
-# parts.
+# A key only in parts of batches, which are made for replicas: index of the part, and
+# number of parts.
 PART = "part"
 
 
@@ -58,15 +58,15 @@ def is_scheduled_batch(data: Any) -> bool:
 
 
 class BatchSchedule:
-    """All batches of a run, from the first step to the last; one schedule spans a run.
+    """All batches of one run, from the first step to the last.
 
-    A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` for which it
-    is meant, the `plan_id` of its plan, a `schedule_id` (a hash of the plan, the data and
-    the sampler's seed, which must not change within a run), and a `fingerprint` of all of
-    these, so that a private step can reject a changed batch. The batch size may vary from
-    step to step, down to 0, and is not static, so a training step is traced once. For
-    static shapes (XLA compiles a program for each shape), `padded` batches have a constant
-    size.
+    A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` for
+    which the batch is meant, the `plan_id` of the plan, a `schedule_id` (a hash of the
+    plan, the data and the sampler's seed, which must not change within a run), and a
+    `fingerprint` of all of these, so that a private step can reject a changed batch.
+    The batch size may vary from step to step, down to 0, and is not static, so a
+    training step is traced once. For static shapes (XLA compiles a program for each
+    shape), `padded` batches have a constant size.
 
     One schedule serves a run across epochs and restarts: from any step on,
     `dataset(first_step)` and `indices(first_step)` return the batches of the uninterrupted
@@ -78,21 +78,22 @@ class BatchSchedule:
     of the steps have the participation's distribution, independently of the data.
 
     Args:
-      participation: the participation that the accountant analyses; it must have a
+      participation: the participation that the accountant analyzes; it must have a
         schedule.
       num_steps: n.
       plan_id: identifier of the plan, int64.
-      examples: the examples; their number is that of the participation.
+      examples: the examples, as many as the participation has.
       padded: True to give every batch `padded_batch_size` rows. Surplus rows are zeros with
         sample weight 0; `num_examples` counts the real rows.
 
     Attributes:
-      steps_per_epoch: steps of one pass over the data, exactly or on average.
-      labels: classes of the examples that were inspected; 0 if targets are not classes.
+      steps_per_epoch: number of steps per pass over the data, exact or on average.
+      labels: number of classes among the inspected examples; 0 if targets are not
+        classes.
       ranges: declared ranges of inputs and targets; see `sampling.changes.Ranges`.
 
     Raises:
-      ValueError: if the number of examples differs from the participation's.
+      ValueError: if the number of examples differs from that in the participation.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class BatchSchedule:
         self.labels, self.ranges = examples.labels, examples.ranges
 
     def __repr__(self) -> str:
-        # Keras quotes this text in its error if a schedule is passed to another model's
-        # `fit`.
+        # Keras quotes this text in its error message if a schedule is passed to the
+        # `fit` of a non-private model.
         kind = type(self.participation).__name__
         return (
             f"<{type(self).__name__} of {self.num_steps} steps ({kind}), for fit of a "
@@ -142,9 +143,9 @@ class BatchSchedule:
 
     @functools.cached_property
     def padded_batch_size(self) -> int:
-        """A batch size that is exceeded in a run with probability at most 1e-12.
+        """A batch size that a run exceeds with probability at most 1e-12.
 
-        The size reveals nothing about the sample.
+        This size is independent of the sample, and so reveals nothing about it.
         """
         return self.participation.largest_batch_size(self.num_steps, _OVERFLOW)
 
@@ -170,7 +171,7 @@ class BatchSchedule:
 
     @functools.cached_property
     def _draw_base(self) -> np.ndarray:
-        """Returns the seed of the examples' random numbers, int64, shape [2]."""
+        """Returns the seed of the random numbers for examples, int64, shape [2]."""
         plan, person = str(self.plan_id).encode(), b"tf-bandmf draws"
         digest = hashlib.blake2b(plan, digest_size=16, key=self._seed, person=person)
         return np.frombuffer(digest.digest(), np.int64)
@@ -188,8 +189,9 @@ class BatchSchedule:
 
         Args:
           first_step: first step of the run.
-          parts: None for whole batches, or the indices of the parts of each batch, in this
-            order. Every example is in one part; parts may differ in size, and may be empty.
+          parts: None for whole batches, or the indices of the parts of each batch, in
+            this order. Every example is in exactly one part; parts may differ in size,
+            and may be empty.
           num_parts: the number of replicas.
 
         Raises:
@@ -222,12 +224,14 @@ class BatchSchedule:
                 content[PART] = tf.stack([number, num_parts])
             return identity.with_fingerprint({**content, **ids, STEP: step})
 
-        # A data set with its own order must be read one batch after the other.
+        # A data set that is read in its own order allows no parallel batches.
         parallel = None if examples.source.in_order else 2
-        # The pipeline has nothing to tune, and stopping the autotuner takes up to a second.
+        # This pipeline gains nothing from autotuning, and stopping the autotuner takes
+        # up to a second.
         options = tf.data.Options()
         options.autotune.enabled = False
-        # The pipeline has nothing to fuse, and the search for it would slow down the start.
+        # This pipeline has nothing to fuse, and searching for fusions would slow down
+        # the start.
         options.experimental_optimization.apply_default_optimizations = False
         places = [step * count for step in (first_step, self.num_steps)]
         return (
@@ -254,7 +258,7 @@ class BatchSchedule:
         return indices[first:end], np.int64(end - first)
 
     def indices(self, first_step: int = 0) -> Iterator[IndexBatch]:
-        """Yields each step's indices of examples, for loops that fetch examples themselves.
+        """Yields the example indices of each step, for custom loops that fetch examples.
 
         Raises:
           ValueError: if the schedule cannot begin at this step.
@@ -264,7 +268,7 @@ class BatchSchedule:
             yield IndexBatch(step, self.example_indices(step))
 
     def _check_start(self, first_step: int) -> None:
-        """Raises ValueError if this schedule cannot begin at a step."""
+        """Raises ValueError if this schedule cannot begin at the given step."""
         if not 0 <= first_step <= self.num_steps:
             raise ValueError(
                 f"first_step must be in [0, {self.num_steps}], found {first_step}."
@@ -280,14 +284,15 @@ class BatchSchedule:
         self._is_fresh = False
 
     def join(self, seed: bytes) -> BatchSchedule:
-        """Returns the schedule of a run, whose secret sample is derived from the run's key.
+        """Returns the schedule of a run, with the secret sample derived from the run's key.
 
         Args:
-          seed: `NoiseKey.sampler_seed()` of the run; ignored if the sampler has no secrets.
+          seed: the run's `NoiseKey.sampler_seed()`; ignored if the sampler has no
+            secrets.
 
         Raises:
-          TypeError: if the seed is anything else, because the person who chose it would
-            know the sample.
+          TypeError: if the seed has another origin, because whoever chose it would know
+            the sample.
         """
         if not self._seed:
             return self
@@ -300,7 +305,7 @@ class BatchSchedule:
         return self._with(self._examples, seed)
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> BatchSchedule:
-        """Returns the same batches, with losses multiplied by the weights of their classes.
+        """Returns the same batches, with every loss multiplied by its class weight.
 
         Args:
           class_weight: see `sampling.changes.ClassWeights`.
@@ -309,7 +314,8 @@ class BatchSchedule:
           A separate schedule; a run cannot continue with other weights.
 
         Raises:
-          ValueError: if weights or targets do not have the form that `ClassWeights` needs.
+          ValueError: if weights or targets do not have the form that `ClassWeights`
+            requires.
         """
         seed = None if self._is_fresh else self._seed
         return self._with(self._examples.weighted(class_weight), seed)
@@ -326,19 +332,19 @@ class BatchSchedule:
 
 
 def pad(content: dict[str, Any], size: tf.Tensor, static: int | None) -> dict[str, Any]:
-    """Adds examples of zeros with sample weight 0.
+    """Pads a batch with all-zero examples of sample weight 0.
 
     Args:
-      content: structures of tensors whose first axis, of length N, is the example.
+      content: structures of tensors whose first axis is the batch axis, of length N.
       size: size of the result, at least N.
-      static: the value of `size`, if it is known before the graph runs.
+      static: the value of `size`, if it is known when the graph is traced.
 
     Returns:
-      The content with first dimension `size`. A `sample_weight` is added, unless `rows`
-      marks the rows of a unit that are present.
+      The content with first dimension `size`. A `sample_weight` is added, unless the
+      content has `rows`, which marks the rows that are present in each unit.
     """
     count = tf.shape(tf.nest.flatten(content)[0], tf.int64)[0]
-    # A unit none of whose rows is present contributes nothing.
+    # A unit without any present row contributes nothing.
     if SAMPLE_WEIGHT not in content and ROWS not in content:
         content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
 

@@ -1,8 +1,8 @@
-"""Changes of rows other than `map`: declared ranges, and weights of classes.
+"""Changes to rows other than `map`: declared ranges and class weights.
 
-A declared range is public: `fit` may compare it with the model before the first step, and a
-record outside its range contributes nothing to a run. Class weights are weights of
-examples, and depend only on each example's own target.
+A declared range is public: `fit` may compare it with the model before the first step,
+and a record outside its range contributes nothing to a run. Class weights scale
+examples, and depend only on the target of each example.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tf_bandmf.sampling.sources import with_weights, zeros_unless
 
 
 class Ranges:
-    """Replaces rows outside declared ranges by rows of zeros with weight 0.
+    """Replaces rows outside declared ranges by all-zero rows with weight 0.
 
-    Such an example takes part in the run, adds nothing to the sum, and does not end the run
-    (invariants 5 and 18). NaN is outside every range.
+    A replaced example takes part in the run but adds nothing to the sum, and never ends
+    the run (invariants 5 and 18). NaN is outside every range.
 
     Args:
-      ranges: dictionary from "x" or "y" to a pair (lowest, highest) for all numbers of x or
-        y. If x or y has several parts, the value is a dictionary from names of parts to
-        pairs, or a list of pairs in the order of the parts. Parts that are not named may
+      ranges: dictionary from "x" or "y" to a pair (lowest, highest) for all numbers of
+        x or y. If x or y has several parts, the value is a dictionary from part names
+        to pairs, or a list of pairs in the order of the parts. Parts without a pair may
         have any values.
 
     Raises:
-      TypeError: if a range is invalid, or is for texts (when they are read).
-      ValueError: if the lowest value is not below the highest, or a name is unknown
-        (when they are read).
+      TypeError: if a range is invalid, or (raised on reading) is declared for texts.
+      ValueError: if the lowest value is not below the highest, or (raised on reading) a
+        part name is unknown.
     """
 
     def __init__(self, ranges: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Ranges:
                 f'{{"x": (0, 255), "y": (0, 9)}}, found {ranges!r}.'
             )
         self.digest = f"ranges {sorted(ranges.items())}".encode()
-        # Tuples of key, name of a part (None for all parts), and lower and upper limit.
+        # Tuples of key, part name (None for all parts), lower limit and upper limit.
         self._limits: list[tuple[str, Any, float, float]] = []
         for key, given in ranges.items():
             pairs: Any = [(None, given)]
@@ -79,9 +79,9 @@ class Ranges:
 
 
 def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
-    """Returns the numbers of one part, or of all parts, float64, shape [N, any].
+    """Returns the numbers of one or all parts, flattened, float64, shape [N, any].
 
-    float64 represents the numbers of the usual types exactly.
+    float64 represents the numbers of all common dtypes exactly.
     """
     try:
         part = content[key] if name is None else content[key][name]
@@ -96,7 +96,7 @@ def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
 
 
 def warn_of_example_weights(sample_weight: Any) -> None:
-    """Warns about one sample weight per example, which has no effect under clipping."""
+    """Warns about per-example sample weights, which clipping makes largely ineffective."""
     if getattr(sample_weight, "ndim", None) == 1:
         warnings.warn(
             "sample_weight has one weight for each example. It multiplies losses before "
@@ -110,23 +110,24 @@ def warn_of_example_weights(sample_weight: Any) -> None:
 
 
 class ClassWeights:
-    """Scales the contributions of examples by the weights of their classes.
+    """Scales the contribution of each example by the weight of its class.
 
-    If the largest weight is above 1, all weights are divided by it, because a weight above
-    1 would be undone by clipping. An example's loss is multiplied by its weight w, and its
-    gradient is clipped to w times the clip norm, so its contribution is w times the
-    contribution without weights. The guarantee is the same. The cost is that classes with
-    small weights contribute less, with the same noise.
+    If the largest weight is above 1, all weights are divided by it, because a weight
+    above 1 would be undone by clipping. An example's loss is multiplied by its weight
+    w, and its gradient is clipped to w times the clip norm, so its contribution is w
+    times the contribution without weights. The guarantee is the same. The cost is a
+    smaller signal: classes with small weights contribute less while the noise stays the
+    same.
 
     Args:
-      class_weight: dictionary from class numbers to weights, finite and >= 0. A class that
-        is not given has weight 1. Targets are class numbers of shape [N] or [N, 1], or
-        one-hot vectors, whose largest entry gives the class. Sample weights, shape [N], are
+      class_weight: dictionary from class numbers to weights, finite and >= 0. A missing
+        class has weight 1. Targets are class numbers of shape [N] or [N, 1], or one-hot
+        vectors, whose largest entry indicates the class. Sample weights, shape [N], are
         multiplied by these weights.
 
     Raises:
-      ValueError: if a weight is invalid, or the examples do not have such targets (when
-        they are read).
+      ValueError: if a weight is invalid, or (raised on reading) the targets have
+        another form.
     """
 
     def __init__(self, class_weight: Mapping[int, float]) -> None:
@@ -176,8 +177,8 @@ class ClassWeights:
             if classes.dtype.is_floating:
                 classes = tf.round(classes)
             classes = tf.cast(classes, tf.int64)
-        # The index of the first class that matches; the added last column matches all
-        # targets.
+        # The index of the first matching class; the appended last column matches every
+        # target.
         fits = tf.cast(classes[:, None] == self._classes, tf.int32)
         fits = tf.pad(fits, [[0, 0], [0, 1]], constant_values=1)
         share = tf.gather(self._weights, tf.argmax(fits, axis=1))

@@ -1,9 +1,10 @@
-"""The data of `Plan.batches`: rows, changes of rows, and groups of rows that form examples.
+"""The data of `Plan.batches`: rows, changes to rows, and groups of rows as examples.
 
-The sampler draws examples, their gradients are clipped, and their presence is hidden. An
-example is a row, or a unit of several rows: the views of one row, or the records of one
-user. The loss of a unit is the mean of its rows' losses. A batch of N units has contents of
-shape [N, K, ...] and `rows`, bool [N, K], which marks the rows that are present.
+The sampler draws examples; the gradient of each example is clipped, and its presence is
+hidden. An example is a row, or a unit of several rows: the views of one row, or the
+records of one user. The loss of a unit is the mean loss of its rows. A batch of N units
+has contents of shape [N, K, ...] and `rows`, bool [N, K], which marks the rows that are
+present.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from tf_bandmf.sampling.sources import (
 )
 from tf_bandmf.sampling.streamed import StreamedExamples, is_stream
 
-# The number of examples, and of views of each, on which a function is tried.
+# The number of examples, and of views per example, on which a function is tried.
 _TRIED_EXAMPLES, _TRIED_VIEWS = 4, 2
-# The number of neighboring examples that are inspected, and the share of overlaps that is
-# an error.
+# The number of neighboring examples inspected, and the share of overlapping ones that
+# counts as an error.
 _NEIGHBORS, _MOST = 64, 0.9
 
 
 class Examples:
-    """Examples that are drawn by index for a step.
+    """Examples, which a step reads by index.
 
     Args:
       num_examples: number of examples of the plan.
-      x: `TFRecordExamples`; or a data set that is read in its own order (`tf.data.Dataset`,
-        `PyDataset`, a function that returns an iterator); or arrays; or any object with a
-        length and rows by index.
+      x: `TFRecordExamples`; or a data set that can only be read in its own order
+        (`tf.data.Dataset`, `PyDataset`, a function that returns an iterator); or
+        arrays; or any object with a length and rows by index.
       y: targets if x is arrays, or None.
       sample_weight: sample weights if x is arrays, or None.
       may_overlap: True if neighboring examples may be overlapping windows of a series.
@@ -100,7 +101,7 @@ class Examples:
             self._changes.append(Ranges(ranges))
             self.ranges = dict(ranges)
         if map is not None:
-            # Declared ranges do not apply to values that the function returns.
+            # Declared ranges apply to the inputs of the function, not to its results.
             kept = () if self._make(map).with_targets else (TARGETS,)
             self.ranges = {k: v for k, v in self.ranges.items() if k in kept}
         elif views != 1:
@@ -141,7 +142,7 @@ class Examples:
         return change
 
     def weighted(self, class_weight: Mapping[int, float]) -> Examples:
-        """Returns these examples, with weights of their classes; see `ClassWeights`."""
+        """Returns these examples with class weights; see `ClassWeights`."""
         other = copy.copy(self)
         vars(other).pop("digest", None)
         other._changes = [*self._changes, ClassWeights(class_weight)]
@@ -187,14 +188,14 @@ class Examples:
     def _choose(
         self, base: np.ndarray, units: np.ndarray, step: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row ids [N, K], padded by a unit's first row, and a mask of real rows."""
+        """Returns row ids [N, K], padded with the unit's first row, and a real-row mask."""
         assert self._row_ids is not None
         ids = np.empty((len(units), self._most), np.int64)
         present = np.zeros((len(units), self._most), bool)
         for place, unit in enumerate(units):
             rows = self._row_ids[self._starts[unit] : self._ends[unit]]
             if rows.size > self._most:
-                # RandomState's stream is frozen by NumPy's compatibility policy.
+                # NumPy's compatibility policy freezes the stream of RandomState.
                 seed = np.append(base.view(np.uint32), [int(step), unit])
                 order = np.random.RandomState(seed).permutation(rows.size)
                 rows = rows[np.sort(order[: self._most])]
@@ -204,7 +205,7 @@ class Examples:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Returns a hash that differs if the examples or their order differ."""
+        """Returns a hash of the examples and their order."""
         digest = hashlib.blake2b(digest_size=32)
         self.source.update_digest(digest.update)
         for change in self._changes:
@@ -259,9 +260,9 @@ def _source_of(x: Any, y: Any, sample_weight: Any, num_examples: int) -> Example
 def _refuse_overlap(source: ExampleSource) -> None:
     """Raises ValueError if neighboring examples are overlapping windows of one series.
 
-    In this case, several examples contain the same value of the series, and hiding one
-    example does not hide the value. Windows that were shuffled, or have only one value in
-    common, are not recognized.
+    With overlapping windows, several examples contain the same value of the series, so
+    hiding one example does not hide that value. Windows that were shuffled, or share
+    only one value, are not recognized.
     """
     # Other sources may be slow to read, or have side effects.
     if source.may_fail or source.num_examples < 3:
@@ -288,7 +289,7 @@ def _are_windows(rows: np.ndarray) -> bool:
     for stride in range(1, rows.shape[1] - 1):
         common = rows[1:, :-stride]
         same = (common == rows[:-1, stride:]).all(axis=axes)
-        # Margins of zeros do not count, because they are the same in many examples.
+        # Zero margins do not count as overlap, because many examples have them.
         varies = (common != common[:, :1]).any(axis=axes)
         if (same & varies).mean() >= _MOST:
             return True
@@ -296,7 +297,7 @@ def _are_windows(rows: np.ndarray) -> bool:
 
 
 def _warn_of_missing_values(content: Any) -> None:
-    """Warns if inspected rows contain NaN, because their gradients are NaN, too."""
+    """Warns if inspected rows contain NaN, because NaN inputs make NaN gradients."""
     leaves = tf.nest.flatten(content)
     missing = np.zeros(len(leaves[0]), bool)
     for leaf in leaves:
@@ -312,7 +313,7 @@ def _warn_of_missing_values(content: Any) -> None:
 
 
 def _warn_of_repetitions(source: ExampleSource) -> None:
-    """Warns if some inspected rows are equal, because they may be one record."""
+    """Warns if some inspected rows are equal, because they may be copies of one record."""
     hashes = source.row_hashes()
     repeated = len(hashes) - len(np.unique(hashes))
     if repeated:

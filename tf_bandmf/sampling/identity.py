@@ -1,22 +1,22 @@
 """Hashes that identify rows, records and batches by their contents.
 
-A row is identified by its bytes, including targets and weights. A record is identified by
-the values of a row's inputs, in any storage: arrays, files, indexed data sets or streams.
-The identity of a record does not depend on the dtype, the shape of a row, the division of
-columns among inputs, targets or weights. It depends on the order of the columns; named
-inputs are in the order of their names.
+A row is identified by its bytes, including targets and weights. A record is identified
+by the input values of a row, in any storage: arrays, files, indexed data sets or
+streams. The identity of a record does not depend on the dtype, the shape of a row, the
+grouping of columns into several inputs, the targets or the weights. It does depend on
+the order of the columns; named inputs are sorted by name.
 
-Two data sets are compared by hashes of their records. If examples are read on demand, only
-the examples that were read are compared. Examples that were scaled or augmented beforehand
-count as different.
+Two data sets are compared by record hashes. If examples are read on demand, only the
+examples that were read are compared. An example and its scaled or augmented copy count
+as different.
 
 A batch contains the step, plan and schedule for which it was drawn; its fingerprint
-verifies that the tensors are the drawn ones. The fingerprint covers values (bit by bit),
-shapes, dtypes, structure, order of the rows, sample weights, padding, and the ids. The
-pipeline computes the fingerprint when it has made a batch, and the training step verifies
-it before doing anything else. This protects against mistakes (augmentation, mixing,
-repeating, reweighting after the batch was made); it is not a cryptographic authentication.
-The same digest is part of the key of a step's noise.
+verifies that the tensors are the drawn ones. The fingerprint covers values (bit by
+bit), shapes, dtypes, structure, order of the rows, sample weights, padding, and the
+ids. The pipeline computes the fingerprint after making a batch, and the training step
+verifies the fingerprint before doing anything else. This protects against mistakes
+(augmenting, mixing, repeating or reweighting a finished batch); it is not cryptographic
+authentication. The same digest also enters the noise key of each step.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Keys of the contents of a batch.
+# Batch keys that hold contents.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
-# A key only in batches of units of K rows: mask of present rows, bool, shape [N, K].
+# Batch key, only for units of K rows: mask of the present rows, bool, shape [N, K].
 ROWS = "rows"
-# A key: the largest share of the clip norm that an example may contribute, in [0, 1].
+# Batch key: the maximum share of the clip norm that each example may contribute, in [0,
+# 1].
 SHARE = "share"
 CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
 FINGERPRINT = "fingerprint"
-# Data sets that have at most about this share of examples in common count as different.
+# Data sets that share at most about this fraction of their examples count as different.
 _FEW = 0.01
 
 
@@ -58,7 +59,7 @@ def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def row_hashes(leaves: Sequence[Any]) -> tf.Tensor:
-    """Returns the hashes that identify rows, from all their leaves, int64, shape [N]."""
+    """Returns a hash over all leaves of each row, which identifies it, int64, shape [N]."""
     hashes = [hash_rows(tf.convert_to_tensor(leaf)) for leaf in leaves]
     return hash_rows(tf.stack(hashes, axis=1))
 
@@ -66,12 +67,12 @@ def row_hashes(leaves: Sequence[Any]) -> tf.Tensor:
 def record_hashes(inputs: Any) -> tf.Tensor:
     """Returns a hash of each record's input values; can also be called in a graph.
 
-    Numbers are hashed by their values, rounded to float32, so that float64 data and their
-    conversion to float32 have the same hashes; whole numbers are hashed with all digits.
+    Numbers are hashed by their values, rounded to float32, so that float64 data and
+    their float32 copies have the same hashes; integers are hashed exactly.
 
     Args:
-      inputs: structure of dense tensors whose first axis is the record. The hash depends on
-        the order of the numbers, but not on their division among leaves.
+      inputs: structure of dense tensors whose first axis is the record. The hash
+        depends on the order of the numbers, but not on how they are split into leaves.
 
     Returns:
       int64, shape [N].
@@ -91,7 +92,7 @@ def _flat(leaf: tf.Tensor) -> tf.Tensor:
 
 def _by_value(leaf: tf.Tensor) -> tf.Tensor:
     exact = tf.cast(leaf, tf.float64)
-    if leaf.dtype.size > 2 and leaf.dtype != tf.float32:  # float32 holds all others
+    if leaf.dtype.size > 2 and leaf.dtype != tf.float32:  # float32 holds the rest
         rounded = tf.cast(tf.cast(exact, tf.float32), tf.float64)
         exact = tf.where(tf.round(exact) == exact, exact, rounded)
     return exact + 0.0  # removes negative zeros
@@ -100,11 +101,12 @@ def _by_value(leaf: tf.Tensor) -> tf.Tensor:
 def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
     """Returns True if hashes show that two data sets have examples in common.
 
-    If examples have few possible values, different people have equal examples. Therefore
-    only examples that occur once in each data set count, and only if there are more of them
-    than chance explains: if n more examples of the same kind are drawn after N examples,
-    the expected number of recurring examples is at most `n / N` times the number of
-    examples in pairs among the N (Good, 1953).
+    If examples have few possible values, different people can have equal examples.
+    Therefore a common example counts only if it occurs once in each data set, and
+    common examples are evidence only if they are more frequent than chance explains: if
+    n examples are drawn from the same distribution after N examples, the expected
+    number of recurring examples is at most `n / N` times the number of examples that
+    occur in pairs among the N (Good, 1953).
 
     Args:
       first: `record_hashes` of one data set.
@@ -123,8 +125,8 @@ def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
     return bool(common > chance + few)
 
 
-# For each schedule id of this process: a function that returns the hashes of the records,
-# and sentences that a statement must contain about the data.
+# For each schedule id of this process: a function that returns the record hashes, and
+# the sentences about the data that a statement must contain.
 _KNOWN: dict[int, tuple[Callable[[], np.ndarray], tuple[str, ...]]] = {}
 _OF_ANOTHER_PROCESS = (lambda: np.empty(0, np.int64)), ()
 
@@ -132,19 +134,19 @@ _OF_ANOTHER_PROCESS = (lambda: np.empty(0, np.int64)), ()
 def remember(
     schedule_id: int, records: Callable[[], np.ndarray], remarks: tuple[str, ...]
 ) -> None:
-    """Records the identity of a schedule's data, and its remarks."""
-    # The same examples may have come from another source before.
+    """Registers the data identity and the remarks of a schedule."""
+    # An earlier schedule may have read the same examples from another source.
     first, said = _KNOWN.get(schedule_id, (records, ()))
     _KNOWN[schedule_id] = first, tuple(dict.fromkeys((*said, *remarks)))
 
 
 def remarks_of(schedule_id: int) -> tuple[str, ...]:
-    """Returns sentences for a statement; none for a schedule of another process."""
+    """Returns a schedule's statement remarks; none if another process made the schedule."""
     return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[1]
 
 
 def records_of(schedule_id: int) -> np.ndarray:
-    """Returns the hashes of a schedule's records; none if another process made it."""
+    """Returns a schedule's record hashes; none if another process made the schedule."""
     return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[0]()
 
 
@@ -154,11 +156,11 @@ def with_fingerprint(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
-    """Returns a digest of structure, contents and ids, int64, equal in every process.
+    """Returns an int64 digest of structure, contents and ids; stable across processes.
 
     Args:
-      batch: contents (`x`, `y`, `sample_weight`, `rows`), structures of dense tensors whose
-        first axis is the example; and integers that identify the batch.
+      batch: contents (`x`, `y`, `sample_weight`, `rows`), structures of dense tensors
+        whose first axis is the batch axis; and integers that identify the batch.
     """
     structure: list[str] = []
     words: list[tf.Tensor] = []

@@ -1,9 +1,10 @@
-"""Random functions of single examples: repeatable augmentation without mixing examples.
+"""Random functions of single examples: reproducible augmentation that mixes no examples.
 
-The function gets one example, without a batch axis, and a seed derived from the run's seed,
-the step, the example and the view: the seed differs in each epoch, and is the same when a
-run is resumed. The function is traced once and must depend only on example and seed: state,
-Python code that runs at each call, and other random numbers are rejected.
+The function gets one example, without a batch axis, and a seed derived from the run's
+seed, the step, the example and the view: the seed differs between epochs, and is
+reproduced when a run is resumed. The function is traced once and must depend only on
+example and seed: state, Python code that runs at each call, and other sources of
+randomness are rejected.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from tensorflow.python.framework import op_def_registry
 from tf_bandmf.sampling.identity import INPUTS, TARGETS, bytes_of
 from tf_bandmf.sampling.sources import named_parts, said_of, with_weights
 
-# Allowed stateful operations, which only read, print, stop, or call functions whose
-# operations are also checked.
+# Allowed stateful ops: they only read, print, stop, or call functions whose ops are
+# checked in turn.
 _READING = frozenset(
     "Assert Case If LookupTableFindV2 LookupTableSizeV2 PrintV2 ReadVariableOp "
     "ResourceGather ResourceGatherNd StatefulPartitionedCall VariableShape "
@@ -33,7 +34,7 @@ _DIALECTS: list[Any] = []
 
 
 def register_dialect(dialect: Any) -> None:
-    """Adds support for another library's functions; `tf_bandmf.keras` does it for Keras.
+    """Adds support for another library's functions; `tf_bandmf.keras` calls this for Keras.
 
     Args:
       dialect: object with three functions. `adapt(function)` returns a function of `x` of
@@ -46,7 +47,7 @@ def register_dialect(dialect: Any) -> None:
 
 
 def remarks_on(functions: Iterable[Any]) -> tuple[str, ...]:
-    """Returns sentences for a statement about functions that change or make examples."""
+    """Returns the statement's sentences about functions that change or make examples."""
     said = [d.remarks(function) for function in functions for d in _DIALECTS]
     return tuple(dict.fromkeys(itertools.chain.from_iterable(said)))
 
@@ -58,14 +59,14 @@ class Mapped:
     function can fail, batches have sample weights.
 
     Args:
-      function: function of one example, without a batch axis: `function(x)` returns
-        another x, or `function(x, y)` returns `(x, y)`. With an argument `seed`, it gets
-        an int64 tensor of shape [2] for `tf.random.stateless_*` and
+      function: function of one example, without a batch axis: `function(x)` returns a
+        new x, or `function(x, y)` returns `(x, y)`. If the function has an argument
+        `seed`, it receives an int64 tensor of shape [2] for `tf.random.stateless_*` and
         `tf.image.stateless_random_*`. The function may also be a Keras layer, such as
-        `keras.layers.RandomFlip`, which is called with `training=True` on batches of one;
-        the layer's own seed is not used. Results must be dense, with one shape for all
-        examples.
-      rows: contents of a few examples, on which the function is tried.
+        `keras.layers.RandomFlip`, which is called with `training=True` on batches of
+        one; the layer's own seed is not used. Results must be dense, with one shape for
+        all examples.
+      rows: contents of a few examples for trying out the function.
       seeds: seeds of these examples, int64, shape [N, 2].
       parses: True if the function gets a record and returns a whole example: `x`, `(x, y)`
         or `(x, y, sample_weight)`.
@@ -74,7 +75,7 @@ class Mapped:
       with_targets: True if the function also returns targets.
 
     Raises:
-      TypeError: if the function has other arguments, or returns anything else.
+      TypeError: if the function takes other arguments, or returns anything else.
       ValueError: if the result depends on more than example and seed, or shapes vary.
     """
 
@@ -95,12 +96,12 @@ class Mapped:
         self.with_targets = len(names) - self._with_seed == 2
         self._spec = self._tried(rows, seeds)
         self._traced = self._trace(rows)
-        # The results for these rows distinguish two functions when a run is resumed.
+        # When a run is resumed, the results for these rows reveal a changed function.
         made = [leaf.numpy() for leaf in tf.nest.flatten(self(rows, lambda: seeds))]
         self.digest = b"mapped" + b"".join(map(bytes_of, made))
 
     def _arguments(self) -> list[str]:
-        """Returns names of the function's arguments without defaults, and `seed` if any."""
+        """Returns the names of the arguments without defaults, and `seed` if present."""
         if not callable(self._function):
             raise TypeError(
                 f"map must be a function of one example, or a Keras layer (import "
@@ -129,9 +130,10 @@ class Mapped:
         return with_weights({**rows, **made}, works)
 
     def _tried(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
-        """Returns the specs of the results, from the examples on which the function works.
+        """Returns the specs of the results, from the examples on which the call succeeds.
 
-        The function is called eagerly, so that layers create weights outside of the graph.
+        The function runs eagerly, so that layers create their weights outside of the
+        graph.
         """
         results, failure = [], ""
         for i in range(int(seeds.shape[0])):
@@ -211,24 +213,23 @@ class Mapped:
 def _each_that_works(
     function: Callable[[Any], Any], rows: Any, spec: Any
 ) -> tuple[Any, tf.Tensor]:
-    """Maps a function over rows, one by one, with zeros for rows on which it fails.
+    """Maps a function over rows one by one; rows on which it fails become zeros.
 
     Args:
-      function: function of one row, in a graph. An error of an operation affects only its
-        row.
+      function: function of one row, in a graph. A failing op affects only its own row.
       rows: structure of tensors whose first dimension is N.
       spec: structure of the specs of the function's results, with static shapes.
 
     Returns:
-      The results, with zeros for rows on which the function failed; and a mask of the rows
-      on which it worked, bool, shape [N].
+      The results, with zeros for rows on which the function failed; and a mask of the
+      rows on which it succeeded, bool, shape [N].
     """
     count = tf.shape(tf.nest.flatten(rows)[0], out_type=tf.int64)[0]
     blank = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
     numbered = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
         lambda place, row: (place, function(row)), num_parallel_calls=tf.data.AUTOTUNE
     )
-    # An additional row always works, so that the batch is never empty.
+    # An additional row that always succeeds keeps the batch from being empty.
     ended = numbered.ignore_errors().concatenate(
         tf.data.Dataset.from_tensors((count, blank))
     )
@@ -243,7 +244,7 @@ def _each_that_works(
 
 
 def _impure_operation(graph: Any) -> str | None:
-    """Returns the first operation of a graph that depends on more than its inputs."""
+    """Returns a graph's first op that depends on more than its inputs."""
     definition = graph.as_graph_def()
     nodes = [*definition.node]
     for function in definition.library.function:

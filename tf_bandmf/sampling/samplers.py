@@ -1,13 +1,15 @@
-"""Samplers, which choose the examples of a step by a pure function of secret seed and step.
+"""Samplers, which choose each step's examples as a pure function of secret seed and step.
 
 Formal guarantees, if the words are independent and uniform:
 
-- The distribution is that of the participation, computed with whole numbers: there are no
-  logarithms and no rounding, so a resumed run draws the same examples on every machine.
-- If examples take part independently, each takes part with at most its probability, given
-  all others (`Trials`). A smaller probability is equivalent to the full probability
-  followed by randomly dropping examples, so the accountant's bound holds.
-- The cost of a step grows with its batch, not with the data.
+- The distribution is the one that the participation defines, computed in integer
+  arithmetic: there are no logarithms and no rounding, so a resumed run draws the same
+  examples on every machine.
+- If examples take part independently, then each one's probability, conditional on all
+  others, is at most the nominal probability (`Trials`). A smaller probability is
+  equivalent to sampling at the nominal probability and then randomly dropping examples,
+  so the accountant's bound holds.
+- The cost of a step grows with the batch size, not with the data set size.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ import numpy as np
 from tf_bandmf.files.hidden import HiddenBytes
 
 SEED_BYTES = 32
-# A function `words(step, count)` that returns independent uniform uint64, shape [count]; a
-# smaller count gives the first of them. Every step has separate words; the words of
-# `WHOLE_RUN` do not belong to a step.
+# A function `words(step, count)` that returns independent uniform uint64, shape
+# [count]; a smaller count returns a prefix. Every step has separate words; the words of
+# `WHOLE_RUN` belong to the run as a whole.
 Words = Callable[[int, int], np.ndarray]
 WHOLE_RUN = -1
 # `Trials` lowers its probability by a relative 2^-26; see its docstring.
 _LOWERED = 26
-# The number of steps that a `RestSampler` stores, because steps are not always requested in
-# order.
+# The number of past steps that a `RestSampler` stores, because steps are not always
+# requested in order.
 _KEPT = 4
 
 
@@ -42,7 +44,7 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
     Args:
       seed: the secret, 32 bytes.
       step: the step that uses the numbers; every step gets different numbers.
-      count: number of numbers; a smaller count gives the first of them.
+      count: how many numbers to return; a smaller count returns a prefix.
 
     Returns:
       uint64, shape [count].
@@ -60,12 +62,12 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
 
 
 def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarray:
-    """Returns independent whole numbers below `bound`, exactly equally likely.
+    """Returns independent integers below `bound`, drawn exactly uniformly.
 
-    Words beyond the last multiple of the bound are skipped.
+    Words at or above the largest multiple of `bound` are skipped.
 
     Returns:
-      int64, shape [count]; a smaller count gives the first of them.
+      int64, shape [count]; a smaller count returns a prefix.
     """
     limit, more = (1 << 64) // bound * bound, 0
     while True:
@@ -78,18 +80,19 @@ def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarr
 
 
 class Trials:
-    """Independent trials with one probability q, computed with whole numbers.
+    """Independent trials with a common success probability q, in integer arithmetic.
 
-    If q <= 1/2, the gaps between trials that succeed are geometric, `a L + b` with
-    independent a and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric within a block
-    of L trials. Both are looked up among cut points of 64 bits, which are computed with 128
-    bits. A gap longer than the table, about `5 / q`, continues with another gap, because
-    geometric gaps are memoryless.
+    If q <= 1/2, the gaps between successes are geometric, `a L + b` with independent a
+    and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric within a block of L
+    trials. Both are looked up in tables of 64-bit cut points, which are computed with
+    128 bits. A gap longer than the table, about `5 / q`, continues with another gap,
+    because geometric gaps are memoryless.
 
-    Cut points are rounded, so q is lowered by a relative 2^-26: given the earlier trials, a
-    trial then succeeds with probability q (1 - 2^-26), up to a relative error of 2^-36.
-    Given all other trials, including later ones, a trial succeeds with probability at most
-    q, unless a gap is longer than 511 / q, which happens with probability exp(-511).
+    Because cut points are rounded, q is lowered by a relative 2^-26: given the earlier
+    trials, a trial then succeeds with probability q (1 - 2^-26), up to a relative error
+    of 2^-36. Given all other trials, including later ones, a trial succeeds with
+    probability at most q, unless a gap is longer than 511 / q, which happens with
+    probability exp(-511).
 
     If q > 1/2, each trial uses a separate word.
 
@@ -139,13 +142,13 @@ def _cuts_above(cuts: np.ndarray, words: np.ndarray) -> np.ndarray:
 
 
 class Sampler(abc.ABC):
-    """Draws the examples that the steps of a run use, as the accountant assumes.
+    """Draws the examples of each step of a run, as the accountant assumes.
 
     A resumed run draws exactly the examples of the uninterrupted run.
 
     Attributes:
-      spans_run: True if steps share random words, in which case another seed cannot
-        continue a run.
+      spans_run: True if steps share random words, so that a run cannot continue with
+        another seed.
     """
 
     spans_run: ClassVar[bool] = False
@@ -176,7 +179,7 @@ class FixedSizeSampler(Sampler):
         self._size, self._batch = total // parts, batch
 
     def example_indices(self, step: int) -> np.ndarray:
-        # Take the first distinct numbers of independent draws, or all numbers except these.
+        # Take the first distinct numbers among independent draws, or their complement.
         leaves_out = self._batch > self._size // 2
         wanted = self._size - self._batch if leaves_out else self._batch
         count, chosen = wanted, np.empty(0, np.int64)
@@ -196,8 +199,8 @@ class OrderSampler(Sampler):
     Args:
       order: order of the examples, int64, shape [m].
       steps_per_epoch: number of batches.
-      ends: ends of the batches in the order, int64, shape [steps_per_epoch]; None if batch
-        sizes differ by at most one.
+      ends: end position of each batch within the order, int64, shape [steps_per_epoch];
+        None if batch sizes differ by at most one.
     """
 
     spans_run: ClassVar[bool] = True
@@ -215,7 +218,7 @@ class OrderSampler(Sampler):
 
 
 class BinsSampler(OrderSampler):
-    """Puts each example into one of b bins, uniformly; the bins are an epoch's batches."""
+    """Puts each example into one of b bins at random; the bins are an epoch's batches."""
 
     def __init__(self, words: Words, total: int, bins: int) -> None:
         # NumPy sorts 16-bit numbers by radix, which is fast.
@@ -226,13 +229,13 @@ class BinsSampler(OrderSampler):
 
 
 class RestSampler(Sampler):
-    """Draws each example that was not in the last b - 1 steps with probability p.
+    """Draws, with probability p, each example that was not in the last b - 1 steps.
 
     The probability p is `B / (m - B (b - 1))`. At the start, an example rests for 1, ..., b
     - 1 steps with probability B / m each, as if the sampling had always been running.
 
-    If steps are drawn in order, each costs as much as its batch. A run that is resumed at a
-    later step draws the earlier steps again, because they determine which examples rest.
+    If steps are drawn in order, the cost of a step is proportional to its batch size. A
+    resumed run redraws all earlier steps, because they determine which examples rest.
     """
 
     spans_run: ClassVar[bool] = True

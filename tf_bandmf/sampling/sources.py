@@ -1,8 +1,9 @@
-"""Sources of rows by index: arrays, TFRecord files, and objects with a length and rows.
+"""Sources of rows by index: arrays, TFRecord files, and objects with length and index.
 
-A row that cannot be read (a damaged image, or text in place of a number) becomes a row of
-zeros with weight 0. It takes part in the run, adds nothing to the sum, and does not end the
-run, because the end of a run would reveal something about the record (invariants 5 and 18).
+A row that cannot be read (a damaged image, or text in place of a number) becomes a row
+of zeros with weight 0. That row takes part in the run but adds nothing to the sum. It
+does not end the run, because ending the run would reveal something about the record
+(invariants 5 and 18).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ OF_CLASS_WEIGHTS = (
     "noise covers them, and each record changes the weight of all others."
 )
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# The number of bytes per block when all rows are read.
+# The block size in bytes when all rows are read.
 _AT_ONCE = 1 << 22
 # The number of evenly spread examples that are read before a run begins, if reading all
 # examples would take too long.
@@ -43,17 +44,17 @@ _SHOWN = 5
 class ExampleSource(abc.ABC):
     """A source of rows by index, which must not change after they are first read.
 
-    A row that cannot be read, or has another shape, does not end the run: it becomes a row
-    of zeros with sample weight 0, for the rest of the run.
+    A row that cannot be read, or has a different shape, does not end the run: for the
+    rest of the run, it is an all-zero row with sample weight 0.
 
     Args:
       num_examples: m; each example takes about 20 bytes of memory.
       sample: contents of a few examples.
 
     Attributes:
-      in_order: True if rows can be read only in the order of the data set, which suffices
-        only for a fixed epoch order.
-      may_fail: True if a row may be unreadable; batches then have sample weights.
+      in_order: True if rows can be read only in the order of the data set, which
+        permits only a fixed epoch order.
+      may_fail: True if rows can be unreadable; batches then have sample weights.
       parse: function that turns rows into examples, or None.
       remarks: sentences that the statement of a run on these rows must contain.
     """
@@ -77,10 +78,10 @@ class ExampleSource(abc.ABC):
 
     @abc.abstractmethod
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Returns leaves of rows, N >= 1; marks failed rows, whose leaves are zeros."""
+        """Returns the leaves of N >= 1 rows; marks failed rows and sets them to zero."""
 
     def rows(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Returns leaves of rows, and a mask of the readable rows, bool, shape [N].
+        """Returns the leaves of rows, and a mask of the readable rows, bool, shape [N].
 
         Args:
           indices: int64, shape [N], N >= 0.
@@ -116,7 +117,7 @@ class ExampleSource(abc.ABC):
         return self._hashes[0, self._is_seen]
 
     def probed_content(self) -> tuple[dict[str, Any], np.ndarray]:
-        """Returns a few hundred rows, spread over the data set, and which are readable."""
+        """Returns a few hundred rows spread over the data set, and a mask of valid rows."""
         *leaves, works = self.rows(self._probed[:: -(-len(self._probed) // _PROBED)])
         return tf.nest.pack_sequence_as(self._sample, leaves), works
 
@@ -130,7 +131,7 @@ class ExampleSource(abc.ABC):
             yield tf.nest.pack_sequence_as(self._sample, self.rows(indices)[:-1])
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        """Returns `x`, `y` and `sample_weight` (as far as they exist), in a graph."""
+        """Returns those of `x`, `y` and `sample_weight` that exist, in a graph."""
         kinds = [*self._zeros(0), np.zeros(0, bool)]
         dtypes = [tf.as_dtype(kind.dtype) for kind in kinds]
         leaves = tf.numpy_function(self.rows, [indices], dtypes)
@@ -158,7 +159,7 @@ class ExampleSource(abc.ABC):
         return leaves
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
-        """Updates a hash with bytes that differ if the data or their order differ."""
+        """Updates a hash with bytes that depend on the data and their order."""
         update(f"{type(self).__name__} {self.num_examples} {self._kind}".encode())
         update(self._hashes[1, self._probed].tobytes())
 
@@ -175,8 +176,8 @@ class IndexedExamples(ExampleSource):
         reads several examples. Only one thread at a time reads the source.
 
     Raises:
-      ValueError: if rows differ from one reading to the next, or half of the rows that are
-        tried first cannot be read.
+      ValueError: if a row changes between two reads, or half of the first rows tried
+        cannot be read.
     """
 
     may_fail = True
@@ -187,7 +188,7 @@ class IndexedExamples(ExampleSource):
 
     def __init__(self, source: Any) -> None:
         self._source = source
-        # Pairs of neighbors are read, because they are equal if rows were repeated.
+        # Pairs of neighbors are read, because repeated rows make neighbors equal.
         first = np.linspace(0, len(source) - 1, _PROBED // 2).astype(np.int64)
         places = np.unique([first, np.minimum(first + 1, len(source) - 1)])
         contents, failure = [], ""
@@ -237,14 +238,14 @@ class IndexedExamples(ExampleSource):
 
 
 class TFRecordExamples(ExampleSource):
-    """The records of TFRecord files, read by index, with one example per record.
+    """Records of TFRecord files, read by index; each record is one example.
 
     One pass over the files finds the position of every record, verifies checksums and
-    computes hashes (about 50 bytes of memory per record). Batches then read only their own
-    records; a file that was changed in the meantime raises an error. The order of the files
-    and of their records is the order of the examples. A `schedule_id` covers every record
-    and the result of `parse` for a few of them, but neither the files' names nor the
-    division of records among files.
+    computes hashes (about 50 bytes of memory per record). Batches then read only their
+    own records; a file that was changed in the meantime raises an error. The order of
+    the files and of their records is the order of the examples. The `schedule_id`
+    covers every record and the result of `parse` for a few of them, but neither the
+    file names nor the distribution of records over files.
 
     Args:
       files: paths of uncompressed TFRecord files on a mounted file system.
@@ -311,14 +312,14 @@ class ArrayExamples(ExampleSource):
     only its rows. SciPy's sparse matrices are made dense batch by batch.
 
     Args:
-      x: array or nested structure of arrays whose first dimension is the example.
+      x: array or nested structure of arrays whose first axis is the example.
       y: targets, of the same form as x, or None.
       sample_weight: shape [num_examples] or None.
       num_examples: m, the length that every array must have.
 
     Raises:
       TypeError: if the data are not arrays.
-      ValueError: if an array has another number of examples.
+      ValueError: if the length of an array differs from `num_examples`.
     """
 
     _changed = (
@@ -393,7 +394,7 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
 
 
 def as_array(given: Any) -> np.ndarray:
-    """Returns numbers unchanged, and texts as an array of bytes objects, as in TensorFlow.
+    """Returns numbers unchanged, and texts as an array of bytes, as TensorFlow does.
 
     Raises:
       TypeError: if the value is anything else.
@@ -436,13 +437,13 @@ def without_lists(value: Any) -> Any:
 
 
 def named_parts(given: Any) -> dict[str, Any]:
-    """Returns the parts of examples, by their names in the contents of a batch.
+    """Returns the parts of examples, keyed by their names in a batch.
 
     Args:
       given: x, (x, y) or (x, y, sample_weight).
 
     Raises:
-      ValueError: if `given` has no parts, or more than three.
+      ValueError: if `given` has no parts or more than three parts.
     """
     given = without_lists(given)
     parts = given if isinstance(given, tuple) else (given,)
@@ -458,11 +459,11 @@ def named_parts(given: Any) -> dict[str, Any]:
 def said_of(error: BaseException) -> str:
     """Returns an error's type, and its text if this library raised it, else its location.
 
-    Other error texts, and those of chained errors, may contain values of records. Therefore
-    an error that quotes this must be raised `from None`.
+    All other error texts, including the texts of chained errors, may contain values of
+    records. Therefore an error that quotes this result must be raised `from None`.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    # Functions in C have no frames, so an error of `int` appears in its caller.
+    # C functions have no stack frame, so an error in `int` is attributed to its caller.
     last = frames[-1]
     if last.filename.startswith(_OURS) and "raise " in (last.line or ""):
         return f"{type(error).__name__}: {error}"
@@ -473,13 +474,13 @@ def said_of(error: BaseException) -> str:
 
 
 def classes_of(content: dict[str, Any]) -> np.ndarray:
-    """Returns classes of examples from class numbers or one-hot targets; else 0."""
+    """Returns the number of classes, from class numbers or one-hot targets; 0 otherwise."""
     targets: Any = content.get(TARGETS)
     count = len(tf.nest.flatten(content)[0])
     if not isinstance(targets, np.ndarray) or targets.dtype.kind not in "iubf":
         return np.zeros(count, np.int64)
     if targets.size == count:
-        # Targets of two classes are often 0.0 and 1.0.
+        # Binary targets are often the floats 0.0 and 1.0.
         is_whole = np.mod(targets, 1) == 0
         return np.where(is_whole, targets, 0).reshape(-1).astype(np.int64)
     if targets.ndim == 2 and targets.size:
@@ -489,14 +490,14 @@ def classes_of(content: dict[str, Any]) -> np.ndarray:
 
 
 def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
-    """Returns the content with float32 sample weights, which are 0 for failed rows."""
+    """Returns the content with float32 sample weights: 0 for failed rows."""
     weights = content.get(SAMPLE_WEIGHT, tf.ones_like(works, tf.float32))
     weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
     return {**content, SAMPLE_WEIGHT: zeros_unless(works, weights)}
 
 
 def zeros_unless(works: tf.Tensor, structure: Any) -> Any:
-    """Returns the structure with zeros in failed rows; `works` is bool, shape [N]."""
+    """Replaces failed rows of a structure by zeros; `works` is bool, shape [N]."""
 
     def zeroed(rows: tf.Tensor) -> tf.Tensor:
         shaped = tf.reshape(works, [-1, *([1] * (rows.shape.rank - 1))])

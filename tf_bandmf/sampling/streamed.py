@@ -1,10 +1,10 @@
 """Examples in one fixed order: from a `tf.data.Dataset`, a generator or a `PyDataset`.
 
-Examples are read in the order of the data set, which suffices for the batches of a fixed
-epoch order, without a copy on disk or random access. The first pass, before the run begins,
-counts the examples and stores a hash of each. In later passes, each position must have the
-same example as before: a data set that shuffles itself, augments at random or changes
-raises an error before the step is taken.
+Examples are read in the order of the data set. This suffices for the batches of a fixed
+epoch order, and requires neither a copy on disk nor random access. The first pass,
+before the run begins, counts the examples and stores a hash of each. In later passes,
+each position must hold the same example: if a data set shuffles itself, augments at
+random or changes, an error is raised before the step is taken.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class StreamedExamples(ExampleSource):
         dataset = keras.utils.image_dataset_from_directory("images", shuffle=False)
         plan.batches(dataset)                      # sampling="fixed-order"
 
-    WARNING: the order is the data set's. If it is sorted (by class, by date), shuffle it
-    once, with a fixed seed.
+    WARNING: training follows the order of the data set. If the data set is sorted (by
+    class or by date), shuffle it once, with a fixed seed.
 
     After an example that cannot be read, the positions of later examples are unknown, so
     the first pass, before the run, raises an error. Catch the error in the code that reads
@@ -56,8 +56,9 @@ class StreamedExamples(ExampleSource):
       num_examples: m, the plan's number of examples.
 
     Raises:
-      ValueError: if the data set has another number of examples, shapes vary, two passes
-        differ, a function sees several examples, or an example cannot be read.
+      ValueError: if the number of examples differs from `num_examples`, shapes vary,
+        two passes differ, a function sees several examples, or an example cannot be
+        read.
     """
 
     in_order = True
@@ -149,13 +150,13 @@ def _warn_of_order(labels: np.ndarray) -> None:
 
 
 def is_stream(data: Any) -> bool:
-    """Returns True if data have an order of their own, instead of an index."""
+    """Returns True if the data have only an order of their own, and no index."""
     is_py_dataset = hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end")
     return isinstance(data, tf.data.Dataset) or is_py_dataset or callable(data)
 
 
 def _blocks_of(data: Any, num_examples: int) -> Callable[[], Iterator[dict[str, Any]]]:
-    """Returns a function that starts to read blocks of examples, from the first one."""
+    """Returns a function that starts a new pass over blocks of examples."""
     if isinstance(data, tf.data.Dataset):
         return _blocks_of_dataset(data, num_examples)
     if hasattr(data, "on_epoch_end"):
@@ -208,7 +209,7 @@ def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
     """Returns True if shapes and length show that a data set yields batches.
 
     Raises:
-      ValueError: if shapes and length do not decide it.
+      ValueError: if shapes and length are ambiguous.
     """
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     sizes = {shape[0] if shape.rank else 0 for shape in shapes}
@@ -229,16 +230,17 @@ def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
 def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:
     """Returns the functions that make the elements of a data set.
 
-    A function's result for an example may depend on the other examples that it sees, as in
-    a batch that is standardized, mixed or sorted.
+    A function's result for an example may depend on all examples that the function
+    sees, as when it standardizes, mixes or sorts a batch.
 
     Returns:
-      The number of nested batches around the rows; and the functions. Each function comes
-      with the name of its data set, and the number of nested batches around the rows that
-      it sees, which is infinite for a function that sees all rows, one after the other.
+      The nesting depth of batches around the rows; and the functions. Each function
+      comes with the name of its data set and the nesting depth of the rows that the
+      function sees. The depth is infinite for a function that sees all rows, one after
+      the other.
     """
     name = type(dataset).__name__.strip("_")
-    # The input that selects among data sets does not make elements.
+    # The input that only selects among data sets makes no elements.
     inputs = list(dataset._inputs())["DirectedInterleave" in name :]
     below = [_made_by(one) for one in inputs]
     depth = max((depth for depth, _ in below), default=0)
