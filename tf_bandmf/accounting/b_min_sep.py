@@ -1,6 +1,6 @@
 """Accounting of b-min-sep sampling by simulation, for banded strategies.
 
-The method is that of Dong and Ganesh, arXiv:2602.09338. `b_min_sep_passes` defines the
+This is the method of Dong and Ganesh, arXiv:2602.09338. `b_min_sep_passes` defines the
 distributions, and `b_min_sep_simulator` draws from them.
 """
 
@@ -16,9 +16,9 @@ from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
-# NUM_DRAWS is the default number of draws for each direction. Each draw of a long run
-# consists of many numbers, so long runs use fewer draws, at least _LEAST_DRAWS: about
-# _ENTRIES numbers in total.
+# NUM_DRAWS is the default number of draws for each direction. Each draw for a long run
+# consists of many random numbers, so long runs use fewer draws (at least _LEAST_DRAWS),
+# with about _ENTRIES random numbers in total.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
 # The largest allowed value of `num_steps * (bands + _STEP)`; a simulation of this size
 # takes about half a minute. Each step has a fixed cost, which equals the cost of about

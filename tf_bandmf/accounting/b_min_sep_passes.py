@@ -38,8 +38,8 @@ _BLOCK = 24
 class Passes:
     """Draws participations and computes likelihood ratios, for one strategy and sampler.
 
-    A pass goes from step to step. Therefore arrays [N, n] are returned in Fortran order,
-    with the N numbers of a step adjacent in memory, and arguments in this order are
+    A pass goes from step to step. Therefore arrays [N, n] are returned in Fortran order
+    (the N values of a step are adjacent in memory), and arguments in Fortran order are
     processed fastest.
 
     Args:

@@ -161,7 +161,7 @@ class BMinSepSimulator(Simulator):
         for index, start in enumerate(range(0, count, size)):
             number = min(size, count - start)
             choice, normals, means = self._draws(proposal, stage, index, number)
-            # Transposed, so that the numbers of a step are adjacent in memory.
+            # Transposed, so that the values of a step are adjacent in memory.
             log_v = np.multiply(normals.T, 1.0 / noise, dtype=np.float64)
             log_v -= half[:, None]
             log_v += means.T * (scales[choice] / noise**2)
@@ -241,8 +241,8 @@ def rare_tilts(
     `K(theta) = log E L^(1 + theta)`. Losses that are typical of `P L^theta` have about the
     probability `exp(-num_steps (theta K' - K))`, which determines theta. The law of a
     step is approximated by a normal distribution that is shifted by some length with
-    some probability, with the same first two moments. Factors are powers of 2, so that
-    they stay the same when the noise changes a little.
+    some probability, with the same first two moments. Factors are rounded to powers of
+    2, so that a small change of the noise does not change them.
 
     Args:
       rate: q.

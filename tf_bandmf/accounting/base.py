@@ -4,13 +4,14 @@ All noise is given as `noise_stddev`, the standard deviation of the noise on the
 strategy `C` for l2_norm_clip = 1: a run releases `C x + noise_stddev * z`. Only `Plan`
 uses a noise multiplier.
 
-Other Gaussian releases about the same records may come between the steps, and steps may
-depend on them. Without amplification, the run and the releases together are one Gaussian
-mechanism; its `1 / sigma^2` is the sum of `1 / sigma^2` over all of them (Dong, Roth, Su,
-2019, arXiv:1905.02383, Corollary 3.3). With amplification, the dominating pair of the run
-is composed with the pairs of the releases (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem
-10). This composition holds although releases come between the steps of a sampler that keeps
-its random numbers (Vadhan and Zhang, 2022, arXiv:2207.08335).
+Other Gaussian releases about the same records may occur between steps, and later steps
+may depend on these releases. Without amplification, the run and the releases together
+are one Gaussian mechanism; its `1 / sigma^2` is the sum of `1 / sigma^2` over all of
+them (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary 3.3). With amplification, the
+dominating pair of the run is composed with the pairs of the releases (Zhu, Dong, Wang,
+2022, arXiv:2106.08567, Theorem 10). This composition holds even though releases occur
+between steps of one sampler, whose random numbers stay in use (Vadhan and Zhang, 2022,
+arXiv:2207.08335).
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Accountant(abc.ABC):
         """Returns the accountant of the run together with other Gaussian releases.
 
         Args:
-          releases: the joint noise multiplier of the other releases, per unit of their
-            sensitivity under zero-out; `sigma / sqrt(R)` for R releases with sigma each.
+          releases: the joint noise multiplier of the other releases, per unit of
+            zero-out sensitivity; `sigma / sqrt(R)` for R releases with sigma each.
         """
         check_positive("noise_multiplier", releases)
         both = copy.copy(self)
@@ -237,7 +238,7 @@ class Accountant(abc.ABC):
         """Returns the run and the releases as one dp-accounting event.
 
         Raises:
-          ValueError: if dp-accounting has no event for it.
+          ValueError: if dp-accounting has no such event.
         """
         raise ValueError(
             f"dp-accounting has no event for {self.claims[0][0]}. Use "
@@ -265,7 +266,7 @@ class GaussianAccountant(Accountant):
 
     Args:
       sensitivity: sens(C) under the participation, or an upper bound on it.
-      is_exact: False for a bound; the guarantees are then bounds, too.
+      is_exact: False if `sensitivity` is a bound; the guarantees are then bounds, too.
       name: the accountant's name in guarantees; None for `gaussian.NAME`.
     """
 

@@ -10,7 +10,7 @@ The privacy loss depends only on the `b` inner products `u_j = <m_j, x> / sigma^
 jointly Gaussian with covariance `G / sigma^2`, `G[i, j] = <m_i, m_j>`, so the cost of a
 draw does not depend on the number of steps.
 
-Draws come from mixtures of tilted versions of `P` (or `Q`), so that rare losses are drawn
+Draws come from mixtures of tilted versions of `P` (or `Q`), in which rare losses occur
 often; the log weight of each draw is a difference of log-sum-exps over the bins.
 """
 
@@ -258,7 +258,7 @@ def factorize(gram: np.ndarray) -> np.ndarray:
     """Returns `L` with `L L^T = G`, shape [b, b] or [b, rank of G].
 
     If G is diagonal, the result is the vector of L's diagonal. If G is not singular, L is
-    lower triangular and a smooth function of G, so that equal random numbers give similar
+    lower triangular and a smooth function of G, so the same random numbers give similar
     draws for similar strategies.
 
     Raises:

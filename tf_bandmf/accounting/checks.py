@@ -1,4 +1,4 @@
-"""Checks of budgets, noise, whole numbers and words."""
+"""Checks of arguments: budgets, noise, integers and option names."""
 
 from __future__ import annotations
 
@@ -95,6 +95,6 @@ def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
 
 
 def is_number(value: Any) -> bool:
-    """True for an int or float, including those of NumPy, but not for a bool."""
+    """True for an int or float, including NumPy's types, but not for a bool."""
     number = isinstance(value, (int, float, np.integer, np.floating))
     return number and not isinstance(value, bool)

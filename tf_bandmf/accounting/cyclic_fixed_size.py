@@ -2,8 +2,8 @@
 
 The examples are split into `b` parts of `floor(m / b)`; step `i` takes `B` examples of
 part `i mod b`, uniformly without replacement (arXiv:2306.08153, Alg. 2, Theorem 4).
-The `ceil(n / b)` queries are composed by their privacy losses (`tilted`), for neighbors
-that differ in **one example, replaced by another**. The contributions then differ by up to
+The privacy losses of the `ceil(n / b)` queries are composed (`tilted`), for neighbors
+in which **one example is replaced by another**. The contributions then differ by up to
 twice the clipping norm, so each query is accounted for with half of its noise. Setting
 an example's contribution to zero is such a replacement, so zero-out adjacency is
 included.

@@ -48,7 +48,7 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
 
 
 class ComposedQueries(Accountant):
-    """Gaussian queries of several kinds on samples of the same data.
+    """Several kinds of Gaussian queries on samples of the same data.
 
     Args:
       given: the queries; the noise of each is in units of `noise_stddev`.
@@ -69,7 +69,7 @@ class ComposedQueries(Accountant):
         self.sampling_probability = min(query.probability for query in given)
 
     def queries(self, noise_stddev: float) -> list[tilted.Query]:
-        """Returns the kinds of queries, with their noise at the run's `noise_stddev`."""
+        """Returns the kinds of queries, each with its noise at this `noise_stddev`."""
         scaled = ((query, noise_stddev * query.noise) for query in self.kinds)
         return [dataclasses.replace(query, noise=noise) for query, noise in scaled]
 

@@ -31,7 +31,7 @@ from tf_bandmf.accounting.root_finding import log, to_safe_side
 
 NAME = "exact Gaussian mechanism (dp-accounting)"
 
-# Limits of the noise, far outside the range of any useful or even meaningful run.
+# Limits on the noise, far outside the range of any meaningful run.
 _LEAST_NOISE, _LARGEST_NOISE = 0.25 / LARGEST_EPSILON, 1e9
 _LARGEST_SQUARED = 1e100
 _TOLERANCE = 1e-12
@@ -114,7 +114,8 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
     def excess(epsilon: float) -> float:
         return log(gaussian_delta(noise_stddev, epsilon)) - log(delta)
 
-    # dp-accounting can compute this epsilon, too, but not in the version that TFF requires.
+    # Newer versions of dp-accounting can compute this epsilon, but not the version that
+    # TFF requires.
     upper = 1.0
     while excess(upper) > 0.0:
         upper = min(2.0 * upper, LARGEST_STATED_EPSILON)
@@ -144,7 +145,7 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
     return _calibrated(float(epsilon), float(delta))
 
 
-# Cached: all strategies that are compared for one budget need the same value.
+# Cached, because all strategies that are compared at one budget need the same value.
 @functools.lru_cache(maxsize=1024)
 def _calibrated(epsilon: float, delta: float) -> float:
     if gaussian_delta(_LARGEST_NOISE, epsilon) > delta:

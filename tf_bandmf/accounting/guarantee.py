@@ -21,7 +21,7 @@ REPLACE_ONE = (
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """An (epsilon, delta)-DP guarantee, and the certainty of its numbers.
+    """An (epsilon, delta)-DP guarantee, and how certain its values are.
 
     Attributes:
       epsilon, delta: the guarantee.

@@ -14,8 +14,8 @@ import scipy.optimize
 
 from tf_bandmf.accounting import gaussian
 
-# Allowance for rounding errors of losses and log weights in single precision. Their sums
-# reach 300, so this is several times `300 * 2^-24`.
+# Allowance for rounding errors of losses and log weights in single precision. Sums of
+# losses and log weights reach 300, so this is several times `300 * 2^-24`.
 _ROUNDING = 1e-4
 # Values are rounded up to powers of exp(_GRID) before a bound is computed.
 _GRID = 5e-4
@@ -32,7 +32,8 @@ class MonteCarloValue(float):
     exceeds it with probability at most `1 - confidence`. An estimate may be too small.
 
     Attributes:
-      standard_error: standard error of an estimate, from the same draws; 0 for a bound.
+      standard_error: standard error of an estimate, computed from its own draws; 0 for
+        a bound.
       confidence: None for an estimate, `1 - beta` for a bound.
     """
 

@@ -110,7 +110,7 @@ def dominating_loss(
 
     Args:
       profile: evaluated at about 2,000 points; must be an upper bound at each.
-      interval: all losses are multiples of it.
+      interval: all losses are multiples of `interval`.
       kinks: values of epsilon where the profile has a corner.
     """
     largest = _largest(profile, interval)

@@ -32,7 +32,7 @@ _RELATIVE_MARGIN = 1e-9
 
 
 def shape_of(distribution: str | float) -> float:
-    """Returns the shape eta of a distribution of the number of runs.
+    """Returns the shape eta of a distribution of K, the number of runs.
 
     Args:
       distribution: a name in `DISTRIBUTIONS`, or eta of a truncated negative binomial

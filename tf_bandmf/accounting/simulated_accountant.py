@@ -58,7 +58,7 @@ class SimulatedAccountant(Accountant):
     true value exceeds the bound with probability at most `1 - confidence` over the
     simulation. Both directions of adjacency are covered (zero-out or add-or-remove: an
     example's contribution is replaced by zero, or the reverse). If a bound would take too
-    many draws, the result is the bound without amplification: that of one Gaussian
+    many draws, the result is the bound without amplification, for one Gaussian
     mechanism.
 
     Args:

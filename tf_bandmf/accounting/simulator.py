@@ -58,7 +58,7 @@ class Proposal:
 
     Attributes:
       tilts: the components.
-      shares: their shares of the draws, shape [len(tilts)], sum 1.
+      shares: the share of the draws for each tilt, shape [len(tilts)], sum 1.
     """
 
     tilts: tuple[Any, ...]
@@ -267,7 +267,7 @@ class Simulator(abc.ABC):
     def _pilot(
         self, is_rough: bool = False, more: tuple[Any, ...] = ()
     ) -> tuple[tuple[Any, ...], Run, np.ndarray]:
-        """Returns all tilts, a run of their equal mixture, and density ratios [T, N]."""
+        """Returns all tilts, a run of a uniform mixture, and density ratios [T, N]."""
         tilts = (*self.pilot_tilts(is_rough), *more)
         even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
         count = self._pilot_draws[is_rough] * len(tilts)
@@ -279,8 +279,8 @@ class Simulator(abc.ABC):
     ) -> tuple[Run, np.ndarray]:
         """Returns a run of `count` draws, and log densities relative to the proposal.
 
-        The log densities have shape [rows, count]: they are those of the first `rows`
-        components; the first component is the target.
+        The log densities have shape [rows, count]: one row for each of the first `rows`
+        components, of which the first one is the target.
         """
         log_shares = np.log(np.asarray(proposal.shares))[:, None]
         losses, ratios = np.empty(count), np.empty((rows, count))

@@ -6,9 +6,9 @@ the probability of an interval is computed from its nearer tail. Results are **n
 the true value**: the error of `scipy.special.ndtr` is added.
 
 The tails of `ndtr` are accurate to a few units in the last place, except for the rounding
-of `z^2 / 2`, which gives its exponential a relative error of `2^-53 z^2`. Up to `|z| = 37`
-this is below 2e-13; `RELATIVE_ERROR` is five times as much. Beyond, tails are below 1e-300,
-which `LEAST` allows for.
+of `z^2 / 2`, which gives `exp(-z^2 / 2)` a relative error of `2^-53 z^2`. Up to
+`|z| = 37` this is below 2e-13; `RELATIVE_ERROR` is five times as much. Beyond, tails
+are below 1e-300, which `LEAST` allows for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
 
 
 def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns upper bounds on the probabilities of intervals, and their largest errors.
+    """Returns upper bounds on the probabilities of intervals, and bounds on the excess.
 
     Each tail at `z` has a relative error of at most `2^-51 (8 + z^2)`, from a few units in
     the last place, the rounding of `z^2 / 2`, and the rounding of the caller's `z`.

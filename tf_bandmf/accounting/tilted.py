@@ -10,18 +10,18 @@ If a sample has a fixed size and neighbors replace one example, delta is at most
 of `P` and `Q` at each epsilon >= 0, in both directions (Balle, Barthe, Gaboardi, 2018,
 arXiv:1807.01647, Theorem 9; sigma is per unit of what the replacement changes). Such
 queries compose like the pair that has this profile in both directions (arXiv:2106.08567,
-Theorem 10). The losses of that pair above 0 are those of `P`, its losses below 0 are those
-of `Q` with the sign changed, and the rest of the probability, `(1 - q) P(|x| < 1/2)` for
-`x` from `Q`, has the loss 0.
+Theorem 10). The losses of that pair above 0 are the losses of `P`, its losses below 0
+are the losses of `Q` with the sign changed, and the rest of the probability,
+`(1 - q) P(|x| < 1/2)` for `x` from `Q`, has the loss 0.
 
-**Discretization.** Losses are moved to multiples of `h`: those in a cell to its two ends,
-so that the mass and `E exp(-l)` of the cell do not change. In each `y = exp(-l)`, the
-function `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and decreasing. So delta, the mean
-of the function, can only grow if `y` is moved to the ends of an interval and keeps its
-mean (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi, arXiv:2207.04380, "connect the
-dots"). The allowances for rounding, which add mass and move mass to the upper end,
-increase delta, too. Losses beyond the last cell become infinite; losses below the first
-cell are moved up to it.
+**Discretization.** Losses are moved to multiples of `h`: losses inside a cell move to
+its two ends, so that the mass and `E exp(-l)` of the cell do not change. In each
+`y = exp(-l)`, the function `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and decreasing.
+So delta, the mean of the function, can only grow if `y` is moved to the ends of an
+interval and keeps its mean (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi,
+arXiv:2207.04380, "connect the dots"). The allowances for rounding, which add mass and
+move mass to the upper end, increase delta, too. Losses beyond the last cell become
+infinite; losses below the first cell are moved up to it.
 
 **Composition.** A Fourier transform has an absolute error of about `k 2^-53`, which can
 exceed a small delta. So the laws are tilted first, `w_i = p_i exp(theta l_i) / M`. The
@@ -42,9 +42,9 @@ of at most `eta = 8 log2(N) 2^-53` at each frequency: every output is a sum of t
 whose sum is 1, times products of twiddle factors along a path of additions and
 multiplications (Higham, Accuracy and Stability, 2002, section 24.1, entry by entry). So the
 error of a product of powers `F^k` is at most the product of the `(|F| + eta)^k` times the
-sum of the `k eta / (|F| + eta)`, plus its own rounding. The error of W at each place is at
-most the mean of this over the frequencies, plus eta times the mean of the product's
-absolute value.
+sum of the `k eta / (|F| + eta)`, plus its own rounding. The error of each entry of W is
+at most the mean of this error over the frequencies, plus eta times the mean of the
+product's absolute value.
 """
 
 from __future__ import annotations
@@ -288,13 +288,14 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
         size += count * (4.0 + abs(total) + abs(float(larger)))
         infinite += count * beyond
     window = _product(tilted, counts)
-    # After the roll, place i of the window is the sum with index `start + i`.
+    # After the roll, entry i of the window is the sum with index `start + i`.
     start = math.floor(begin / step)
     window = np.roll(window, -(start % places))
     sums = step * np.arange(start, start + places)
-    # Each loss has two rounding errors: its own, and that of the place of its cell. The sum
-    # of the absolute losses is at most the sum of the losses plus twice their distance
-    # below 0 (if `add`, minus the sum plus twice their distance above 0).
+    # Each loss has two rounding errors: its own, and the rounding error of its cell's
+    # ends. The sum of the absolute losses is at most the sum of the losses plus twice
+    # their distance below 0 (if `add`, minus the sum plus twice their distance above
+    # 0).
     drop = float(counts @ [law.drop for law in laws])
     largest = float(np.abs(sums[[0, -1]]).max())
     rounding = 2.0 * float(counts @ [law.rounding for law in laws])

@@ -29,7 +29,7 @@ def per_step_squared_error(
     in O(n w^2). Dense strategies take O(n^3).
 
     Raises:
-      ValueError: if strategy and workload are for different numbers of steps.
+      ValueError: if strategy and workload differ in their number of steps.
     """
     if matrix.num_rows != workload.num_steps:
         raise ValueError(

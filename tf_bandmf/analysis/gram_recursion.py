@@ -194,8 +194,8 @@ def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
     """Returns `||row i of M^-1 N||^2` for banded `M` and `N`; differentiable in both.
 
     With `z = e` and `M x = N z`, the sequence `z[0], x[0], z[1], x[1], ...` is an
-    autoregressive process of twice the length, in which the `x[i]` have no noise of their
-    own. Therefore `inverse_row_norms` can compute the norms of `M^-1 N`.
+    autoregressive process of twice the length, in which no fresh noise enters at the
+    `x[i]`. Therefore `inverse_row_norms` can compute the norms of `M^-1 N`.
 
     Args:
       rows: `M[i, i-j] = rows[i, j]`, shape [n, w].

@@ -67,7 +67,7 @@ def sensitivity(
     | anything else | bound: `upper_bound` |
 
     The result for b < bands <= 2b holds for entries of any sign, and is sharper than
-    Alg. 4, which arXiv:2306.08153, section 6, uses in this case; see
+    Alg. 4, which arXiv:2306.08153, section 6, uses for these strategies; see
     `patterns.path_maximum`.
 
     Args:
@@ -114,8 +114,8 @@ def upper_bound(
 
     column = matrix.toeplitz_column()
     if column is not None:
-        # The majorant is at least |c| in every entry, and Theorem 1 applies to it; see
-        # `_exact`.
+        # Every entry of the majorant is at least |c|, and Theorem 1 applies to the
+        # majorant; see `_exact`.
         majorant = np.abs(column)
         majorant[b:] = np.maximum.accumulate(majorant[b:][::-1])[::-1]
         larger = matrices.ToeplitzBanded(majorant, n)

@@ -19,7 +19,7 @@ from tf_bandmf.matrices.streaming import ForwardSubstitution
 
 
 class Banded(LowerTriangular):
-    """The base class of matrices that are stored by their bands."""
+    """The base class of matrices stored as their diagonals."""
 
     @property
     def stored_bands(self) -> int:
@@ -167,7 +167,8 @@ class RowBanded(Banded):
 
     def solve(self, x: np.ndarray) -> np.ndarray:
         x = check_operand(x, self.num_rows)
-        # BLAS stores each diagonal as a row, shifted so that the matrix columns line up.
+        # BLAS stores each diagonal as a row, shifted so that matrix columns are
+        # aligned.
         return filters.solve_banded(columns_from_rows(self.rows), x)
 
     def column_norms(self) -> np.ndarray:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class LowerTriangular(abc.ABC):
     """An invertible `n x n` lower-triangular matrix, float64, immutable.
 
-    Each kind of matrix defines its products and solves, and the operations that are cheap
-    for it. The code for sensitivity, error, accounting and noise calls these methods and
-    never tests for a kind.
+    Each subclass defines products and solves, and any other operation that its
+    structure makes cheap. The code for sensitivity, error, accounting and noise calls
+    these methods and never checks the class.
 
     Attributes:
       kind: the name of the class in saved files.
@@ -53,7 +53,7 @@ class LowerTriangular(abc.ABC):
         column = self.toeplitz_column()
         if column is None:
             return np.linalg.norm(self.to_dense(), axis=0)
-        # Column j consists of the first n - j numbers of the first column.
+        # Column j consists of the first n - j entries of the first column.
         return np.sqrt(np.cumsum(column**2))[::-1].copy()
 
     def is_nonnegative(self) -> bool:
@@ -125,7 +125,7 @@ class LowerTriangular(abc.ABC):
         column = self.toeplitz_column()
         if column is None:
             raise TypeError(f"{type(self).__name__} has no cheap Gram diagonals.")
-        # Columns i and i + offset share the rows from i + offset on.
+        # Columns i and i + offset overlap from row i + offset on.
         return np.cumsum(column[: self.num_rows - offset] * column[offset:])[::-1]
 
     def exact_squared_sensitivity(
@@ -147,8 +147,8 @@ class LowerTriangular(abc.ABC):
           scale: shape [n], or None for ones.
 
         Returns:
-          The diagonals of `R` and `N` row by row, as in `as_rows`; or None if there are no
-          such matrices, so that the error must be computed from the dense matrix.
+          The diagonals of `R` and `N` row by row, as in `as_rows`; or None if no such
+          matrices exist; the error must then be computed from the dense matrix.
         """
         return None
 

@@ -34,8 +34,8 @@ class BufferedToeplitz(LowerTriangular):
     Args:
       decays: theta, shape [d]; `1 > decays[0] > inverse_decays[0] > decays[1] > ...`.
       inverse_decays: theta-hat, shape [d]; interlaced with `decays` as above and >= 0.
-        The interlacing makes all output scales positive and their sum smaller than 1;
-        the first column is therefore positive and decreasing.
+        Because of the interlacing, all output scales are positive and sum to less than
+        1, so the first column is positive and decreasing.
       num_rows: n.
 
     Raises:

@@ -106,7 +106,8 @@ def max_squared_counts(
     sum over the nodes of the squared number of participations. Intervals not longer than
     the separation contain at most one participation. For longer ones, the ways to place
     participations are combined bottom up; only undominated ways are kept.
-    (Kairouz et al., 2021, arXiv:2103.00039, give a dynamic program for the same purpose.)
+    (Kairouz et al., 2021, arXiv:2103.00039, compute this maximum by a dynamic program,
+    too.)
 
     Args:
       num_steps: n.
@@ -159,7 +160,7 @@ def _join(
             second = right.get(count - first_count)
             if second is None:
                 continue
-            # The shift depends on the count alone, so it is the same for every split.
+            # The shift depends only on the count, so it is the same for every split.
             shift = first.shift + second.shift
             i, j = np.nonzero(first.earliest[:, None] <= second.latest)
             earliest = np.maximum(second.earliest[j], first.earliest[i] + second.shift)

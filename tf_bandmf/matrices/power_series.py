@@ -1,8 +1,8 @@
 """Power series: the first columns of lower-triangular Toeplitz matrices, float64.
 
 A lower-triangular Toeplitz matrix corresponds to the power series of its first column:
-products, inverses and square roots of such matrices correspond to those of the series,
-truncated to n terms.
+products, inverses and square roots of these matrices correspond to products, inverses
+and square roots of the series, truncated to n terms.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:
 def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
     """Returns the first `num_terms` coefficients of `a ** exponent`, any real exponent.
 
-    Uses Miller's recurrence for the power `p`, from `p a' exponent = a p'`, in
-    O(num_terms len(a)) operations.
+    Uses Miller's recurrence for the power `p`, which follows from
+    `p a' exponent = a p'`, in O(num_terms len(a)) operations.
 
     Raises:
       ValueError: if `a[0]` is not positive.

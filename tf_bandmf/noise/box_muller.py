@@ -7,10 +7,10 @@ two,
 
     2^32 t = a + 2^-31 b + 2^-62 c + s,    s = 2^-93 g + 2^-124 (h + 1/2),
 
-with 31-bit integers: `a`, `b`, `c` from three words that belong to the pair alone, `g` and
-`h` from two words that the 2048 pairs of a block share. Products with powers of two are
-exact and nothing underflows (`2^32 t >= 2^-125`). Therefore float32 rounds `t` identically
-with and without fused multiply-add, XLA and flushing of subnormals to zero.
+with 31-bit integers: `a`, `b`, `c` come from three words used only for this pair, `g`
+and `h` from two words that all 2048 pairs of a block share. Products with powers of two
+are exact and nothing underflows (`2^32 t >= 2^-125`). Therefore float32 rounds `t`
+identically with and without fused multiply-add, XLA and flushing of subnormals to zero.
 
 **Deviations from the normal distribution.** A record shifts `m` rows of `Z`, which are
 `m d / 2` pairs; the joint norm of all shifts is at most `1 / noise_multiplier` (m is at
@@ -27,9 +27,9 @@ could distinguish this noise from independent pairs of normals with `t` rounded 
 
 2. *Too few bits.* Values of t are `2^-156` apart, which is more than the spacing of float32
    where `t < 2^-133`. Some pair has such a `t` with probability at most `m d 2^-133`.
-3. *Shared words.* If `t >= 2^-70`, they affect at most the last rounding. Two pairs of a
-   block both have a smaller `t`, and are then dependent, with probability `2^21 2^-138`;
-   some block has such pairs with probability `m d 2^-129`.
+3. *Shared words.* If `t >= 2^-70`, the shared words affect at most the last rounding.
+   Two pairs of a block both have a smaller `t`, and are then dependent, with
+   probability `2^21 2^-138`; some block has such pairs with probability `m d 2^-129`.
 
 For `m d <= 10^15` (a billion parameters, a million steps) and noise multipliers above
 `10^-12` the sum is below `2 * 10^-24`: less than a thousandth of the smallest delta that a
@@ -38,8 +38,8 @@ plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
 **Remaining floating-point effects.** The noise consists of float32 numbers: rounded
 normals, not a discrete Gaussian. Radius and angle have relative errors of about 2^-23. The
 `2^32` angles lie `1.5e-9` apart, so entries below 0.02 have a coarser spacing than
-float32. Sums with gradients are rounded again, and the exact bits of such a sum rule
-out some gradients; therefore means are rounded to a grid
+float32. The sum of gradient and noise is rounded again, and the exact bits of this sum
+rule out some gradients; therefore means are rounded to a grid
 (`accounting.gaussian.grid_of`). The stated (epsilon, delta) assumes exact real
 arithmetic.
 """

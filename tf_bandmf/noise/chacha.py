@@ -18,7 +18,7 @@ _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 
 
 def chacha20_blocks(step_key: tf.Tensor, number: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the 16 words of each keystream block with the given number.
+    """Returns the 16 words of the keystream block for each given number.
 
     Args:
       step_key: uint64, shape [5]: the key in byte order, and the last two words of the

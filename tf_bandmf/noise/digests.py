@@ -22,10 +22,10 @@ shift: the theorem's proof shows that two such products have any given differenc
 most one of 2^32 values. With two values under separate keys, both agree with
 probability at most 2^-64.
 
-Each block is hashed to two values. These values, and the words that do not fill a block,
-are hashed again with other keys, until few words remain. Pieces of a vector are hashed
-separately, with the same keys. The remaining words of all pieces form one last block,
-padded with zeros, which has its own keys.
+Each block is hashed to two values. These values, and the leftover words that do not
+fill a block, are hashed again with other keys, until few words remain. Pieces of a
+vector are hashed separately, with the same keys. The remaining words of all pieces form
+one last block, padded with zeros, which has its own keys.
 
 In the second step, the four halves of the last block's values are hashed to two words by
 `floor((k[0] + sum_i k[i] x[i] mod 2^64) / 2^32)`, whose values for two different inputs are
@@ -54,11 +54,11 @@ from tf_bandmf.noise.shared import near_length, shared_function
 # The version of the digest. Increase it if a change alters the digest of a sum, and
 # therefore the noise.
 VERSION = 3
-# Levels of hashing, including that of the last block: enough for 2^33 numbers, more than
-# any model has.
+# The number of hashing levels, including the level of the last block. They suffice for
+# 2^33 numbers, more than any model has.
 LEVELS = 6
 COLLISION = (LEVELS + 1) * 2.0**-64
-_BLOCK = 512  # in words of 64 bits
+_BLOCK = 512  # in 64-bit words
 _VALUES = 2
 # The number of products that are added before the sum along columns. XLA vectorizes at
 # most 8.
@@ -95,13 +95,13 @@ def digest_key(secret: bytes, context: str) -> np.ndarray:
 def plain_digest(
     key: tf.Tensor, value: Vector, more: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Returns the digest of all bits of a vector and of a few more numbers, without XLA.
+    """Returns the digest of a vector and of a few integers, from all bits, without XLA.
 
     The digest does not include lengths, so all inputs under one key must have the same
     lengths.
 
     Args:
-      key: from `digest_key`, or the same bits as words of 64 bits.
+      key: from `digest_key`, or the same bits as 64-bit words.
       value: float32 of static shape [size], or a list of its pieces (which changes the
         digest).
       more: int32, of static shape [count]; count plus the number of pieces is at most 256.
@@ -147,7 +147,7 @@ def _inputs(value: Vector, more: tf.Tensor | None) -> tuple[list[Any], list[Any]
 
 
 def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Returns the digest of a varying number of words, and of that number.
+    """Returns the digest of a varying number of words, including their count.
 
     Args:
       key: see `digest_key`.
@@ -166,7 +166,7 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 def _digest(
     key: tf.Tensor, pieces: list[tf.Tensor], numbers: list[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns the digest of pieces and of more numbers, all given as uint64 words."""
+    """Returns the digest of pieces and further numbers, all given as uint64 words."""
     keys = tf.reshape(key[: -_LAST_WORDS // 2], [LEVELS, _VALUES, _BLOCK])
     # The maximum number of words to which each piece is hashed, so that all pieces
     # together fill at most half of the last block.
@@ -203,7 +203,7 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Returns two words for each block, then the words that do not fill a block.
 
     The vector is cut into rows, and each column of the rows is a block, because sums along
-    columns are vectorized. Fewer words than a block are padded with zeros.
+    columns are vectorized. An input shorter than a block is padded with zeros.
     """
     size, highest = words.shape[0], max
     is_large = size is None or 2 * size > _FEW

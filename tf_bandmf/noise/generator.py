@@ -116,8 +116,8 @@ class NoiseGenerator:
     def bound_key(self, step_key: Any, digest: Any) -> Any:
         """Binds a step's key to the digest of the sum that the step's normals are added to.
 
-        The digest is added to the upper half of Philox' counter, or to the last words of
-        ChaCha20's nonce. Therefore, at a given step, a different sum uses different
+        The digest is added to the upper half of Philox's counter, or to the last words
+        of ChaCha20's nonce. Therefore, at a given step, a different sum uses different
         counters of the generator, where its values are independent insofar as it is a
         pseudo-random function. This is the idea of Rogaway and Shrimpton ("A
         provable-security treatment of the key-wrap problem", Eurocrypt 2006; RFC 5297):
@@ -208,7 +208,7 @@ class NoiseGenerator:
           buffer: see `NoiseState`.
           step: see `next`.
           shard: see `next`.
-          may_be_longer: True if a few more numbers may follow the noise in the result,
+          may_be_longer: True if the result may contain a few numbers after the noise,
             which saves a copy.
 
         Returns:
@@ -229,7 +229,7 @@ class NoiseGenerator:
             size += -size % _ALIGNED
 
         def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-            # Signed, since GPUs cannot gather unsigned numbers.
+            # Cast to a signed type, because GPUs cannot gather unsigned integers.
             signed = tf.bitcast(step_keys, tf.int64)
             places = steps % tf.shape(step_keys, tf.int64)[0]
             keys = tf.bitcast(tf.gather(signed, places), tf.uint64)

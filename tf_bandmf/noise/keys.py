@@ -19,7 +19,7 @@ _KEY_BYTES = 32
 # upper 64 of its 128-bit counter. ChaCha20: a key of 256 bits, and the last 64 of its
 # nonce.
 KEY_WORDS = {"philox": 2, "chacha20": 5}
-# Number of these words that are derived from the secret; the remaining words are 0.
+# How many of the words are derived from the secret; the remaining words are 0.
 _SECRET_WORDS = {"philox": 2, "chacha20": 4}
 _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 

@@ -1,8 +1,8 @@
 """Tables whose rows get their noise only when they are read; see `lazy`.
 
 WARNING: between two releases, a row lacks the noise of the steps since it was last read.
-Anyone who sees the table at such a time sees which rows were touched. The table is as
-secret as a key.
+Anyone who sees the table between two releases learns which rows were touched. The table
+is as secret as a key.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ def _jumped(
     normals: tf.Tensor,
     first: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
-    """Returns states after their jump, [U, columns] and [U, (m - 1) columns].
+    """Returns states after the jump, [U, columns] and [U, (m - 1) columns].
 
     Args:
       entries: number of entries in a row's state, m.

@@ -15,8 +15,8 @@ from tf_bandmf.noise.shared import shared_function
 
 # The number of normals in a block; any block can be generated on its own.
 BLOCK = 4096
-# The number of pairs in a block. Each pair has one counter of the generator, which gives
-# four words.
+# The number of pairs in a block. Each pair uses one counter of the generator, which
+# yields four words.
 _PAIRS = BLOCK // 2
 # The first counter of words that a block's pairs share; all other counters are smaller.
 _SHARED = 1 << 63
@@ -36,9 +36,9 @@ def standard_normals(
 
     The method is Box-Muller on the bits of Philox or ChaCha20: the bits are the same with
     and without XLA and on every device, and the normals agree to float precision.
-    (`tf.random.stateless_normal` gives other numbers under XLA.) The largest magnitude is
-    14.75. `box_muller` bounds the effect on delta, and lists the remaining floating-point
-    errors.
+    (`tf.random.stateless_normal` gives different normals under XLA.) The largest
+    magnitude is 14.75. `box_muller` bounds the effect on delta, and lists the remaining
+    floating-point errors.
 
     Args:
       step_key: uint64, shape [2]: Philox key, and upper half of its counter; or shape
@@ -95,8 +95,8 @@ class WordSource(NamedTuple):
         uint32 words; for XLA.
       in_a_row: function of a key, the first counter and the number of counters; returns the
         same words, int32, shape [num_counters, 4]; faster without XLA.
-      of_many_operations: True if even a few words take so many TensorFlow operations that
-        XLA is faster.
+      of_many_operations: True if even a few words take so many TensorFlow ops that XLA
+        is faster.
     """
 
     four: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
@@ -138,7 +138,7 @@ def compiled_blocks(num_blocks: int) -> _Blocks:
         # XLA takes most of an hour to compile two terms of ChaCha20 in one expression.
         total: tf.Tensor | None = None
         for j in range(weights.shape[0]):
-            # Terms are added one after the other, so that only two vectors are in memory.
+            # Terms are added one after the other, so only two vectors are in memory.
             with tf.control_dependencies([] if total is None else [total]):
                 key, weight = step_keys[j : j + 1], weights[j : j + 1]
                 shared = shared_parts(key[0], first_block)

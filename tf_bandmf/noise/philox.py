@@ -16,9 +16,9 @@ def philox(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns four random words for each counter: Philox4x32 with 10 rounds.
 
-    The words are bit-identical to those of `StatelessRandomUniformFullIntV2`. TensorFlow's
-    kernel processes one counter after the other; XLA compiles this function to vector
-    instructions.
+    The words are bit-identical to the output of TensorFlow's
+    `StatelessRandomUniformFullIntV2`, whose kernel processes one counter after the
+    other; XLA compiles this function to vector instructions.
 
     Args:
       step_key: uint64, shape [2]: key, and upper half of the counter.

@@ -59,7 +59,7 @@ class Recurrence(abc.ABC):
 
     @abc.abstractmethod
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        """Returns the same as `row`, before scaling."""
+        """Returns what `row` returns, before `row_scale` is applied."""
 
 
 class Regeneration(Recurrence):
@@ -131,7 +131,7 @@ def _plus_terms(
     step: tf.Tensor,
     at_once: int = 1,
 ) -> tf.Tensor:
-    """Adds the terms `begin, ..., end - 1`, as far as they exist, in this order."""
+    """Adds the terms `begin, ..., end - 1` in order; terms before step 0 are zero."""
     if end <= _TERMS and at_once == 1:
         for j in range(begin, end):
             total = add(tf.constant(j), total)

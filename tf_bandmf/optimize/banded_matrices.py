@@ -15,8 +15,8 @@ from tf_bandmf.workloads import Workload
 def rows_from_columns(columns: tf.Tensor) -> tf.Tensor:
     """Inverts `matrices.columns_from_rows`; drops entries outside the matrix."""
     bands, n = columns.shape
-    # Shift diagonal i right by i places: pad rows to n + bands numbers, concatenate them,
-    # and cut the result into rows of n + bands - 1.
+    # Shift diagonal i right by i positions: pad rows to n + bands entries, concatenate
+    # them, and cut the result into rows of n + bands - 1 entries.
     flat = tf.reshape(tf.pad(columns, [[0, 0], [0, bands]]), [-1])
     flat = flat[: bands * (n + bands - 1)]
     shifted = tf.reshape(flat, [bands, n + bands - 1])[:, :n]

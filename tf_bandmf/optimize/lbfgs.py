@@ -96,7 +96,7 @@ def value_and_gradient(
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
     """Returns a compiled function of position [size] for `loss` and its gradient.
 
-    TFP's optimizer calls this function at many places in its graph. Because the function is
+    TFP's optimizer calls this function many times in its graph. Because the function is
     not inlined, it is traced and optimized only once.
 
     Args:

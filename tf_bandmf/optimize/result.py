@@ -37,7 +37,7 @@ class OptimizationResult:
     optimality_gap: float | None = None
 
     def diagnostics(self, objective: str) -> dict[str, Any]:
-        """Returns plain numbers and text for `Strategy.diagnostics` and for plans.
+        """Returns plain Python values for `Strategy.diagnostics` and for plans.
 
         Args:
           objective: name of the objective.

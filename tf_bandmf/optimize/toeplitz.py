@@ -58,8 +58,8 @@ def optimize(
       start: coefficients to start from, shape [bands], the first one not zero.
       sensitivity: squared sensitivity under the participation.
       options: stopping rules; this module replaces `decrease_tolerance`.
-      inverse: True if the coefficients are those of `C^-1` (BandInvMF, arXiv:2505.12128,
-        section 5), False if those of `C`.
+      inverse: True if the coefficients belong to `C^-1` (BandInvMF, arXiv:2505.12128,
+        section 5), False if they belong to `C`.
 
     Returns:
       The coefficients, shape [bands], with a leading 1; the result; the objective's name;

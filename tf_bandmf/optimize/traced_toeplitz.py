@@ -37,7 +37,7 @@ class TracedError:
       workload: A.
       objective: objective of the per-step squared errors.
       bands: number of coefficients.
-      inverse: True if the coefficients are those of `C^-1`.
+      inverse: True if the coefficients belong to `C^-1`.
     """
 
     def __init__(

@@ -21,9 +21,9 @@ class BMinSepSampling(Cyclic):
     """b-min-sep sampling: independent, with a rest of b - 1 steps after each participation.
 
     A step takes each example that has not taken part in the last `b - 1` steps with
-    probability p, independently (Dong and Ganesh, arXiv:2602.09338). The initial rests of
-    examples are drawn as if the sampling had always been running, so that every step takes
-    `batch_size` examples in expectation: `p = q / (1 - (b - 1) q)` with
+    probability p, independently (Dong and Ganesh, arXiv:2602.09338). The initial rests
+    of examples are drawn as if the sampling had always been running. Therefore every
+    step takes `batch_size` examples in expectation: `p = q / (1 - (b - 1) q)` with
     `q = batch_size / num_examples`. With b = 1 this is Poisson sampling.
 
     Args:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Participation(abc.ABC):
-    """The steps at which one example may take part, with their sampler and accountant.
+    """The steps at which one example may take part, with a sampler and an accountant.
 
     Each participation is one class in one file. Plans, tables, "auto", the command line and
     the contract tests use only this interface. `register` adds a class to the registry.
@@ -25,7 +25,7 @@ class Participation(abc.ABC):
     Attributes:
       kind: name of the class in saved files.
       sampling: name for `tf_bandmf.plan(sampling=...)` and the command line; None if
-        numbers of examples and epochs and a batch size do not determine the
+        the number of examples, the batch size and the epochs do not determine the
         participation.
       demands: what the sampler requires of the data pipeline, worded as the end of a
         sentence.
@@ -136,12 +136,12 @@ class Participation(abc.ABC):
     def of_data(
         cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
     ) -> Participation:
-        """Returns the participation for given numbers of examples, epochs and parts.
+        """Returns the participation for a data set, batch size, epochs and parts.
 
         `num_parts` is None unless the class `is_cyclic`.
 
         Raises:
-          ValueError: if the numbers are inconsistent.
+          ValueError: if the arguments are inconsistent.
           TypeError: if `sampling` is None.
         """
         raise TypeError(f"{cls.__name__} cannot be made from examples and epochs.")
@@ -198,7 +198,7 @@ def from_config(config: Mapping[str, Any]) -> Participation:
     """Rebuilds the participation of a `to_config` dictionary.
 
     Raises:
-      ValueError: if its kind is unknown or its numbers are invalid.
+      ValueError: if the kind is unknown or a field is invalid.
     """
     arguments = dict(config)
     kind = arguments.pop("kind", None)

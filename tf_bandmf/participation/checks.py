@@ -1,4 +1,4 @@
-"""Checks of the numbers in participations."""
+"""Checks of the fields of participations."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ def optimized_amplified(
 
     Under balls in bins, a simulation computes the noise for both directions of adjacency,
     with the same draws for all candidates of a round. L-BFGS with finite differences
-    optimizes the decays, starting from those of `blt`. Without amplification, noise is
-    proportional to the sensitivity at every budget, so the result is the same as the
-    result of `blt`.
+    optimizes the decays, starting from the decays of `blt`. Without amplification,
+    noise is proportional to the sensitivity at every budget, so the result is the same
+    as the result of `blt`.
 
     Under cyclic sampling, noise is proportional to the column norm (arXiv:2306.08153,
     Theorem 4); use `optimized_toeplitz` instead.

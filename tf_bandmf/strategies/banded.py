@@ -182,9 +182,9 @@ def _default_columns(
 ) -> np.ndarray:
     """Returns the columns [bands, n] of the default start.
 
-    The columns are those of the optimal Toeplitz strategy for the workload without its
-    learning rates. For prefix sums of very many steps, they are a continuation of the
-    optimum for fewer steps. With momentum 0.9, such a continuation was no better than the
+    The default start is the optimal Toeplitz strategy for the workload without its
+    learning rates. For prefix sums of very many steps, it is a continuation of the
+    optimum for fewer steps. With momentum 0.9, a continuation was no better than the
     Toeplitz strategy in measurements up to 2^16 steps.
     """
     from tf_bandmf.optimize import continuation, objectives

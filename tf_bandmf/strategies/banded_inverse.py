@@ -80,7 +80,7 @@ def optimized_banded_inverse(
 
 
 class _Search:
-    """Optimizations of one problem with different numbers of bands."""
+    """The searches for the optimum of one problem, for various numbers of bands."""
 
     def __init__(
         self,

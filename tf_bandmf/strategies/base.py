@@ -22,7 +22,8 @@ class Strategy:
     Attributes:
       family: "identity", "lambda_cgd", "bsr", "bisr", ...
       matrix: `C`, n x n.
-      parameters: numbers that define the strategy within its family, for tables and plans.
+      parameters: the values that define the strategy within its family, for tables and
+        plans.
       diagnostics: information about an optimization: convergence, gradient norm, certified
         optimality gap and so on. It is not part of the guarantee.
     """
@@ -43,7 +44,7 @@ class Strategy:
 
     @property
     def is_inverse_banded(self) -> bool:
-        """True if `C^-1` is banded, so that noise is regenerated and nothing is stored."""
+        """True if `C^-1` is banded, so noise is regenerated and nothing is stored."""
         return self.core.banded_inverse() is not None
 
     @property
@@ -99,8 +100,8 @@ class Strategy:
     def in_float32(self) -> Strategy:
         """Returns the strategy with coefficients rounded to float32, as used for noise.
 
-        Plans contain strategies in this form, so sensitivity and error are those of the
-        matrix that generates the noise. Normalized columns stay normalized.
+        Plans contain strategies in this form, so sensitivity and error are computed for
+        the matrix that generates the noise. Normalized columns stay normalized.
         """
         return dataclasses.replace(self, matrix=self.matrix.in_float32())
 

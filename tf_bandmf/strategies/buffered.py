@@ -43,9 +43,9 @@ def blt(
     Its first column is positive and decreasing by construction, so the sensitivity
     under min-separation is exact (arXiv:2601.22334, Theorem 1). The logarithm of the
     error, which is not convex in the decays, is minimized by L-BFGS with exact gradients,
-    for 1, 2, ... buffers in turn. Each search starts from the previous optimum, with a new
-    buffer added at several places. The search ends early if another buffer gives no
-    improvement, which is common with many participations. Each evaluation costs
+    for 1, 2, ... buffers in turn. Each search starts from the previous optimum, with a
+    new buffer added at several positions. The search ends early if another buffer gives
+    no improvement, which is common with many participations. Each evaluation costs
     O(d^3 log n).
 
     Args:
@@ -175,8 +175,8 @@ def _recurrence(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns `F - 1` and `s[0]` for the series `prod (1 - z x) / prod (1 - p x)`.
 
-    Factors are applied one after another, each to the result of the previous one, so that
-    no digits cancel if poles and zeros interlace.
+    Factors are applied one after another, each to the result of the previous factor. If
+    poles and zeros interlace, this avoids cancellation.
 
     Args:
       poles: `1 - p`.
@@ -187,7 +187,7 @@ def _recurrence(
       Shapes [m, m] and [m]. The states that start at 1 belong to the factors; the last of
       these states is the series itself.
     """
-    size = len(poles) + 1  # with one more pole, at 0
+    size = len(poles) + 1  # with an additional pole at 0
     zeros = np.append(zeros, np.ones(poles.size - zeros.size))
     change = np.zeros((size + decays.size, size + decays.size), poles.dtype)
     change[:size, : size - 1] = np.tri(size, size - 1, -1) * (zeros - poles)

@@ -58,8 +58,9 @@ def optimized_lambda_cgd(
     Args:
       workload: A.
       participation: participation that determines the sensitivity.
-      objective: "mean" for the RMSE, "max" for the MaxSE. The minimizer of the MaxSE is
-        never smaller than that of the RMSE (arXiv:2601.22334, Lemma 3).
+      objective: "mean" for the RMSE, "max" for the MaxSE. The lambda that minimizes the
+        MaxSE is never smaller than the lambda that minimizes the RMSE
+        (arXiv:2601.22334, Lemma 3).
       column_normalized: see `lambda_cgd`.
 
     Raises:
