@@ -1,14 +1,14 @@
 """Sets up two logical processors, so that tests can distribute work over replicas.
 
-TensorFlow must be configured before it does anything else.
+TensorFlow must be configured before its first operation.
 """
 
 import gc
 import os
 
-# # Idle OpenBLAS threads spin, which takes most of the processor time with matrices as
-# small as here. OpenBLAS reads this setting when NumPy is imported; child processes
-# inherit it.
+# Idle OpenBLAS threads spin, which would take most of the processor time for the small
+# matrices of the tests. OpenBLAS reads this variable when NumPy is imported; child
+# processes inherit it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
@@ -17,10 +17,10 @@ import tensorflow as tf
 # The plugins define the markers `attack`, `invariant` and `slow_cases`, and their options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
-# # Keeps tests away from the user's cache of strategies.
+# Tests do not use the user's cache of strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
-# Private steps refuse TensorFloat-32, which is on by default on GPUs.
+# Private steps refuse to run with TensorFloat-32, the default on GPUs.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
@@ -38,8 +38,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Exempts imported modules, which live until the end, from garbage collection."""
+    """Exempts imported modules, which are never freed, from garbage collection."""
     gc.collect()
     gc.freeze()
-    # # Tracing creates hundreds of thousands of objects, most of them long-lived.
+    # Collect rarely: tracing creates hundreds of thousands of mostly long-lived
+    # objects.
     gc.set_threshold(10_000, 10, 5)

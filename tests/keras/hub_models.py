@@ -1,4 +1,4 @@
-"""Small models of KerasHub with random weights, and data for them."""
+"""Small KerasHub models with random weights, and data for them."""
 
 import functools
 import inspect
@@ -12,7 +12,7 @@ SIZES = {"vocabulary_size": VOCABULARY, "num_layers": 1, "hidden_dim": 8}
 SIZES["intermediate_dim"] = 12
 ENCODER = {**SIZES, "num_heads": 2, "max_sequence_length": 8, "dropout": 0.0}
 DECODER = {**SIZES, "num_query_heads": 2, "num_key_value_heads": 1}
-# Options of Gemma 2, in addition to those of Gemma.
+# Gemma 2 options in addition to the Gemma ones.
 SECOND = {
     "use_post_ffw_norm": True,
     "use_post_attention_norm": True,
@@ -21,7 +21,7 @@ SECOND = {
     "use_sliding_window_attention": True,
     "sliding_window_size": 4,
 }
-# Values for every size argument of any backbone.
+# Values of all size arguments; each backbone takes some of them.
 EVERY_SIZE = dict(
     **{**ENCODER, **DECODER},
     num_experts=2,
@@ -79,14 +79,14 @@ def backbone(name):
 
 
 def adapted(name):
-    """Returns the model with a frozen backbone and adapters in it."""
+    """Returns the named model with a frozen backbone and trainable LoRA adapters."""
     model = MAKERS[name]()
     model.backbone.enable_lora(2)
     return model
 
 
 def data(name, count=5):
-    """Makes inputs, targets and sample weights; inputs have different padding."""
+    """Makes inputs with padding of varying length, targets and sample weights."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1, VOCABULARY, (count, LENGTH)).astype("i4")
     padding = (np.arange(LENGTH) < LENGTH - np.arange(count)[:, None] % 3).astype("i4")

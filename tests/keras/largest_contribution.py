@@ -1,4 +1,4 @@
-"""Searches for records that add more to the clipped sum than the clip norm."""
+"""Searches for records whose contribution to the clipped sum exceeds the clip norm."""
 
 from typing import Any, NamedTuple
 
@@ -8,19 +8,24 @@ import tensorflow as tf
 from tf_bandmf.keras.model.preparation import Contents
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
-# Factors by which records are multiplied.
+# Factors that scale whole records.
 _SCALES = (0.0, 1e-42, 1e-30, 1e-12, 1e-3, 1e3, 1e6, 1e12, 1e19, 1e30, 3e38)
-# Values that replace a single number, or all of them.
+# Values that replace one number of a record, or all.
 _VALUES = (np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1e-45, 0.0, 1e6, 1e19)
-# Distances of near-duplicates, relative to their size.
+# Relative distances between the almost equal rows of an input.
 _NEARNESS = (0.0, 1e-7, 1e-5, 1e-3)
-# Number of ordinary records in the batch with the one that is tried.
+# Number of ordinary records in the batch that the tried record joins.
 _COMPANY = 7
 
 
 class Largest(NamedTuple):
-    """The contribution's l2 norm divided by the clip norm, infinite if it is NaN; how the
-    record was made from an ordinary one; and how many records were tried."""
+    """The largest contribution found.
+
+    Attributes:
+      ratio: its l2 norm divided by the clip norm; infinite if the norm is not finite.
+      kind: how the record was made from an ordinary one.
+      num_records: number of records that were tried.
+    """
 
     ratio: float
     kind: str
@@ -30,18 +35,19 @@ class Largest(NamedTuple):
 def largest_contribution(model, x, y, *, rounds=100, seed=0):
     """Searches for the record that adds most to the clipped sum of a private model.
 
-    Clipping promises that the norm of a record's contribution is at most l2_norm_clip, up
-    to a relative 1e-3 (docs/guarantee.md); the guarantee of every step rests on this
-    ratio. It is measured for the record alone, and as the change that the record makes in
-    the sum of a batch with seven others. After extreme records, a random search starts
-    from the worst one. Weights do not change, and no step is taken.
+    Clipping promises that the norm of a record's contribution is at most l2_norm_clip,
+    up to a relative error of 1e-3 (docs/guarantee.md). The guarantee of every step
+    rests on this bound. The contribution is measured in two ways: as the sum of a batch
+    with this record alone, and as the change in the sum of seven other records when the
+    record joins them. Extreme records are tried first; then a random search starts from
+    the worst one. Weights do not change, and no step is taken.
     """
     optimizer = private_optimizer_of(model)
     records = tf.nest.map_structure(np.asarray, (x, y))
     model(tf.nest.map_structure(lambda part: part[:1], records[0]), training=False)
     clip = optimizer.plan.l2_norm_clip
     optimizer.build(model.trainable_variables)
-    # The programs of the training step, which also handle records that raise.
+    # The actual programs of the training step also handle records that raise.
     programs = model._programs()
     company = tf.nest.map_structure(lambda part: part[:_COMPANY], records)
     ordinary = len(tf.nest.flatten(company)[0])
@@ -59,7 +65,7 @@ def largest_contribution(model, x, y, *, rounds=100, seed=0):
         return tf.concat(parts, axis=0)
 
     def ratio(record):
-        """Returns the larger ratio of the record alone and of its effect on a batch."""
+        """Returns the larger of the record's two contributions, over the clip norm."""
         alone = tf.nest.map_structure(lambda part: np.asarray(part)[None], record)
         group = tf.nest.map_structure(lambda *p: np.concatenate(p), alone, company)
         others = [1] * ordinary
@@ -82,7 +88,7 @@ def largest_contribution(model, x, y, *, rounds=100, seed=0):
 
 
 def _extremes(records, rng):
-    """Yields extreme records, with a text on how each was made from an ordinary one."""
+    """Yields extreme records, each after a description of how it was made."""
 
     def one(part, value):
         changed = np.array(part)
@@ -119,7 +125,7 @@ def _extremes(records, rng):
 
 
 def _changed(record: Any, kind: type, change: Any) -> Any:
-    """Applies a change to all tensors of a record whose numbers are of one kind."""
+    """Applies a change to all tensors of a record with this kind of dtype."""
 
     def changed(part):
         if not np.issubdtype(part.dtype, kind):

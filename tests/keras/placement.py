@@ -1,6 +1,6 @@
-"""Finds operations of a graph for which TensorFlow has registered no kernel.
+"""Finds operations of a graph that have no kernel for a kind of device.
 
-TensorFlow's CPU wheel also registers the kernels of GPUs, so this needs no GPU.
+TensorFlow's CPU wheel also registers the GPU kernels, so no GPU is needed.
 """
 
 import functools
@@ -21,9 +21,9 @@ def _functions_of(node):
 
 
 def executed_nodes(graph):
-    """Returns all nodes of a graph that TensorFlow executes, and of functions they call.
+    """Yields the nodes of a graph, and of all functions that the graph calls.
 
-    Functions that XLA must compile are left out, since they need no kernels.
+    Nodes inside functions that XLA compiles are left out, since they need no kernels.
     """
     definition = graph.as_graph_def()
     library = {f.signature.name: f for f in definition.library.function}
@@ -41,7 +41,7 @@ def executed_nodes(graph):
 
 
 def has_kernel(node, device):
-    """True if a kernel for the node's types is registered for a kind of device."""
+    """Returns whether a kernel for the node's dtypes exists for a kind of device."""
     for kernel in _registered(node.op):
         if kernel.device_type not in (device, "DEFAULT"):
             continue
@@ -51,10 +51,10 @@ def has_kernel(node, device):
             if constraint.name in node.attr and constraint.allowed_values.list.type
         ):
             return True
-    # Calls, loops and placeholders never have kernels.
+    # Nodes that never have a kernel, such as calls, loops and placeholders, count too.
     return not _registered(node.op)
 
 
 def without_kernel(graph, device="GPU"):
-    """Returns the nodes that run on the host, wherever the others run."""
+    """Returns the nodes that cannot run on the device, and so run on the host."""
     return [node for node in executed_nodes(graph) if not has_kernel(node, device)]

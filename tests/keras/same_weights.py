@@ -1,4 +1,4 @@
-"""Comparison of the weights of models, and errors that change none."""
+"""Assertions on model weights: that two are equal, or that an error changed none."""
 
 import contextlib
 
@@ -7,13 +7,13 @@ import pytest
 
 
 def flat(model):
-    """Returns weights, or those of a model, as one vector."""
+    """Returns the weights of a model, or a list of weights, as one vector."""
     weights = getattr(model, "get_weights", lambda: model)()
     return np.concatenate([np.ravel(weight) for weight in weights])
 
 
 def assert_same(one, other, **tolerance):
-    """Asserts that two models have the same weights, bit for bit without a tolerance."""
+    """Asserts that two models have equal weights, by default bit for bit."""
     one, other = flat(one), flat(other)
     if tolerance:
         np.testing.assert_allclose(one, other, **tolerance)
@@ -23,7 +23,7 @@ def assert_same(one, other, **tolerance):
 
 @contextlib.contextmanager
 def refused(model, error, match=""):
-    """Asserts that an error is raised, and that the model is as it was before."""
+    """Asserts that an error is raised and leaves the model unchanged."""
 
     def steps():
         return getattr(getattr(model, "optimizer", None), "steps_taken", 0)

@@ -1,4 +1,4 @@
-"""Operations of a private step that run on the host if the rest runs on a GPU."""
+"""Which operations of a private step run on the host when a GPU does the rest."""
 
 import collections
 import re
@@ -17,7 +17,7 @@ from tensorflow.python.framework import op_callbacks
 from tf_bandmf.keras.model import programs as programs_lib
 from tf_bandmf.keras.model.programs import Programs
 
-# Operations without a kernel for GPUs, and the reason why this does not matter.
+# Operations without a GPU kernel, each with the reason why it may run on the host.
 ON_THE_HOST = {
     "Const": "the name of a hash",
     "Fingerprint": "of the batch, which is on the host: the pipeline made it there",
@@ -98,7 +98,7 @@ def graphs_of(model, batches):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """Makes the process choose layouts and digests as if it had a GPU."""
+    """Makes the package choose layouts and digests as if there were a GPU."""
     devices = tf.config.list_logical_devices
     monkeypatch.setattr(
         tf.config,
@@ -127,14 +127,14 @@ def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
     graphs = graphs_of(model, batches)
     actual = [node for graph in graphs for node in without_kernel(graph)]
     assert {node.op for node in actual} <= set(ON_THE_HOST)
-    # No weight is hashed: only tensors of batches are.
+    # Only batches are hashed, never weights.
     count = collections.Counter(node.op for node in actual)
     assert (
         sum(n.op == "Fingerprint" for graph in graphs for n in executed_nodes(graph))
         == (count["Fingerprint"])
     )
     of_batch = [node for node in actual if node.op == "Fingerprint"]
-    # The digests of a batch hash inputs and targets, and combine these with the ids.
+    # A batch digest hashes inputs and targets, and combines both hashes with the ids.
     assert len(of_batch) <= 5
     assert all("CPU" in node.device for node in of_batch)
     text = tf.string.as_datatype_enum
@@ -142,7 +142,7 @@ def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
 
 
 def integers_on_the_host(create, **arguments):
-    """Creates a variable where TensorFlow would if "CPU:1" were a GPU."""
+    """Places a variable as if "CPU:1" were a GPU: int32 variables stay on the host."""
     value = arguments["initial_value"]
     value = value() if callable(value) else value
     kind = tf.dtypes.as_dtype(
@@ -159,7 +159,7 @@ def integers_on_the_host(create, **arguments):
 def test_a_step_runs_where_integers_stay_on_the_host(
     mechanism, jit_compile, as_on_a_gpu
 ):
-    # A compiled program cannot read a variable of any other device.
+    # A compiled program cannot read a variable on another device.
     with tf.variable_creator_scope(integers_on_the_host), tf.device("CPU:1"):
         model, batches = private_model(
             convolutional, mechanism, jit_compile=jit_compile
@@ -171,7 +171,7 @@ def test_a_step_runs_where_integers_stay_on_the_host(
 
 
 class Starts(keras.callbacks.Callback):
-    """Records the operations that the host starts in the last step."""
+    """Records the operations that the host launches in the last step."""
 
     def __init__(self):
         super().__init__()

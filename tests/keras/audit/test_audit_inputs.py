@@ -1,4 +1,4 @@
-"""The search for records that add more than the clip norm."""
+"""The search for records whose contribution exceeds the clip norm."""
 
 import keras
 import numpy as np

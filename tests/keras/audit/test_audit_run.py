@@ -1,4 +1,4 @@
-"""The audit of a Keras run contradicts a broken run, and agrees with a sound one."""
+"""Audits of Keras runs contradict broken runs, and accept sound ones."""
 
 import keras
 import numpy as np
@@ -65,10 +65,10 @@ def scaled():
 def test_a_sound_run_is_believed(kind, figure):
     plan = plan_of("bsr:4" if kind == "scaled" else kind)
     scales = scaled() if kind == "scaled" else {}
-    # The penalty on weights does not affect the audited sum.
+    # A weight penalty is not part of the audited sum.
     actual = audited(plan, **scales, kernel_regularizer="l2")
     assert not actual.contradicts and actual.white_box.num_canaries == WIDTH
-    # The signal corresponds to canaries that take part three times at the clip norm.
+    # Each canary takes part three times, each time at the clip norm.
     assert 0.8 / plan.noise_multiplier < actual.white_box.signal
     assert actual.white_box.signal <= (1 + 1e-5) / plan.noise_multiplier
     assert 0.1 * plan.epsilon < actual.white_box.epsilon <= plan.epsilon
@@ -86,13 +86,13 @@ def test_a_run_without_noise_is_seen(scales, monkeypatch):
     plan = plan_of("identity", epsilon=1.0)
     actual = audited(plan, **(scaled() if scales else {}))
     assert actual.white_box.contradicts
-    # (Adam's steps have the same length for any gradient.)
+    # (The black box sees little with Adam, whose steps do not scale with the gradient.)
     assert scales or actual.black_box.contradicts
 
 
 @pytest.mark.slow
 def test_an_amplified_run_has_a_black_box_alone():
-    # This noise gives an epsilon near 8, without a search.
+    # A given noise multiplier, for an epsilon near 8, saves the search for it.
     changes = {"epsilon": None, "noise_multiplier": 0.25, "sampling": "poisson"}
     actual = audited(plan_of("identity", **changes))
     assert actual.white_box is None and not actual.contradicts

@@ -1,4 +1,4 @@
-"""A record's contribution to private metrics is bounded for all values."""
+"""Private metrics bound the contribution of each record, whatever its values."""
 
 import keras
 import numpy as np
@@ -46,7 +46,7 @@ class Counting(layers.Layer):
 
 
 class Greedy(PrivateMetric):
-    """A metric whose row for a record depends on every record of the batch."""
+    """A metric whose row for one record depends on all records of the batch."""
 
     name = "greedy"
 
@@ -58,7 +58,7 @@ class Greedy(PrivateMetric):
 
 
 def overridden():
-    """Returns a metric of the library, with one method that depends on other records."""
+    """Returns a built-in metric with one method overridden to mix records."""
     metric = PrivateAccuracy(name="own")
     metric.values = lambda rows: rows.y_pred[:, 0] - tf.reduce_mean(rows.y_pred)
     return metric
@@ -89,7 +89,7 @@ ALL = [PrivateAccuracy(), PrivateLoss(1.4), PrivateAUC(bins=4)]
     ids=["plain", "layer", "mixing", "overridden", "own", "function"],
 )
 def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
-    """Replaces single records, and compares the sums."""
+    """Compares the sums before and after one record is replaced."""
     x, y = (part[:12] for part in records)
     x, y = x.copy(), y.copy()
     x[0], x[1], y[2] = np.nan, 3e38, 7
@@ -97,7 +97,7 @@ def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
     whole, count = sums_of(model, x, y, metrics)
     assert count == 12 and np.all(np.isfinite(whole))
     for record in (0, 2):
-        # The record's contribution, which zero-out removes.
+        # Removing the record from the evaluation subtracts this contribution.
         alone, _ = sums_of(model, x[[record]], y[[record]], metrics)
         assert np.linalg.norm(alone) <= 1.0
         other_x, other_y = x.copy(), y.copy()
@@ -150,7 +150,7 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
     assert values["accuracy"] == pytest.approx(accuracy, abs=1e-6)
     assert values["loss"] == pytest.approx(loss, rel=1e-5)
     assert values["auc"] == pytest.approx(np.mean(pairs > 0), abs=0.02)
-    # Classes: as numbers, one-hot, and in sequences.
+    # Several classes, as integers and one-hot.
     classes = compiled(last=3, loss="categorical_crossentropy")
     predicted = classes.predict(x, verbose=0).argmax(1)
     one_hot = np.eye(3, dtype=np.float32)[y]
@@ -162,7 +162,7 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
 
 @pytest.mark.parametrize("metric", [PrivateAccuracy(), PrivateLoss(2.0), PrivateAUC(8)])
 def test_the_stated_noise_is_that_of_the_metric(metric):
-    """In 2000 draws the standard deviation is within 10 % (six sigma) of the stated one."""
+    """The deviation of 2000 draws is within 10 % (six sigma) of the stated one."""
     rng = np.random.default_rng(1)
     sums = 0.4 * np.ones(1) * 1e4 if metric.size == 1 else 600 + 50.0 * np.arange(16)
     noise = 40.0
@@ -200,7 +200,7 @@ def test_a_record_of_which_a_metric_raises_is_bad(records):
         pair = tf.concat([p, -p, tf.cast(y, p.dtype)[None]], 0)
         return tf.reduce_sum(tf.ensure_shape(tf.boolean_mask(pair, pair > 0), [2]))
 
-    # Called by itself, the function raises.
+    # Outside of the metric, the function raises for some records.
     with pytest.raises(tf.errors.InvalidArgumentError):
         tf.function(of_two)(tf.constant(0.0), tf.constant([0.5]))
     x, y = (part[:6] for part in records)

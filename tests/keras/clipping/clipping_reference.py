@@ -1,4 +1,4 @@
-"""Slow but obviously correct per-example clipping, and tools for tests."""
+"""Slow but obviously correct per-example clipping, and helpers for clipping tests."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sum
 from tf_bandmf.keras.clipping.sums.settings import FLAT
 
 CLIP = 0.7
-# Relative rounding error by which a contribution may exceed the clip norm.
+# Relative rounding error up to which a contribution may exceed the clip norm.
 TOLERANCE = 1e-3
 FROM_LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -26,7 +26,7 @@ class Scale(keras.layers.Layer):
 
 
 class Around(Scale):
-    """Scales the result of a function of an inner layer and the input."""
+    """Scales the result of a function that takes an inner layer and the input."""
 
     def __init__(self, inner, function=lambda inner, x: inner(x)):
         super().__init__()
@@ -42,7 +42,7 @@ class Around(Scale):
 
 
 def chosen(structure, index):
-    """Cuts examples out of nested arrays [B, ...]; None stays None."""
+    """Selects examples from nested arrays [B, ...], and leaves each None as it is."""
     return keras.tree.map_structure(
         lambda a: None if a is None else tf.convert_to_tensor(np.asarray(a)[index]),
         structure,
@@ -50,7 +50,7 @@ def chosen(structure, index):
 
 
 def example_gradients(model, x, y, sample_weight=None):
-    """Per-example losses and gradients from one tape per example."""
+    """Computes per-example losses and gradients with one tape per example."""
     losses, gradients = [], []
     variables = [v._value for v in model.trainable_variables]
     for index in range(len(keras.tree.flatten(x)[0])):
@@ -65,7 +65,7 @@ def example_gradients(model, x, y, sample_weight=None):
 
 
 def unit_gradients(model, rows, *data):
-    """Losses and gradients of units, which are means over their rows."""
+    """Computes the loss and the gradients of each unit as means over its rows."""
     flat = keras.tree.map_structure(
         lambda a: None if a is None else np.reshape(a, (-1, *np.shape(a)[2:])), data
     )
@@ -89,7 +89,7 @@ def norm(arrays):
 
 
 def clipped_sums(gradients, clip, clipping=FLAT, variables=()):
-    """Computes clipped sums by brute force, one example and one group at a time."""
+    """Computes clipped sums one example and one group of variables at a time."""
     totals = [np.zeros_like(g) for g in gradients[0]]
     members, clips = [0] * len(totals), [clip]
     if clipping.groups:
@@ -107,13 +107,13 @@ def clipped_sums(gradients, clip, clipping=FLAT, variables=()):
 
 
 def step_of(model, data, **options):
-    """Returns a graph that computes clipped sums for any batch size."""
+    """Returns a function for clipped sums, one graph for all batch sizes."""
     signature = keras.tree.map_structure(
         lambda a: tf.TensorSpec([None, *np.shape(a)[1:]], tf.as_dtype(a.dtype)), data
     )
     inputs = getattr(model, "inputs", None)
     if "rows" not in data and inputs and not isinstance(data["x"], (dict, list)):
-        # The graph and the model leave the same sizes unknown.
+        # Dimensions that the model leaves unknown are unknown in the graph, too.
         signature["x"] = tf.TensorSpec(inputs[0].shape, signature["x"].dtype)
 
     @tf.function(autograph=False, input_signature=[signature])
@@ -128,7 +128,7 @@ def named(**data):
 
 
 def traced(model, x, y, sample_weight=None, clip=CLIP, rows=None, **options):
-    """Computes the clipped sums of one batch in a graph for any batch size."""
+    """Computes the clipped sums of one batch in a graph with unknown batch size."""
     data = named(x=x, y=y, sample_weight=sample_weight, rows=rows)
     return step_of(model, data, l2_norm_clip=clip, **options)(data)
 
@@ -142,11 +142,11 @@ def assert_sums_close(actual, expected, rtol=1e-4):
 
 
 def extremes(x, index):
-    """Yields inputs with one example that is NaN, huge, tiny or nearly constant."""
+    """Yields inputs in which one example becomes NaN, huge, tiny or nearly constant."""
     for change in (
         lambda part: np.nan * part,
         *(lambda part, scale=scale: scale * part for scale in (1e-20, 1e6, 1e18)),
-        # All positions are nearly the same, so that gradients of their differences cancel.
+        # With almost equal positions, the gradients of differences cancel.
         *(lambda part, n=n: 1e4 * (part[:1] + n * part) for n in (0.0, 1e-6)),
     ):
 
@@ -159,11 +159,11 @@ def extremes(x, index):
 
 
 def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **options):
-    """Compares the clipped sums of a batch with gradients of single examples.
+    """Asserts that the clipped sums of a batch match brute force on single examples.
 
-    In the same graph, it also checks that one example contributes the clip norm and not
-    more, even with extreme values, that a non-finite example adds nothing, and that an
-    empty batch gives zeros.
+    In the same graph, it asserts that the example with the longest gradient contributes
+    no more than the clip norm, even with extreme values, that a non-finite example adds
+    nothing, and that the sums of an empty batch are zero.
     """
     data = named(x=x, y=y, sample_weight=sample_weight, rows=rows)
     given = (model, x, y, sample_weight)
@@ -175,7 +175,7 @@ def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **option
         scales = [np.asarray(s) for s in options["scales"]]
         gradients = [[g * s for g, s in zip(gs, scales)] for gs in gradients]
     norms, clipping = norms_of(gradients), options.get("clipping", FLAT)
-    # This norm clips about half of the examples.
+    # The median as the clip norm clips half of the examples.
     clip = float(np.median(norms)) or 1.0
     step = step_of(model, data, l2_norm_clip=clip, **options)
     result = step(data)
@@ -211,7 +211,7 @@ def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **option
 
 
 def assert_fit_refuses(model, plan, data, message, inner="sgd", **compiled):
-    """Asserts that `fit` refuses a private model, and leaves its weights unchanged."""
+    """Asserts that `fit` refuses a private model and leaves its weights unchanged."""
     make_private_model(plan, inner, model=model, **compiled)
     with refused(model, UnsupportedModelError, message):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
@@ -239,7 +239,7 @@ def labels(seed=1, batch=5, classes=3):
 
 
 def classifier(*layers, inputs, dtype=None):
-    """Compiles a classifier with 3 classes that returns probabilities."""
+    """Compiles a stack of layers with a softmax head for 3 classes."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [keras.Input(inputs, dtype=dtype), *layers, keras.layers.Flatten()]
@@ -251,7 +251,7 @@ def classifier(*layers, inputs, dtype=None):
 
 
 def functional(shape, body, *, dtype=None, head=True, loss=FROM_LOGITS):
-    """Compiles a model around a function of its input, mostly with 3 classes."""
+    """Compiles a functional model around `body`, by default with a 3-class head."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input(shape, dtype=dtype)
     outputs = body(inputs)
@@ -265,7 +265,7 @@ def functional(shape, body, *, dtype=None, head=True, loss=FROM_LOGITS):
 
 
 def randomize(model, seed=5):
-    """Makes biases and scales random: at 0 and 1 their gradients are special cases."""
+    """Adds noise to weights, since biases of 0 and scales of 1 are special cases."""
     rng = np.random.default_rng(seed)
     for variable in model.trainable_variables:
         noise = 0.1 * rng.normal(size=tuple(variable.shape))

@@ -1,4 +1,4 @@
-"""Models around one layer or loss, and one record's effect on their clipped sum."""
+"""Models around a layer or a loss, and the effect of one record on the clipped sum."""
 
 import clipping_reference as reference
 import keras
@@ -16,7 +16,7 @@ LENGTH, WIDTH, BATCH = 3, 4, 5
 
 
 class Custom(layers.Layer):
-    """A layer around a function of its input."""
+    """A layer that applies a function to its input."""
 
     def __init__(self, function):
         super().__init__()
@@ -27,7 +27,7 @@ class Custom(layers.Layer):
 
 
 class Weighted(Custom):
-    """A layer around a function of its input, with a weight."""
+    """A layer that applies a function to its input and scales the result."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
@@ -43,7 +43,7 @@ def examples(batch=BATCH, seed=0):
 
 
 def model_with(*inner, loss="mse"):
-    """Builds a model [LENGTH, WIDTH] -> [2] around some layers."""
+    """Builds a model around the layers; it maps [LENGTH, WIDTH] to [2]."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((LENGTH, WIDTH))
     x = layers.Dense(WIDTH, activation="tanh")(inputs)
@@ -57,7 +57,7 @@ def model_with(*inner, loss="mse"):
 
 
 def clipping_of(model, clip=CLIP):
-    """Returns the clipped sum as one graph for any batch size."""
+    """Returns a function for clipped sums, one graph for all batch sizes."""
     signature = [
         tf.TensorSpec([None, *model.input_shape[1:]]),
         tf.TensorSpec([None, *model.output_shape[1:]]),
@@ -67,8 +67,8 @@ def clipping_of(model, clip=CLIP):
     def step(x, y):
         return clipped_gradient_sums(model, x, y, l2_norm_clip=clip).sums
 
-    # `fit` runs a step like this. A second round of TensorFlow's optimizations breaks
-    # nested loops: `tf.reverse(v, [0])` or `v[:1]` on one example would return nothing.
+    # Like `fit`, optimize only once: a second round of TensorFlow's graph optimizations
+    # breaks nested loops, where `tf.reverse(v, [0])` or `v[:1]` would return nothing.
     def run(x, y):
         with optimized_once():
             return step(x, y)
@@ -84,7 +84,7 @@ def distance(first, second):
 
 
 def largest_change(model):
-    """Returns the largest effect of removing or spoiling a record, in clip norms."""
+    """Returns how far the sum moves, in clip norms, if one record is removed or NaN."""
     x, y = examples()
     x[-1] *= 30
     step = clipping_of(model)
@@ -101,7 +101,7 @@ def largest_change(model):
 
 
 def assert_harmless(make):
-    """Asserts that a model is refused, or no record moves its sum by more than the norm."""
+    """Asserts that the model is refused, or no record can exceed the clip norm."""
     try:
         assert largest_change(model_with(make())) <= 1 + 1e-3
     except (UnsupportedModelError, ValueError):

@@ -1,4 +1,4 @@
-"""An example that is larger than a layer claims is still clipped as one example."""
+"""An example with more positions than its layer claims is still clipped as one."""
 
 import clipping_reference as reference
 import keras
@@ -11,7 +11,7 @@ CLIP = reference.CLIP
 
 
 class Claims(L.Layer):
-    """Claims a static shape that its output may not have."""
+    """A layer that claims a static shape its output may not have."""
 
     def __init__(self, shape):
         super().__init__()
@@ -49,7 +49,7 @@ CLAIMED = {
 @pytest.mark.slow_cases("*-1", "some_positions-*")
 @pytest.mark.invariant(17)
 def test_positions_of_an_example_are_no_examples(name, microbatch_size):
-    """With twice the positions that a layer claims, each half would be clipped alone."""
+    """With twice the claimed positions, each half could wrongly be clipped alone."""
     (*size, width), make = CLAIMED[name]
     keras.utils.set_random_seed(0)
     inputs = keras.Input((*[None] * len(size), width))
@@ -75,7 +75,7 @@ def test_positions_of_an_example_are_no_examples(name, microbatch_size):
         with pytest.raises(tf.errors.InvalidArgumentError):
             total(*other)
     if rest:
-        # With the same number of pixels in another shape, an example still counts as one.
+        # An image with as many pixels in another shape may pass, but as one example.
         try:
             turned = total(1, height // 2, 2 * rest[0])
         except tf.errors.InvalidArgumentError:

@@ -1,4 +1,4 @@
-"""Gradients of every kind of layer, compared with gradients of single examples."""
+"""All kinds of layers: clipped sums, compared with gradients of single examples."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from tf_bandmf.keras.clipping.rules.kernel_functions import KernelFunctionRule
 
 
 class ClassToken(L.Layer):
-    """A weight that is repeated for every example of the batch."""
+    """A layer that prepends one trainable token to each example."""
 
     def build(self, shape):
         self.token = self.add_weight(shape=(1, 1, shape[-1]), initializer="normal")
@@ -27,7 +27,7 @@ class ClassToken(L.Layer):
 
 
 class SoftmaxHead(L.Layer):
-    """A custom layer that ends with a softmax."""
+    """A custom output layer with a softmax."""
 
     def build(self, shape):
         self.w = self.add_weight(shape=(shape[-1], 3), initializer="normal")
@@ -37,14 +37,14 @@ class SoftmaxHead(L.Layer):
 
 
 class DenseSubclass(L.Dense):
-    """Computes a different function with a kernel of the same name."""
+    """A Dense layer whose output also depends on its kernel in another way."""
 
     def call(self, inputs):
         return super().call(inputs) + keras.ops.sum(self.kernel**2)
 
 
 class Positions(L.Layer):
-    """Looks up positions once for all examples."""
+    """A layer that looks up position embeddings once for all examples."""
 
     def __init__(self, leading_one=False, then=lambda positions: positions):
         super().__init__()
@@ -111,7 +111,7 @@ LAYERS = {
         "embedding": lambda: L.Embedding(5, 3),
         "positions": lambda: Positions(),
         "positions_of_one": lambda: Positions(True),
-        # Elementwise functions may run on repeated positions; functions along them may not.
+        # Elementwise functions may run on copied positions, but not functions along them.
         "positions_scaled": lambda: Positions(then=lambda p: 0.5 * p),
         "positions_normalized": lambda: Positions(
             then=lambda p: keras.ops.softmax(p, axis=0)
@@ -152,7 +152,7 @@ def test_as_many_examples_as_positions():
     reference.assert_exact(model, x, y)
 
 
-# One case for each way to form kernel gradients, which depends on shapes.
+# Shapes decide how kernel gradients are formed; there is one case per method.
 CONVOLUTIONS = {
     "points": lambda: L.Conv2D(7, 1),
     "points_strided": lambda: L.Conv2D(7, 1, strides=2),
@@ -179,7 +179,7 @@ def test_convolution_of_several_channels(name):
 
 @pytest.mark.slow
 def test_convolutions_where_groups_have_no_gradients():
-    """Runs without oneDNN, which TensorFlow uses only on some processors."""
+    """Runs the cases without oneDNN, which TensorFlow uses on some processors only."""
     tests = [__file__, "-k", "convolution_of_several_channels"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
@@ -204,7 +204,7 @@ def test_bfloat16():
 
 
 class Standardized(L.Conv2D):
-    """A convolution whose kernel is a function of the weight."""
+    """A convolution that standardizes its weight to get its kernel."""
 
     @property
     def kernel(self):

@@ -1,4 +1,4 @@
-"""Models of several layers, inputs or losses, compared with single examples."""
+"""Models with several layers, inputs or losses: exact per-example gradients."""
 
 import clipping_reference as reference
 import keras
@@ -40,7 +40,7 @@ def nested(x):
 
 
 class Twice(reference.Scale):
-    """Returns one tensor twice, and its own input."""
+    """A layer that returns its output twice, and then its input."""
 
     def call(self, x):
         y = super().call(x)
@@ -67,7 +67,7 @@ def cells(*makers):
 
 
 class Penalized(L.Layer):
-    """Returns a score, and a penalty on its derivative with respect to the input."""
+    """Adds to a score a penalty on its derivative with respect to the input."""
 
     def __init__(self, penalty):
         super().__init__()
@@ -121,7 +121,7 @@ def test_model(name):
 
 
 class Own(keras.Model):
-    """Takes a derivative, and has an unused layer."""
+    """A subclassed model that takes a derivative and has an unused layer."""
 
     def __init__(self):
         super().__init__()
@@ -149,7 +149,7 @@ def test_model_that_takes_a_derivative():
     assert not np.any(result.sums[2]) and not np.any(result.sums[3])
 
 
-# Several layers side by side in one model: tracing a loop takes seconds.
+# Layers that share one model, since tracing each loop takes seconds.
 RECURRENT = {
     "lstm": [
         lambda: L.LSTM(3),
@@ -177,7 +177,7 @@ RECURRENT = {
 
 
 def give_masks(cell):
-    """Replaces random masks by functions of the example."""
+    """Makes dropout masks a function of the example instead of random."""
 
     def masks(step_input, rate):
         gates = getattr(cell, "dropout_mask_count", None)
@@ -208,7 +208,7 @@ def test_recurrent_layers(group):
     before = np.asarray(model(x, training=True))
     result = reference.assert_exact(model, x, labels())
     assert layers_executed_alone(model) == ()
-    # Outputs that have no loss are right, and so is an ordinary call afterwards.
+    # The outputs are right, and so is an ordinary call afterwards.
     np.testing.assert_allclose(result.outputs, before, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(model(x, training=True)), before)
 
@@ -289,7 +289,7 @@ def test_masked_loss_divides_by_the_examples_own_steps():
 
 
 class Frozen(L.Layer):
-    """A frozen layer with a trainable layer inside."""
+    """A frozen layer whose inner layer is trainable and has an adapter."""
 
     def __init__(self):
         super().__init__()
@@ -325,7 +325,7 @@ def freeze(layer):
     layer.trainable = False
 
 
-# A layer, a change of it, and the model's number of trainable weights afterwards.
+# A layer, a change to it, and how many trainable weights the changed model has.
 CHANGED = {
     "adapter": (lambda: L.Dense(6), adapt, 5),
     "adapter of a convolution": (lambda: L.Conv1D(3, 2), adapt, 5),
@@ -397,7 +397,7 @@ def test_losses(loss):
 
 
 def test_connectionist_temporal_classification():
-    # The second example repeats a label; 0 is both the blank and the padding.
+    # The second example repeats a label. The 0 is both the blank label and the padding.
     y = np.array([[1, 2, 3], [2, 2, 1], [3, 0, 0], [1, 3, 0]])
     model = functional((6, 4), L.Dense(4), head=False, loss=keras.losses.CTC())
     reference.assert_exact(model, reference.normal(4, 6, 4), y)
@@ -420,7 +420,7 @@ def test_sample_weights(weights):
     model, x, y = small_model(), reference.normal(6, 4), labels(batch=6)
     result = reference.assert_exact(model, x, y, weights)
     assert result.norms[0] == 0.0 and result.losses[0] == 0.0
-    # An example of weight zero counts as absent.
+    # An example with weight zero counts as absent.
     short = reference.traced(model, x[1:4], y[1:4], weights[1:4])
     padded = reference.traced(model, x[:4], y[:4], weights[:4])
     for a, b in zip(padded.sums, short.sums, strict=True):
@@ -448,7 +448,7 @@ def test_dict_inputs_and_outputs(weighted):
     y = {"label": labels(batch=6), "value": reference.normal(6, 1, seed=2)}
     weight = {"label": np.arange(6.0, dtype="f4"), "value": np.ones(6, "f4")}
     reference.assert_exact(model, x, y, weight if weighted else None)
-    # Keras owns the trackers of single outputs' losses: they stay unchanged.
+    # The per-output loss trackers belong to Keras, and stay unchanged.
     before = [np.asarray(v) for m in model.metrics for v in m.variables]
     reference.traced(model, x, y)
     after = [np.asarray(v) for m in model.metrics for v in m.variables]

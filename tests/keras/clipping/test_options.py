@@ -1,4 +1,4 @@
-"""Clipped sums with each option, for all kinds of layers."""
+"""Clipping options on several kinds of models, compared with brute force."""
 
 import clipping_reference as reference
 import keras
@@ -27,7 +27,7 @@ def dense():
 
 def images():
     stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
-    # Gradients of so many parameters are not formed: norms come from inner products.
+    # These layers are too large to form gradients: norms come from inner products.
     stack += [L.Flatten(), L.Dense(200), L.Dense(201)]
     return classifier(*stack, inputs=(8, 8, 3)), normal(BATCH, ROWS, 8, 8, 3)
 
@@ -47,13 +47,13 @@ def texts():
 
 
 def many_channels():
-    # With the 64 terms of a row, inner products are cheaper; with 192, forming
-    # gradients is.
+    # With the 64 terms of one row, inner products are cheaper; with the 192 terms of a
+    # unit, forming gradients is.
     stack = [L.Conv2D(80, 3, padding="same"), L.GlobalAveragePooling2D()]
     return classifier(*stack, inputs=(8, 8, 64)), normal(BATCH, ROWS, 8, 8, 64)
 
 
-# One unit has no rows.
+# Rows that are present in each unit; one unit has none.
 PRESENT = np.array(
     [[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 1]], bool
 )
@@ -109,7 +109,7 @@ def test_sums_are_those_of_examples_one_by_one(make, options):
         options["scales"] = random_scales(model)
     if options.get("rows"):
         options["rows"] = PRESENT
-        # Contents of absent rows are never used.
+        # The contents of absent rows must not matter.
         x[~options["rows"]] = 9
     else:
         x, y, weights = x[:, 0], y[:, 0], weights[:, 0]
@@ -132,7 +132,7 @@ def test_units_of_a_convolution_are_formed_without_patches(monkeypatch):
 
 
 def test_what_is_infinite_contributes_zero_and_nothing_is_nothing():
-    # An input, a target whose gradient is finite, and a sample weight are infinite.
+    # The infinite numbers are an input, a target with a finite gradient, and a weight.
     model, x, y = classifier(inputs=(4,)), normal(BATCH, 4), normal(BATCH, 3)
     model.compile(loss="mae")
     x[0, 1], y[1], weights = np.inf, np.inf, np.ones(BATCH, "f4")
@@ -149,7 +149,7 @@ def test_what_is_infinite_contributes_zero_and_nothing_is_nothing():
 
 
 def scales_and_shifts(count=5, width=300):
-    """Returns a model with ten variables of 300 elements, and a batch."""
+    """Returns a model with two small variables in each layer, and a batch."""
     model = classifier(*[L.LayerNormalization() for _ in range(count)], inputs=(width,))
     return model, normal(5, width), labels()
 
@@ -171,7 +171,7 @@ def test_no_scale_lifts_a_contribution_above_the_clip_norm(value):
     scales[0] = tf.fill(scales[0].shape, tf.constant(value, tf.float32))
     sums = traced(model, x[:1, 0], labels(batch=1), clip=1e-2, scales=scales).sums
     assert norm(sums) <= 1e-2
-    # An invalid scale makes the example add exactly zero; a scale of 0 is valid.
+    # With an invalid scale, the example adds exactly zero; a scale of 0 is valid.
     assert (norm(sums) > 0.99e-2) == (value == 0.0)
 
 
@@ -187,7 +187,7 @@ def test_rows_of_one_unit_are_kept_apart():
 
 @pytest.mark.invariant(17)
 def test_a_units_contribution_is_within_the_clip_norm():
-    # The terms of these two rows cancel except for rounding.
+    # The gradients of these two rows cancel except for rounding errors.
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((256,)), L.Dense(256)])
     model.compile("sgd", "mse")
@@ -212,7 +212,7 @@ DROPPING = {
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_masks_are_fresh(name, microbatch_size):
     model = classifier(DROPPING[name](), inputs=(6, 4))
-    # All examples are equal, but masks differ between examples.
+    # Equal examples get different masks.
     data = {"x": np.repeat(normal(1, 6, 4), 6, axis=0), "y": labels(batch=6)}
     step = reference.step_of(
         model, data, l2_norm_clip=1.0, microbatch_size=microbatch_size
@@ -224,7 +224,7 @@ def test_dropout_masks_are_fresh(name, microbatch_size):
 
 
 def float16():
-    """Returns equal models in mixed_float16 and in float32."""
+    """Returns models with equal weights in mixed_float16 and in float32."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
         stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
@@ -235,13 +235,13 @@ def float16():
     stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
     full = classifier(*stack, inputs=(8, 8, 3))
     half.set_weights(full.get_weights())
-    # (Keras wraps the optimizer, but these tests do not use it.)
+    # (Drop the optimizer, which Keras has wrapped and these tests do not use.)
     half.optimizer = None
     return half, full
 
 
 def error(got, want):
-    """Returns the distance of two lists of arrays, relative to the norm of the second."""
+    """Returns the distance between two lists of arrays, relative to the second one."""
     return norm([np.asarray(a) - b for a, b in zip(got, want)]) / norm(want)
 
 
@@ -260,7 +260,7 @@ def test_float16_gives_the_gradients_of_float32(microbatch_size):
     np.testing.assert_allclose(got.norms, want.norms, rtol=1e-2)
     assert error(got.sums, want.sums) < 1e-2
     assert all(total.dtype == tf.float32 for total in got.sums)
-    # The gradients that are clipped are those that are summed.
+    # Norms are those of the summed gradients, with the rounding errors of float16.
     for index in range(5):
         one = step(
             {"x": x[index:][:1], "y": y[index:][:1], "sample_weight": weights[:1]}
@@ -268,7 +268,7 @@ def test_float16_gives_the_gradients_of_float32(microbatch_size):
         wanted = min(0.1, float(one.norms[0]))
         np.testing.assert_allclose(norm(one.sums), wanted, rtol=1e-4)
         assert norm(one.sums) <= 0.1 * (1 + 1e-5)
-    # An example that overflows contributes zero.
+    # An example whose gradients overflow contributes zero.
     weights[1], others = 1e5, np.arange(5) != 1
     got = step({"x": x, "y": y, "sample_weight": weights})
     assert np.all(np.isfinite(got.norms) == others)
@@ -329,7 +329,7 @@ def test_squares_of_the_clip_norms_add_up():
     assert members == (0, 0, 1, 2)
     np.testing.assert_allclose(clips, np.full(3, 1 / np.sqrt(3)))
     assert Clipping().grouping(weights, 1.0) == ((0, 0, 0, 0), (1.0,))
-    # Groups without weights get no share of the clip norm.
+    # A group without weights gets no share of the clip norm.
     _, clips = Clipping(groups={"nothing": 5, ".*": 1}).grouping(weights, 1.0)
     np.testing.assert_allclose(clips, [1.0])
 

@@ -1,4 +1,4 @@
-"""Models without exact per-example gradients are refused, never trained wrongly."""
+"""Models are refused if their per-example gradients would not be exact."""
 
 import clipping_reference as reference
 import keras
@@ -42,7 +42,7 @@ class AddsLoss(L.Layer):
 
 
 class Unseeded(L.Layer):
-    """A layer with a weight that draws random numbers without Keras' generators."""
+    """A layer that draws random numbers without a Keras seed generator."""
 
     def build(self, shape):
         self.w = self.add_weight(shape=(4,), initializer="ones")
@@ -67,7 +67,7 @@ def assert_refused(model, x, y, message):
     for run in (clipped_gradient_sums, tf.function(clipped_gradient_sums)):
         with pytest.raises(UnsupportedModelError, match=message) as caught:
             run(model, tf.constant(x), tf.constant(y), l2_norm_clip=1.0)
-    # The `call` of each layer has been restored.
+    # The patched `call` of each layer has been restored.
     assert not any("call" in vars(layer) for layer in model._flatten_layers())
     return str(caught.value)
 
@@ -82,7 +82,7 @@ def test_refused_layer(name):
 
 
 class TiedProjection(L.Layer):
-    """Reads the table of an embedding that it does not call."""
+    """A layer that reads the table of an embedding without calling it."""
 
     def __init__(self, embedding):
         super().__init__()
@@ -93,7 +93,7 @@ class TiedProjection(L.Layer):
 
 
 class HiddenTie(L.Layer):
-    """Has a weight, and reads the weight of another layer, which is hidden from Keras."""
+    """A layer that reads the kernel of another layer, which it hides from Keras."""
 
     def __init__(self, other):
         super().__init__()
@@ -107,7 +107,7 @@ class HiddenTie(L.Layer):
 
 
 class Custom(keras.Model):
-    """A model around a function of a layer and an input."""
+    """A model that calls a function with a layer and the input."""
 
     def __init__(self, inner, function):
         super().__init__()
@@ -206,18 +206,18 @@ def test_refused_model(name):
 
 
 def rows_of_all(dense, x):
-    """Calls a layer on the rows of all examples as one batch."""
+    """Calls a layer once on the rows of all examples, joined to one batch."""
     rows = dense(keras.ops.reshape(x, (-1, 2)))
     return keras.ops.reshape(rows, (*keras.ops.shape(x)[:-1], -1))
 
 
 def same_for_all(dense, x):
-    """Calls a layer on a constant, which all examples share."""
+    """Calls a layer on a constant that all examples share."""
     return x + dense(keras.ops.ones((1, 4)))
 
 
-# Such a call in a layer makes that layer run on single examples. In the model itself,
-# it makes the whole model run on single examples, or the model is refused.
+# Calls that lose the batch axis. In a layer, such a call makes the layer run on single
+# examples. In the model itself, the whole model runs on single examples or is refused.
 TOGETHER = {
     "rows of all examples": (2, rows_of_all, None),
     "the same for all": (4, same_for_all, "without a batch dimension"),

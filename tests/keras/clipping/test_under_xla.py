@@ -1,4 +1,4 @@
-"""Clipped sums that XLA compiles are those of TensorFlow's kernels."""
+"""Clipped sums compiled by XLA, compared with those of TensorFlow kernels."""
 
 import re
 
@@ -16,7 +16,7 @@ FILTERS, SIDE, BATCH, CHANNELS = 80, 4, 7, 5
 
 
 def wide_convolution():
-    """Returns a kernel so large that norms come from inner products of patches."""
+    """Builds a model whose kernel is too large to form per-example gradients."""
     inputs = keras.Input((SIDE, SIDE, 64))
     h = layers.Conv2D(FILTERS, 3, padding="same", activation="relu")(inputs)
     h = layers.Dense(8, activation="gelu")(layers.Flatten()(h))
@@ -24,7 +24,7 @@ def wide_convolution():
 
 
 def narrow_convolution():
-    """Returns a kernel so small that gradients of examples are formed."""
+    """Builds a model whose kernels are small, so per-example gradients are formed."""
     inputs = keras.Input((SIDE, SIDE, 64))
     h = layers.Conv2D(CHANNELS, 1, activation="relu")(inputs)
     h = layers.Conv2D(6, 3, padding="same", activation="relu")(h)
@@ -32,7 +32,7 @@ def narrow_convolution():
 
 
 def shared_convolution():
-    """Calls a wide convolution twice; the patches of both calls are joined."""
+    """Builds a model that calls one wide convolution twice, which joins the patches."""
     inputs = keras.Input((SIDE, SIDE, 64))
     convolution = layers.Conv2D(64, 3, padding="same", activation="relu")
     h = convolution(convolution(inputs))
@@ -48,7 +48,7 @@ def attention():
 
 
 def stepped(make):
-    """Returns a function of a batch, and a batch whose third example is not finite."""
+    """Returns a clipping step, and a batch whose third example is not finite."""
     keras.utils.set_random_seed(1)
     model = make()
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -63,14 +63,14 @@ def stepped(make):
 
 
 def program_of(make):
-    """Returns the program that XLA compiles, as text."""
+    """Returns the text of the program that XLA compiles for a step."""
     step, batch = stepped(make)
     compiled = tf.function(step, autograph=False, jit_compile=True)
     return compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
 
 
 def sums_agree(first, second):
-    """Asserts that the sums agree, and that the outcomes are equal."""
+    """Asserts that the outcomes are equal, and returns whether the sums agree."""
     *first, outcomes = first
     *second, others = second
     assert np.array_equal(outcomes, others) and outcomes[2] == 3
@@ -79,7 +79,7 @@ def sums_agree(first, second):
 
 @pytest.fixture
 def traced_for(monkeypatch):
-    """Makes XLA's programs as for another kind of device, but runs them on this device."""
+    """Returns a function that makes programs for one kind of device run on this one."""
     return lambda kind: monkeypatch.setattr(norms, "device_kind", lambda: kind)
 
 
@@ -101,7 +101,7 @@ def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced
     plain = tf.function(step, autograph=False)(*batch)
     compiled = tf.function(step, autograph=False, jit_compile=True)
     assert sums_agree(plain, compiled(*batch))
-    # The control: a different batch has different sums.
+    # Control: the sums of another batch differ.
     other = tf.reverse(batch[0], axis=[1])
     assert not sums_agree(plain, compiled(other, batch[1]))
 
@@ -110,8 +110,7 @@ def test_a_gpu_sums_one_layer_after_the_other(traced_for):
     traced_for("GPU")
     program = program_of(wide_convolution)
     counted = rf"\(f32\[{BATCH}\]\S*, pred\[{BATCH}\]\S*"
-    # Tuples of clipping weights and valid examples that wait for another variable's
-    # sum.
+    # Barriers make the clipping weights and validity flags wait for the previous sum.
     waiting = re.findall(rf"= {counted}, f32\[([\d,]+)\]\S*\) opt-barrier", program)
     inputs = SIDE * SIDE * FILTERS
     in_order = ["3", "8,3", "8", f"{inputs},8", f"{FILTERS}"]
@@ -120,7 +119,7 @@ def test_a_gpu_sums_one_layer_after_the_other(traced_for):
 
 @pytest.fixture
 def policy():
-    """Sets a dtype policy for the test."""
+    """Returns a function that sets the dtype policy until the end of the test."""
     before = keras.config.dtype_policy()
     yield keras.config.set_dtype_policy
     keras.config.set_dtype_policy(before)
@@ -135,7 +134,7 @@ def test_patches_of_16_bits_are_not_copied_for_what_is_formed(
     policy(dtype)
     program = program_of(narrow_convolution)
     patches = f"[{BATCH},{SIDE * SIDE},{9 * CHANNELS}]"
-    # The control: in float32, the program contains float32 patches.
+    # Control: with the float32 policy, the program contains float32 patches.
     assert (f"f32{patches}" in program) == (dtype == "float32")
     assert (f"bf16{patches}" in program) == (dtype != "float32")
 
@@ -151,7 +150,7 @@ def test_what_waits_for_the_norms_has_the_bits_of_the_layer(traced_for, policy):
     gradients = f"[{BATCH},{SIDE * SIDE},{FILTERS}]"
     assert any(f"bf16{gradients}" in line for line in waiting)
     assert not any(f"f32{gradients}" in line for line in waiting)
-    # Norms are those of the rounded numbers: a single example's sum has the clip norm.
+    # Norms are computed from the rounded numbers, so one example adds the clip norm.
     *sums, _ = compiled(*(tensor[:1] for tensor in batch))
     norm = np.sqrt(sum(np.sum(np.square(total)) for total in sums))
     assert 0.499 < norm <= 0.5 * 1.001

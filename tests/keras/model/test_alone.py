@@ -1,4 +1,7 @@
-"""Layers that run on single examples are named, and refused if this changes them."""
+"""Layers that run on single examples: all are reported; some are refused.
+
+A layer is refused if it computes something else for a single example.
+"""
 
 import keras
 import pytest
@@ -11,14 +14,14 @@ MIXING = tf_bandmf.keras.extending.UnsupportedModelError
 
 
 class Centred(keras.layers.Layer):
-    """Centers the batch, so that an example's result depends on the others."""
+    """Centers the batch, so an example's result depends on the other examples."""
 
     def call(self, x):
         return x - keras.ops.mean(x, axis=0, keepdims=True)
 
 
 class Spectrum(keras.layers.Layer):
-    """Computes a spectrum in plain TensorFlow, which is not in the table of operations."""
+    """Computes a spectrum with a TensorFlow operation missing from the closed table."""
 
     def call(self, x):
         return tf.abs(tf.signal.rfft(x))
@@ -37,7 +40,7 @@ def test_a_layer_whose_result_depends_on_others_is_refused_before_training():
 
 
 class Similarities(keras.layers.Layer):
-    """Returns each example's similarity to all others, as in contrastive learning."""
+    """Returns the similarity of each pair of examples, as in contrastive learning."""
 
     def call(self, x):
         return keras.ops.matmul(x, keras.ops.transpose(x))

@@ -1,4 +1,4 @@
-"""One record changes the noisy sum by at most the clip norm, and cannot end a run."""
+"""Bad records: each changes a sum by at most the clip norm, and none ends a run."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ BATCH, BAD = 8, 5
 
 
 def trained(stack, x, y, weights=None, steps=1, rate=1.0, **changes):
-    """Trains for some steps on all records, with fixed test noise."""
+    """Returns a model after a few steps on all records with fixed test noise."""
     sizes = BATCH, BATCH, steps
     plan = small_plan(f"bsr:{steps}", *sizes, epsilon=1.0, test_seed=1)
     inner = keras.optimizers.SGD(rate)
@@ -41,7 +41,7 @@ def test_training_goes_on_after_any_feature(xla):
     moved = trained(classifier(), x, y, **changes)
     x[:3] = np.nan
     assert_same(moved, trained(classifier(), x, y, **changes))
-    # Replacing three records moves the sum by at most twice the clip norm for each.
+    # Each of the three replaced records moves the sum by at most twice the clip norm.
     x[3:6] = 0.0
     base = trained(classifier(), x, y)
     assert np.linalg.norm(flat(moved) - flat(base)) * BATCH <= 6.0 + 6e-3
@@ -53,7 +53,7 @@ def test_training_goes_on_after_a_label_that_is_no_class():
     entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
     y[[2, 4, 5]] = 3, -1, 2**31 - 1
     moved = trained(classifier(), x, y, metrics=["accuracy", entropy])
-    # Records without a loss contribute zero as well.
+    # Records whose loss is NaN contribute zero as well.
     x[[2, 4, 5]], y[[2, 4, 5]] = np.nan, 0
     assert_same(moved, trained(classifier(), x, y), atol=1e-6)
 
@@ -84,7 +84,7 @@ def test_training_goes_on_after_an_id_that_is_no_row(trainable):
 
 
 class OfTheHost(keras.metrics.Metric):
-    """A metric in Python that raises for non-finite values."""
+    """A metric whose Python code raises for non-finite values."""
 
     def __init__(self):
         super().__init__(name="of_host")
@@ -105,7 +105,7 @@ class OfTheHost(keras.metrics.Metric):
 
 
 class Confusions(keras.metrics.Metric):
-    """A metric of graph operations that raise for a label that is not a class."""
+    """A metric whose graph raises for a label that is not a class."""
 
     def __init__(self, name="table"):
         super().__init__(name=name)
@@ -220,7 +220,7 @@ def test_a_record_that_raises_adds_zero(name):
     without = trained_with(RAISING[name], x, y, weights)
     x[BAD] = 10.0
     moved = trained_with(RAISING[name], x, y, np.ones(BATCH, "f4"))
-    # Sums that differ in last bits may be rounded to neighbors on the grid.
+    # Sums that differ in their last bits may round to neighboring grid points.
     assert_same(moved, without, atol=1e-4)
 
 

@@ -19,7 +19,7 @@ MOMENTUM = "sgd:momentum=0.9"
 
 
 class Begun(Exception):
-    """An exception raised in place of the first step."""
+    """Raised before the first step, so that nothing is trained."""
 
 
 class Stops(keras.callbacks.Callback):
@@ -42,7 +42,7 @@ def said(
     ranges=None,
     **changes,
 ):
-    """Returns all warnings of `fit` for a model with one weight matrix."""
+    """Returns the plan, and all warnings that `fit` gives before the first step."""
     plan = make_plan(**{"mechanism": "identity", **changes})
     last = layers.Dense(3) if last is None else last
     model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
@@ -85,12 +85,12 @@ def test_a_workload_that_is_not_what_sgd_does(inner, workload, message):
         (lambda: sgd(0.1, momentum=0.9, nesterov=True), "bsr", MOMENTUM),
         (lambda: sgd(COSINE), "lambda_cgd", SCHEDULE),
         (lambda: sgd(0.1, weight_decay=0.5), "lambda_cgd", "sgd:decay=0.95"),
-        # The decay is too weak to matter within the run.
+        # Such a weak weight decay does not matter within one run.
         (lambda: sgd(0.1, weight_decay=1e-3), "bsr", None),
         # Independent noise is the same for every workload; Adam has no workload.
         (lambda: sgd(0.1, momentum=0.9), "identity", None),
         (lambda: keras.optimizers.Adam(), "bsr", MOMENTUM),
-        # The rule for rates does not apply.
+        # The rule for learning rates does not cover these optimizers.
         (lambda: keras.optimizers.Adam(100.0), "lambda_cgd", None),
         (lambda: sgd(100.0, clipnorm=1.0), "lambda_cgd", None),
     ],
@@ -130,8 +130,7 @@ SOFTMAX = (3, "softmax")
 )
 def test_what_learns_nothing_is_refused(outputs, loss, options, message):
     with pytest.raises(ValueError, match=f"{message}.*Nothing was trained"):
-        # The refusal comes before the self-check, where TensorFlow would raise for such
-        # labels.
+        # The self-check would also fail for such labels, but with a TensorFlow error.
         said(last=layers.Dense(*outputs), loss=loss, **options)
 
 
@@ -177,7 +176,7 @@ def test_a_backup_that_no_run_can_resume_from(tmp_path):
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_weights_that_the_loss_does_not_depend_on(trains):
-    """The head of an output without a loss would be trained on noise alone."""
+    """Such weights belong to an output without a loss: only noise would train them."""
     (x, y), plan = data, make_plan()
     inputs = keras.Input((5,))
     spare = layers.Dense(2, name="spare", trainable=trains)(inputs)

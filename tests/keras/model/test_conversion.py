@@ -1,4 +1,4 @@
-"""`make_private` and `to_plain` for all kinds of models."""
+"""Conversion of all kinds of models with `make_private` and `to_plain`."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from tf_bandmf.keras.clipping import UnsupportedModelError
 
 
 class Subclassed(keras.Model):
-    """Has no weights before its first call, and no config."""
+    """A model without a config whose weights are created in its first call."""
 
     def __init__(self, units, **kwargs):
         super().__init__(**kwargs)

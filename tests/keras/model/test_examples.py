@@ -1,4 +1,4 @@
-"""The examples run at a tiny size: a recommender, and adapters of a language model."""
+"""Tiny runs of two example programs: a recommender, and language model adapters."""
 
 import re
 
@@ -25,7 +25,7 @@ def test_selection_and_training_cost_the_budget_together():
 
 def test_the_self_check_takes_examples_that_cancel_but_for_rounding():
     example = module_at("examples/recommender.py")
-    # Like made-up ids: there are two items, and each user likes one of them.
+    # As in made-up batches, only two item ids occur.
     keras.utils.set_random_seed(1)
     model = tf_bandmf.keras.make_private(example.two_towers(300))
     rng = np.random.default_rng(3)

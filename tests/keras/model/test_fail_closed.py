@@ -1,4 +1,4 @@
-"""Every way around a run's privacy is refused, with a message that names the fix."""
+"""Misuse that would break privacy is refused, with a message that names the fix."""
 
 import keras
 import numpy as np
@@ -20,8 +20,8 @@ import tf_bandmf.keras
 from tf_bandmf.keras.clipping.independence import registration
 from tf_bandmf.keras.model.programs import Programs
 
+# Errors that a step may raise inside its graph.
 IN_GRAPH = (tf.errors.InvalidArgumentError, RuntimeError)
-# The step, and the digest of its batch.
 
 
 def fit(model, plan, data, **kwargs):
@@ -36,7 +36,7 @@ def test_a_plain_model_does_not_train_on_a_plans_batches(private):
     model = compile_model(make_plain_model(), optimizer)
     before, batches = model.get_weights(), plan.batches(*data)
     first = next(iter(batches))
-    # This is an error of Keras that quotes its argument.
+    # Keras raises this error, which quotes the batches object and so names the fix.
     with pytest.raises(ValueError, match=r"tf_bandmf\.keras\.make_private"):
         model.fit(batches, verbose=0)
     for train in (
@@ -211,7 +211,7 @@ def test_other_data_or_another_order_within_a_run():
 
 
 class Centered(keras.layers.Layer):
-    """Mixes the examples of a batch."""
+    """Subtracts the batch mean, and so mixes examples."""
 
     def call(self, inputs):
         return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
@@ -258,7 +258,7 @@ def test_a_run_keeps_its_weights():
     plan, model = plan_and_model("bsr:2", batch_size=11)
     fit(model, plan, data, epochs=1)
     model.layers[0].trainable = False
-    # Keras asks to compile again after such a change, and then traces the step again.
+    # After a change of `trainable` Keras requires `compile`, which retraces the step.
     compile_model(model, model.optimizer)
     with refused(model, ValueError, "not those that the run began with"):
         fit(model, plan, data, epochs=1)
@@ -320,7 +320,7 @@ def test_a_private_model_as_a_layer_of_a_plain_one():
     outer.build((None, *data[0].shape[1:]))
     with refused(outer, RuntimeError, "without privacy"):
         outer.fit(*data, verbose=0)
-    # The model may predict, and a frozen one may be part of a model that trains.
+    # Prediction is allowed, and so is training around a frozen private model.
     outer.predict(data[0][:4], verbose=0)
     outer.evaluate(*data, verbose=0)
     inner.trainable = False

@@ -26,7 +26,7 @@ SGD = keras.optimizers.SGD
 
 
 class Pairs(keras.utils.PyDataset):
-    """A data set that yields its own batches."""
+    """A data set that can only be iterated, and yields batches."""
 
     def __len__(self):
         return 2
@@ -52,7 +52,7 @@ def test_arguments_that_would_change_the_batches_are_named(argument, value):
     [
         (np.full(22, 0.5), {}, {}, True),
         (None, {}, {"class_weight": {0: 0.5}}, False),
-        # (If `map` may fail, records have weights, which the caller did not give.)
+        # A `map` that may fail adds sample weights, which the caller did not pass.
         (None, {"map": lambda x: 2.0 * x}, {}, False),
     ],
 )
@@ -92,7 +92,7 @@ def test_the_first_error_names_the_way(make, match):
 def test_what_is_no_array_is_refused_with_the_way(make, match):
     with pytest.raises((TypeError, ValueError), match=match) as caught:
         make_plan().batches(make(data[0]))
-    # An error must not contain a record's value, which would get into logs.
+    # Error messages get into logs, so they must not contain the values of a record.
     assert "1234" not in "".join(traceback.format_exception(caught.value))
 
 
@@ -112,7 +112,7 @@ def test_epochs_end_where_they_do_with_single_steps():
     )
     with pytest.warns(UserWarning, match="does not divide the 4 steps"):
         model.fit(plan.batches(*data), epochs=2, callbacks=[count], verbose=0)
-    # With 22 examples in batches of 6, an epoch has four steps.
+    # An epoch of 22 examples in batches of 6 has four steps.
     assert ends == [4, 8]
 
 
@@ -144,7 +144,7 @@ def test_class_weights_multiply_what_examples_contribute(
     if one_hot:
         y = np.eye(3, dtype=np.float32)[y]
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    # Every gradient is longer than the clip norm, and all runs have the same noise.
+    # All gradients exceed the clip norm, and all runs draw the same noise.
     plan = make_plan(batch_size=22, epochs=1, l2_norm_clip=0.01)
     learned = []
     for options in ({}, {"class_weight": class_weight}):
@@ -178,7 +178,7 @@ def test_class_weights_multiply_what_examples_contribute(
     ],
 )
 def test_where_the_weight_of_an_example_acts(reduction, clipping, clip_norm, acts):
-    # docs/loss.md: such a weight acts only on gradients below the clip norm.
+    # docs/loss.md: a weight that scales the loss matters only below the clip norm.
     x, y = data
     model = make_plain_model(hidden=False)
     loss = keras.losses.SparseCategoricalCrossentropy(True, reduction=reduction)
@@ -238,7 +238,7 @@ def test_a_backend_that_is_not_there_is_named_as_the_cause():
 
 
 def test_keras_layers_augment_one_example_at_a_time():
-    # The examples are equal, but the layer translates each by a different distance.
+    # The layer shifts each of the equal examples by a different distance.
     x = np.broadcast_to(np.arange(36, dtype=np.float32).reshape(6, 6, 1), (22, 6, 6, 1))
     layers = keras.Sequential([keras.layers.RandomTranslation(0.3, 0.3)])
     runs = [list(make_plan().batches(x, data[1], map=layers)) for _ in range(2)]

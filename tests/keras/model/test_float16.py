@@ -25,7 +25,7 @@ def make_half(plan, compile_first=False, scale=1024, optimizer=None, **changes):
         keras.config.set_dtype_policy("float32")
     settings = {"microbatch_size": changes.pop("microbatch", None)}
     if not compile_first:
-        # Tasks of KerasHub are compiled at once as well; Keras wraps this optimizer.
+        # Like a KerasHub task, it is compiled at creation; Keras wraps this optimizer.
         model.compile("sgd", "mse")
         tf_bandmf.keras.make_private(model, **settings)
     optimizer = optimizer or tf_bandmf.keras.PrivateOptimizer(
@@ -48,7 +48,7 @@ def make_half(plan, compile_first=False, scale=1024, optimizer=None, **changes):
 def test_float16_trains_like_float32(compile_first, changes):
     plan, full = make_plan("bsr", epochs=1), straight_weights("bsr", epochs=1)
     half = make_half(plan, compile_first, **changes)
-    # Keras' wrapper, whose scale depends on the data, is gone.
+    # The wrapper of Keras is gone, since its loss scale depends on the data.
     assert type(half.optimizer) is tf_bandmf.keras.PrivateOptimizer
     half.fit(plan.batches(*data), verbose=0)
     assert half.optimizer.steps_taken == plan.num_steps

@@ -1,4 +1,4 @@
-"""Tasks of KerasHub: private training, and the way back to a plain task."""
+"""KerasHub tasks: private training, and conversion back to a plain task."""
 
 import hub_models
 import keras
@@ -51,12 +51,11 @@ def test_a_task_trains_is_saved_and_becomes_plain(name, tmp_path):
     model.save(tmp_path / "private.keras")
     again = keras.models.load_model(tmp_path / "private.keras")
     assert type(again) is type(model)
-    # KerasHub overrides `compile`, but must not restore its default optimizer, Adam.
+    # KerasHub's `compile` must not replace the private optimizer by its default, Adam.
     assert isinstance(again.optimizer, tf_bandmf.keras.PrivateOptimizer)
     assert again.optimizer.plan.fingerprint == model.optimizer.plan.fingerprint
     assert again.optimizer.steps_taken == 0 < int(again.optimizer.iterations)
-    # No file has the run's key, so the loaded model does not train, not even without
-    # privacy.
+    # Model files never contain the run's key, so a loaded model cannot train.
     with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
         again.fit(model.optimizer.plan.batches(x, y, sample_weight=weight), verbose=0)
     plain = tf_bandmf.keras.to_plain(model)
@@ -96,7 +95,7 @@ def test_tables_that_are_not_tied_have_lazy_noise():
     train_lazily(model, x, y, plan)
     actual = model.optimizer.run.lazy
     assert {id(table) for table in actual} == {id(table) for table in tables}
-    # A release adds noise to every row, even to rows that no example looks up.
+    # A release adds noise to all rows, including those that no example looks up.
     for table, old in zip(tables, before):
         assert np.all(np.any(table.numpy() != old, axis=1))
 

@@ -1,4 +1,4 @@
-"""A run does not begin from weights trained without privacy, unless that is allowed."""
+"""A run starts from weights trained without privacy only if the caller allows it."""
 
 import keras
 import pytest
@@ -18,7 +18,7 @@ import tf_bandmf.keras
 
 @pytest.fixture
 def trained():
-    """Returns a model that was trained without privacy, as a notebook's baseline."""
+    """Returns a model that was trained without privacy, as a baseline in a notebook."""
     model = make_plain_model()
     compile_model(model, keras.optimizers.SGD(0.1))
     model.fit(*data, epochs=1, batch_size=11, verbose=0)
@@ -33,8 +33,8 @@ def test_a_plain_baseline_is_refused_before_anything_is_trained(trained):
         trained.fit(plan.batches(*data), verbose=0)
     with refused(trained, ValueError, "vouch_for_weights"):
         trained.train_on_batch(next(iter(plan.batches(*data))))
-    # A run may begin from weights trained on other data; the statement quotes the
-    # caller.
+    # The caller may vouch for weights trained on other data; the statement quotes the
+    # assertion.
     trained.optimizer.vouch_for_weights("pretrained on public letters")
     trained.fit(plan.batches(*data), epochs=2, verbose=0)
     assert "Pretrained on public letters" in str(trained.privacy_statement())

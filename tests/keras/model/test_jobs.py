@@ -1,7 +1,7 @@
-"""Typical jobs learn privately, from plain Keras code to predictions.
+"""Typical jobs, from plain Keras code to predictions of a private model.
 
-Further jobs are examples (digits, growing data, adapters of a language model, early
-stopping, a recommender) or code on pages (a GAN, tuning).
+Other jobs are tested as example programs (digits, growing data, language model
+adapters, early stopping, a recommender) or as code in the docs (a GAN, tuning).
 """
 
 import keras

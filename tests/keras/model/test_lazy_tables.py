@@ -1,4 +1,7 @@
-"""Tables whose noise is drawn when their rows are read: `make_private(tables="lazy")`."""
+"""Lazy noise for embedding tables: `make_private(tables="lazy")`.
+
+The noise of a row is drawn only when the row is read or the table is released.
+"""
 
 import gc
 
@@ -19,7 +22,7 @@ LOSS = keras.losses.BinaryCrossentropy(from_logits=True)
 
 RNG = np.random.default_rng(1)
 IDS = RNG.integers(0, ROWS, (EXAMPLES, LENGTH)).astype(np.int32)
-# Padding, a negative id, an id that does not exist, and repeated ids.
+# Padding, a negative id, an id past the end of the table, and repeated ids.
 IDS[0], IDS[1, 0], IDS[2, 1], IDS[3] = 0, -1, ROWS + 5, 7
 data = IDS, RNG.integers(0, 2, (EXAMPLES, 1)).astype(np.float32)
 
@@ -30,7 +33,7 @@ def make_plan(mechanism="dp_sgd", **changes):
 
 
 def two_towers():
-    """Builds a model with a shared table, a masked bag, another table and a dense part."""
+    """Builds a model with a shared table, masked pooling and a second table."""
     keras.utils.set_random_seed(0)
     ids = keras.Input((LENGTH,), dtype="int32")
     items = keras.layers.Embedding(ROWS, WIDTH, mask_zero=True, name="items")
@@ -43,7 +46,7 @@ def two_towers():
 
 
 def reader(*layers, first=(), dtype="int32", **options):
-    """Builds a model in which several layers read the rows of one table."""
+    """Builds a model of a table and the layers that read its rows."""
     keras.utils.set_random_seed(0)
     table = keras.layers.Embedding(ROWS, WIDTH, name="items", **options)
     inputs = keras.Input((LENGTH,), dtype=dtype)
@@ -64,7 +67,7 @@ def table_of(model, name="items"):
 
 @pytest.fixture
 def silent(monkeypatch):
-    """Replaces all noise by zeros, so that only the data's effect is left."""
+    """Replaces all noise with zeros, so that only the data change the weights."""
 
     def zeros(step_keys, weights, num_normals, first_block=0, **options):
         return tf.zeros([num_normals])
@@ -79,14 +82,14 @@ def silent(monkeypatch):
 
 
 def in_time(layer):
-    """Builds a model of sequences of two steps with two ids each."""
+    """Builds a model that applies the layer to each of two time steps of two ids."""
     layers = [keras.layers.TimeDistributed(layer), keras.layers.Flatten()]
     inputs = keras.Input((2, 2), dtype="int32")
     return keras.Sequential([inputs, *layers, keras.layers.Dense(1)])
 
 
 def sentences():
-    """Builds a model of documents around a model of sentences, which has the table."""
+    """Builds a document model around a sentence model that contains the table."""
     sentence = keras.Sequential(
         [
             keras.Input((2,), dtype="int32"),
@@ -140,7 +143,7 @@ def test_without_noise_weights_are_those_of_dense_tables(silent, kind):
     elif kind in ("words", "sentences"):
         ids = ids.reshape(-1, 2, 2)
     elif kind == "vocabulary":
-        # The vocabulary lacks "d".
+        # "d" is not in the vocabulary.
         ids = np.array(["a", "b", "c", "d"], object)[ids % 4]
     both = []
     for tables in ("dense", "lazy"):
@@ -158,7 +161,7 @@ def test_without_noise_weights_are_those_of_dense_tables(silent, kind):
 
 
 class Watch(keras.callbacks.Callback):
-    """Keeps the weights and outputs that callbacks see."""
+    """Records the table as callbacks see it after each step and each epoch."""
 
     def __init__(self):
         super().__init__()
@@ -185,7 +188,7 @@ def test_between_releases_everybody_sees_the_last_one():
         np.testing.assert_array_equal(seen, before)
     for seen in watch.steps[per_epoch:]:
         np.testing.assert_array_equal(seen, watch.epochs[0])
-    # A release changes every row, whether it was looked up or not.
+    # A release changes every row, even rows that were never looked up.
     for earlier, later in zip([before, *watch.epochs], watch.epochs):
         assert np.all(np.any(earlier != later, axis=1))
     np.testing.assert_array_equal(table_of(model), watch.epochs[1])
@@ -282,7 +285,7 @@ def test_what_is_shown_after_a_custom_loop_is_what_was_trained(tmp_path):
 
 
 def test_weights_that_something_else_changed_are_not_released():
-    """Such a release could let one record move the sum of an evaluation by 4.0, not 1."""
+    """If they were, one record could move the sum of an evaluation by 4.0, not 1."""
     plan = make_plan().reserve(metrics=0.2, evaluations=3)
     model = prepare(reader(), plan)
     batches = iter(plan.batches(*data).dataset(0))
@@ -346,7 +349,7 @@ def test_an_optimizer_that_was_built_without_the_model_is_refused():
 
 
 class Noised(keras.layers.Layer):
-    """Makes ids random in training."""
+    """Replaces about half of the ids by 0, at random."""
 
     def __init__(self):
         super().__init__()
@@ -381,7 +384,7 @@ def test_what_cannot_be_had_is_refused_by_name(make, settings, says):
 
 @pytest.mark.parametrize("tables", ["dense", "lazy"])
 def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypatch):
-    # On a machine with a GPU, Keras' "auto" means True.
+    # On a machine with a GPU, Keras resolves jit_compile="auto" to True.
     name = "_resolve_auto_jit_compile"
     (trainer,) = [kind for kind in keras.Model.__mro__ if name in vars(kind)]
     monkeypatch.setattr(trainer, name, lambda self: True)
@@ -404,7 +407,7 @@ def test_other_data_after_the_same_steps_get_other_noise():
         model.release()
         shown.append(table_of(model))
     np.testing.assert_array_equal(shown[0], shown[1])
-    # Rows that were not looked up differ, too: no later noise is shared.
+    # Rows without lookups also differ, so the histories share no later noise.
     untouched = np.setdiff1d(np.arange(ROWS), data[0])
     assert untouched.size and np.all(shown[0][untouched] != shown[2][untouched])
     assert np.all(np.any(shown[0] != shown[2], axis=1))
@@ -412,7 +415,7 @@ def test_other_data_after_the_same_steps_get_other_noise():
 
 @pytest.mark.invariant(5)
 def test_an_empty_batch_takes_no_noise_from_a_row():
-    """An empty batch runs with a made-up example, which looks up row 0."""
+    """The made-up example that fills an empty batch looks up row 0."""
     ids = np.arange(EXAMPLES * LENGTH, dtype=np.int32).reshape(EXAMPLES, LENGTH) % ROWS
     ids[:, 0] = 0
     plan = make_plan(sampling="poisson", batch_size=1)
@@ -425,17 +428,17 @@ def test_an_empty_batch_takes_no_noise_from_a_row():
         model.train_on_batch(batch)
         (table,) = model.optimizer.run.tables._tables
         clocks.append(table.clocks_of(tf.range(ROWS)).numpy())
-    # The noise of the latest step that looked it up is still pending.
+    # Row 0 still has the noise of its last real lookup pending.
     assert clocks[-2][0] == first - 1
     np.testing.assert_array_equal(clocks[-1], clocks[-2])
 
 
 @pytest.mark.invariant(5)
 def test_a_run_may_begin_with_an_empty_batch():
-    """An empty batch runs with a made-up example, whose rows were never looked up."""
+    """The made-up example in the first batch reads rows that were never looked up."""
     data = np.zeros([EXAMPLES, LENGTH], np.int32), np.ones([EXAMPLES, 1], np.float32)
     # A third of all runs begin with an empty batch; the probability that none of 60
-    # does is 10^-11.
+    # runs does is 10^-11.
     plans = (make_plan(sampling="poisson", batch_size=1) for _ in range(60))
     sampled = ((p, list(p.batches(*data).dataset(0))[:2]) for p in plans)
     plan, batches = next(pair for pair in sampled if not len(pair[1][0]["x"]))

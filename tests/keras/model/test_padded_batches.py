@@ -1,4 +1,4 @@
-"""Training on padded batches of constant size equals training on the batches."""
+"""Training on batches padded to a constant size, compared with unpadded batches."""
 
 import keras
 import numpy as np
@@ -38,12 +38,12 @@ def test_padding_changes_neither_weights_nor_metrics(jit_compile):
     "users", [None, np.arange(22) // 3], ids=["examples", "several rows each"]
 )
 def test_padding_counts_in_no_metric(users):
-    """An epoch has the metrics of `evaluate`, whether batches are padded or not."""
+    """The metrics of an epoch with padded batches are those of `evaluate`."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(22, 4)).astype(np.float32)
     y = (x[:, :1] + 0.3 > 0).astype(np.float32)
     units = {} if users is None else {"users": users, "rows_per_user": 3}
-    # 22 examples in 4 batches, and 8 users in 3: some are padded.
+    # 22 examples in 4 batches, or 8 users in 3: some batches need padding.
     sizes = {} if users is None else {"num_examples": 8, "batch_size": 3}
     if users is not None:
         sizes["unit"] = "one user"
@@ -59,7 +59,7 @@ def test_padding_counts_in_no_metric(users):
     )
     history = model.fit(plan.batches(x, y, padded=True, **units), verbose=0).history
     expected = model.evaluate(x, y, verbose=0, return_dict=True)
-    if users is not None:  # The loss is a mean over users, and metrics are over rows.
+    if users is not None:  # The loss is averaged over users, but metrics are over rows.
         del expected["loss"]
     for name, value in expected.items():
         assert history[name][-1] == pytest.approx(value, rel=1e-4), name

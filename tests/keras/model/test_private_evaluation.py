@@ -1,4 +1,4 @@
-"""A run makes as many private evaluations as its plan says, each with its own noise."""
+"""Private evaluations: as many as the plan reserves, each with independent noise."""
 
 import keras
 import numpy as np
@@ -30,7 +30,7 @@ def begun(reserved):
 
 @pytest.fixture
 def begun_at(reserved):
-    """Returns a model as in a new process, from a private file and a checkpoint."""
+    """Returns a function that restores the run from its files, as in a new process."""
 
     def make(path=None, checkpoint=None):
         admission.forget()
@@ -45,17 +45,17 @@ def begun_at(reserved):
 
 def test_a_run_evaluates_as_often_as_its_plan_says(begun, reserved):
     x = data[0]
-    # Half of the records are right, so that values are five standard deviations from 0
-    # and 1, to which they would be clipped.
+    # Half of the predictions are right, so the noisy accuracy is five standard
+    # deviations away from 0 and 1, where it would be clipped.
     y = (begun.predict(x, verbose=0).argmax(1) + np.arange(len(x)) % 2) % 3
     one = begun.evaluate_privately(x, y)
-    # Each evaluation has its own noise, even at the same step.
+    # A second evaluation at the same step draws new noise.
     again = begun.evaluate_privately(x, y)
     assert one != again
     metrics = [tf_bandmf.keras.PrivateAccuracy(), tf_bandmf.keras.PrivateLoss(2.0)]
     two = begun.evaluate_privately(*data, metrics=metrics)
     assert list(two) == ["accuracy", "loss"]
-    # Several metrics share the noise.
+    # Two metrics share one noise budget, so the noise of each grows by sqrt(2).
     sigma = reserved.measurements.noise_multiplier
     assert one.noise["accuracy"] == pytest.approx(0.5 * sigma / 22)
     assert two.noise["accuracy"] == pytest.approx(0.5 * sigma / 22 * 2**0.5)
@@ -101,7 +101,7 @@ def test_what_is_refused(begun_at, begun, tmp_path):
         tf.function(lambda: begun.evaluate_privately(*data))()
     begun.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    # A saved model has no key, so evaluations with new noise would have no limit.
+    # A saved model lacks the key; new keys would allow evaluations without limit.
     with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
         loaded.evaluate_privately(*data)
     begun.layers[0].bias.assign(begun.layers[0].bias + 1.0)
@@ -153,7 +153,7 @@ def test_evaluations_of_one_kind_are_traced_once():
     first = len(traced)
     model.evaluate_privately(data[0][:5], data[1][:5], metrics=metric)
     assert len(traced) == first > 0
-    # A different loss needs a different graph.
+    # A new loss needs a new graph.
     model.compile(model.optimizer, "mse")
     model.evaluate_privately(*data, metrics=metric)
     assert len(traced) > first
@@ -164,7 +164,7 @@ def evaluations_of(plan, secret=b"k" * 32, **options):
 
 
 def test_the_law_of_the_noise():
-    """4000 numbers of 40 keys are normal; the false-alarm rate is 10^-6."""
+    """4000 draws with 40 keys follow the normal law; the false-alarm rate is 10^-6."""
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=4)
     sigma = plan.measurements.noise_multiplier
     sums = np.linspace(-5.0, 5.0, 25)
@@ -177,8 +177,7 @@ def test_the_law_of_the_noise():
         ]
     )
     assert stats.kstest(np.ravel(drawn), "norm").pvalue > 1e-6
-    # No two evaluations share noise, whether step, position within a step or key
-    # differ.
+    # Evaluations that differ in step, position within a step, or key share no noise.
     products = drawn @ drawn.T / 25
     assert np.max(np.abs(products - np.diag(np.diag(products)))) < 6 / 25**0.5
 
@@ -203,7 +202,7 @@ def test_noise_is_bound_to_what_it_is_added_to():
 
 
 def evaluated(model, data, are_right):
-    """Evaluates with targets for which exactly the given records are right."""
+    """Evaluates privately with targets that only the given records predict right."""
     classes = model.predict(data[0], verbose=0).argmax(1)
     return model.evaluate_privately(data[0], (classes + ~are_right) % 3)["accuracy"]
 
@@ -224,19 +223,19 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(
     model = begun_at(path)
     model.fit(reserved.batches(*data), epochs=1, verbose=0)
     model.save_weights(checkpoint)
-    # 16 and 6 of 22 records are right: neither is near 0 or 1, where values are clipped.
+    # 16 or 6 of 22 predictions are right; an accuracy near 0 or 1 would be clipped.
     some = np.arange(22) % 4 == 0
     first = evaluated(model, data, ~some)
-    # The same evaluation returns the same value, which reveals nothing new and is free.
+    # Repeating an evaluation returns the same value, which reveals nothing and is free.
     again = begun_at(path, checkpoint)
     assert evaluated(again, data, ~some) == first
     assert again.optimizer.run.evaluations.left == 2
-    # Evaluations with other sums have independent noise and count, even after a
-    # restore.
+    # Even after a restore, an evaluation with another sum draws independent noise and
+    # counts.
     third = np.arange(22) % 3 == 0
     others = [evaluated(begun_at(path, checkpoint), data, s) for s in (some, third)]
     assert len({first, *others}) == 3
-    # Control: with the same noise the values would differ by the difference of the sums.
+    # Control: with shared noise the values would differ by the difference of the sums.
     assert first - others[0] != pytest.approx(10 / 22, abs=1e-6)
     with pytest.raises(ValueError, match="All 3 private evaluations"):
         evaluated(begun_at(path, checkpoint), data, np.arange(22) % 2 == 0)
@@ -265,7 +264,7 @@ def test_the_private_file_knows_all_that_was_spent(
     with pytest.raises(ValueError, match="one private state file"):
         model.fit(batches, epochs=1, private_state=tmp_path / "other.private")
     again = begun_at(path, checkpoint)
-    # Control: this is the run at its third step, which could release.
+    # Control: the run was restored at its third step, where it could evaluate.
     assert again.optimizer.steps_taken == 3
     assert len(again.optimizer.run.evaluations.spent) == 3
     with pytest.raises(ValueError, match="All 3 private evaluations"):
@@ -301,7 +300,7 @@ def test_it_is_in_the_ledger(tmp_path):
     model = make_private_model(bound)
     model.fit(bound.batches(*data), epochs=1, verbose=0)
     model.evaluate_privately(*data)
-    # The run's entry includes the reservation: nothing is left for another run.
+    # The ledger entry of the run includes the evaluations, so no other run fits.
     with pytest.raises(BudgetExceededError):
         ledger.bind(plan, "patients")
     model.optimizer.end_run("the test ends it")

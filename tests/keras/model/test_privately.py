@@ -18,7 +18,7 @@ BUDGET = {"epsilon": 8.0, "delta": 1e-5, "epochs": 4}
 
 @pytest.fixture(scope="module")
 def line():
-    """Returns data whose targets are linear in two inputs."""
+    """Returns examples with two inputs and a target that is linear in them."""
     x = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 2)).astype(np.float32)
     return x, x @ np.array([[1.0], [-0.5]], np.float32)
 
@@ -47,7 +47,7 @@ def test_it_trains_as_advice_by_hand_and_releases_a_plain_model(line, capsys):
         assert inner[name] == pytest.approx(value)
     assert type(fitted.model) is keras.Sequential
     mse, mae = fitted.model.evaluate(x, y, verbose=0)
-    # Without noise and clipping the error is 0; a model that predicts the mean has 1.25.
+    # The squared error is 0 without noise and clipping; predicting the mean gives 1.25.
     assert mse < 0.1 and mae < 0.3
     assert fitted.history.history["val_mae"][-1] < 0.3
     assert fitted.statement.epsilon == pytest.approx(8.0)

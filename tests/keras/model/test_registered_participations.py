@@ -1,4 +1,4 @@
-"""Every registered participation that has a schedule trains in `fit`."""
+"""`fit` works with every registered participation that has a schedule."""
 
 import keras
 import numpy as np

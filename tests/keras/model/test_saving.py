@@ -1,4 +1,4 @@
-"""Saved, loaded and copied models have no secrets, and do not train without privacy."""
+"""Saved, loaded and copied models: no secrets, and no training without privacy."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ def reload_keras(model, path):
 
 
 def reload_keras_after_h5(model, path):
-    # Keras' legacy writer removes the optimizer from the model's own compile config.
+    # As a side effect, Keras' H5 writer removes the optimizer from the compile config.
     model.save(path / "m.h5")
     return reload_keras(model, path)
 
@@ -46,14 +46,14 @@ def reload_clone(model, path):
 def reload_clone_with_its_weights(model, path):
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
-    # The clone of a functional model is private: a separate run, with its own key.
+    # A functional clone is private, and would be a separate run with its own key.
     clone.optimizer.build(clone.trainable_variables)
     for mine, other in zip(clone.optimizer.variables, model.optimizer.variables):
         mine.assign(other)
     return clone
 
 
-# TensorFlow raises the first error in a graph; the others are raised before.
+# The first error comes from inside a graph, the others from Python code.
 REFUSALS = (tf.errors.InvalidArgumentError, TypeError, ValueError, RuntimeError)
 RELOADS = [
     reload_keras,
@@ -67,7 +67,7 @@ RELOADS = [
 
 
 def ways_to_train(model, plan, data):
-    """Returns ways to train, with data for private models and for plain ones."""
+    """Returns functions that train on the plan's batches or on plain data, by name."""
     x, y = data
     first = next(iter(plan.batches(x, y)))
     stream = tf.data.Dataset.from_tensor_slices(data).batch(6)
@@ -81,7 +81,7 @@ def ways_to_train(model, plan, data):
 
 
 def assert_trains_with_privacy_or_not_at_all(model, plan, data):
-    """Asserts that all training was private, and returns the ways in which it trained."""
+    """Tries all ways to train, asserts privacy, and returns the ways that trained."""
     trained = []
     for name, train in ways_to_train(model, plan, data).items():
         before = [weight.copy() for weight in model.get_weights()]
@@ -92,7 +92,7 @@ def assert_trains_with_privacy_or_not_at_all(model, plan, data):
             after = model.get_weights()
             assert all(map(np.array_equal, before, after)), name
         else:
-            # Only a noisy step advances the counter of steps.
+            # Only a noisy step advances the step counter.
             assert isinstance(model, tf_bandmf.keras.extending.PrivateTraining), name
             assert isinstance(model.optimizer, tf_bandmf.keras.PrivateOptimizer), name
             assert model.optimizer.plan.fingerprint == plan.fingerprint
@@ -112,7 +112,7 @@ def halfway(request):
 
 
 def note_run(model):
-    """Registers the model's run again, which other tests have forgotten."""
+    """Registers the model's run again, since other tests clear the register."""
     run = model.optimizer.run
     run.membership.note(run.membership.schedule_id)
 
@@ -127,7 +127,7 @@ def test_a_reloaded_model_does_not_train_without_privacy(reload, halfway, tmp_pa
     note_run(halfway)
     again = reload(halfway, tmp_path)
     trained = assert_trains_with_privacy_or_not_at_all(again, plan, data)
-    # This holds for functional clones, which would begin a second run on the same data.
+    # Functional clones do not train either, since they would begin a second run.
     assert trained == []
     assert optimizer.steps_taken == plan.num_steps // 2
 
@@ -144,7 +144,7 @@ def test_uncompiled_and_with_a_new_private_optimizer(halfway, tmp_path):
     new = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
     compile_model(again, new)
     trained = assert_trains_with_privacy_or_not_at_all(again, plan, data)
-    # This is a separate run, with its own key and budget.
+    # The announced run is a separate one, with its own key and budget.
     assert trained == ["schedule"]
     keys = [m.optimizer.run.secrets.key.secret_bytes() for m in (model, again)]
     assert keys[0] != keys[1]

@@ -1,4 +1,4 @@
-"""A model is split before its first weights; the first part maps single examples."""
+"""Models are split before their first weights; the first part maps single examples."""
 
 import keras
 import numpy as np

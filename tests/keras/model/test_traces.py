@@ -1,4 +1,4 @@
-"""A training step, and the clipping pass in it, are traced once in a fit."""
+"""A training step and its clipping pass are traced once per `fit`."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from tf_bandmf.keras.model.programs import Programs
 
 
 class LateMean(keras.metrics.Metric):
-    """Makes its variables in its first update."""
+    """A metric that creates its variables in its first update."""
 
     total = None
 

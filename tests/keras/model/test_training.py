@@ -1,4 +1,4 @@
-"""Private training against a plain re-implementation, with all features of Keras."""
+"""Private training with Keras features, compared with a plain reimplementation."""
 
 import keras
 import numpy as np
@@ -20,12 +20,12 @@ from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.strategies import FAMILIES
 
-# Every registered family and participation must train.
+# The first example of each registered mechanism family.
 MECHANISMS = [family.examples[0] for family in FAMILIES.values()]
 
 
 def reference_weights(model, plan, x, y, learning_rate, clip):
-    """Computes the same run from gradients of single examples and a dense C^-1 Z."""
+    """Recomputes a run from the gradients of single examples and a dense C^-1 Z."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     variables = model.trainable_variables
     sizes = [int(np.prod(v.shape)) for v in variables]
@@ -56,7 +56,7 @@ def reference_weights(model, plan, x, y, learning_rate, clip):
 @pytest.mark.slow_cases(but=["identity"])
 @pytest.mark.invariant(4)
 def test_noise_on_the_clipped_sum_then_a_public_constant(mechanism):
-    # Batches have 5 and 6 examples, but the realized batch size is not used.
+    # Batches have 5 or 6 examples; sums are divided by the expected batch size alone.
     plan = make_plan(mechanism, l2_norm_clip=0.7)
     private = make_private_model(plan)
     private.fit(plan.batches(*data), epochs=2, verbose=0)
@@ -64,8 +64,8 @@ def test_noise_on_the_clipped_sum_then_a_public_constant(mechanism):
     assert_same(private, expected, atol=2e-4)
 
 
-# Microbatch sizes that divide batches of 5 and 6 examples, do not divide them, or are
-# larger.
+# For batches of 5 or 6 examples: microbatch sizes that divide the batch size, do not
+# divide it, or exceed it.
 @pytest.mark.parametrize(
     ("microbatch_size", "changes"),
     [
@@ -86,9 +86,9 @@ def test_every_way_to_execute_gives_the_same_weights(microbatch_size, changes):
     tf_bandmf.keras.make_private(model, microbatch_size=microbatch_size)
     make_private_model(plan, model=model, **changes)
     model.fit(plan.batches(*data), verbose=0)
-    # Noise is drawn once for each logical step, for any number of microbatches.
+    # Noise is drawn once per step, however many microbatches the step has.
     assert model.optimizer.steps_taken == plan.num_steps
-    # Sums that differ in last bits may be rounded to neighbors on the grid.
+    # Sums that differ in their last bits may round to neighboring grid points.
     assert_same(model, usual, atol=1e-4)
 
 
@@ -144,7 +144,7 @@ def test_a_run_in_parts_or_by_hand_is_the_straight_run(train, mechanism):
     model = make_private_model(plan)
     train(model, plan.batches(*data))
     assert model.optimizer.steps_taken == plan.num_steps
-    # On some processors, TensorFlow fuses operations differently in the two graphs.
+    # On some processors, TensorFlow fuses operations differently in `fit` and in loops.
     assert_same(model, whole, **({"atol": 1e-6} if "loop" in train.__name__ else {}))
 
 
@@ -162,7 +162,7 @@ def test_metrics_validation_and_callbacks(tmp_path):
     ).history
     assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 8
-    # At rate 0, weights do not change, so means over an epoch are those over the data.
+    # At learning rate 0, weights stay constant, so training and validation agree.
     for name in ("loss", "accuracy"):
         np.testing.assert_allclose(history[name], history[f"val_{name}"], rtol=1e-5)
     model.optimizer.learning_rate = 0.25
@@ -177,7 +177,7 @@ def test_fresh_keys_and_distinct_noise():
         model = make_private_model(plan, additional_run=additional_run)
         model.fit(plan.batches(*data), verbose=0)
         weights.append(flat(model))
-    # One of these independent float32 numbers may be equal by chance, but not two.
+    # A single weight may be equal by chance, but not two.
     assert np.sum(weights[0] == weights[1]) <= 1
 
 
@@ -187,7 +187,7 @@ def test_variables_of_equal_shape_get_different_noise():
     model = keras.Sequential([keras.Input((3,)), *layers])
     model = make_private_model(make_min_sep_plan(), model=model, loss="mse")
     before = model.get_weights()
-    # Examples have weight zero, so that only noise moves the weights.
+    # All sample weights are zero, so only noise moves the model weights.
     model.train_on_batch(np.ones((2, 3)), np.ones((2, 3)), sample_weight=np.zeros(2))
     first, second = (a - b for a, b in zip(model.get_weights(), before))
     assert np.all(first != 0.0)

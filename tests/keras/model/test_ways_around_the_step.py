@@ -1,4 +1,4 @@
-"""Ways around the private step are refused: other loops, threads, assigned states."""
+"""Ways around the private step, all refused: custom loops, threads, changed states."""
 
 import threading
 
@@ -38,7 +38,7 @@ MOMENTS = {
 @pytest.mark.parametrize("kind", MOMENTS)
 @pytest.mark.invariant(19)
 def test_state_of_the_optimizer_that_something_else_changed(kind):
-    # Batches have one size, so that one trace suffices.
+    # All batches have the same size, so the step is traced once.
     plan, model = plan_and_model(batch_size=11, inner=MOMENTS[kind]())
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
@@ -49,7 +49,7 @@ def test_state_of_the_optimizer_that_something_else_changed(kind):
             step(batches[1])
     model.optimizer.vouch_for_weights("the averages began anew")
     model.train_on_batch(batches[1])
-    model.optimizer.learning_rate = 0.05  # Changing the rate is always allowed.
+    model.optimizer.learning_rate = 0.05  # A new learning rate is always allowed.
     noisy = model.private_gradients(batches[2])
     state.assign(state + 1.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="inner optimizer"):

@@ -1,4 +1,4 @@
-"""The clip norm is constant within a run, since earlier noise was scaled for it."""
+"""The clip norm is fixed for a whole run, since all noise is scaled for it."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Every inner optimizer of Keras only post-processes the noisy gradients."""
+"""Each Keras optimizer, as an inner optimizer, only post-processes noisy gradients."""
 
 import keras
 import pytest
@@ -40,7 +40,7 @@ def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(name):
     for gradients in seen:
         optimizer.apply(gradients, plain.trainable_variables)
     assert len(seen) == plan.num_steps
-    # The private update is compiled as a graph, where operations round differently.
+    # The private update runs as a graph, whose rounding differs from eager operations.
     assert_same(model, plain, rtol=1e-5, atol=1e-6)
     assert int(model.optimizer.iterations) == plan.num_steps
 

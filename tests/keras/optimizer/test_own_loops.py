@@ -1,4 +1,4 @@
-"""Custom loops with `private_gradients` keep the promises of `fit`."""
+"""Custom training loops around `private_gradients` are as private as `fit`."""
 
 import json
 
@@ -15,7 +15,7 @@ import tf_bandmf.keras
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e3])
 def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(scale):
-    """Without a common grid, the last bits of float32 numbers would exclude some sums."""
+    """Without a common grid, the last bits of the numbers could rule out some sums."""
     plan = make_plan("bsr:2")
     model = make_private_model(plan)
     batch = next(iter(plan.batches(scale * data[0], data[1])))
@@ -27,7 +27,7 @@ def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(scale):
 
 
 class Watched(keras.optimizers.SGD):
-    """Records whether AutoGraph converts the calling code."""
+    """An inner optimizer that records whether AutoGraph converts its callers."""
 
     def apply(self, grads, trainable_variables=None):
         context = tf.__internal__.autograph.control_status_ctx()
@@ -89,7 +89,7 @@ def test_batches_are_those_of_the_plan_and_noise_is_used_once():
     with pytest.raises(tf.errors.InvalidArgumentError, match="not the one"):
         model.private_gradients(second)
     noisy = model.private_gradients(first)
-    # The step's noise was drawn: it can be neither repeated nor skipped.
+    # The step's noise was drawn, so the step can be neither repeated nor skipped.
     for batch in (first, second):
         with pytest.raises(tf.errors.InvalidArgumentError):
             model.private_gradients(batch)
@@ -109,7 +109,7 @@ def test_weights_that_changed_between_gradient_and_update_are_noticed():
 
 @pytest.mark.invariant(8)
 def test_a_step_of_the_inner_optimizer_is_noticed():
-    """The optimizer leaves weights and moments unchanged, but not its step counter."""
+    """Gradients of zero change no weight, but advance the optimizer's step counter."""
     plan, model = plan_and_model(batch_size=11)
     first, second, *_ = plan.batches(*data)
     noisy = model.private_gradients(first)
@@ -155,7 +155,7 @@ def test_a_gan_whose_discriminator_is_private():
     variables, before = [v.value for v in generator.weights], flat(generator)
     for batch in plan.batches(x, x):
         critic.optimizer.apply_noisy(critic.private_gradients(batch))
-        # The generator depends on data only through the discriminator, which is private.
+        # The generator sees data only through the discriminator, which is private.
         with tf.GradientTape() as tape:
             tape.watch(variables)
             fakes = generator(keras.random.normal((8, 2)))
@@ -201,7 +201,7 @@ def test_settings_are_kept_by_files_and_named_by_the_statement(clipping):
     config = json.loads(json.dumps(optimizer.get_config(), sort_keys=True))
     again = type(optimizer).from_config(config)
     assert again.clipping == optimizer.clipping
-    # The order of the groups is kept.
+    # Groups also keep their order, which equality of dictionaries ignores.
     assert list(again.clipping.groups or ()) == list(clipping.groups or ())
     assert ("clipped in groups" in str(again.statement())) == bool(clipping.groups)
     assert again.loss_scale_factor == 1024

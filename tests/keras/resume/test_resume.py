@@ -43,7 +43,7 @@ class CrashAt(keras.callbacks.Callback):
 
 
 def noisy_model(plan, rate=0.01):
-    """Makes models with dropout masks, moments and averaged weights."""
+    """Makes a model with dropout, whose optimizer has moments and averaged weights."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dropout(0.5), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((5,)), *layers])
@@ -58,7 +58,7 @@ def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(kind, tmp_pat
     plan = make_plan("lambda_cgd", batch_size=11)
 
     def run(name, *callbacks, rate=0.01):
-        """Trains with a backup at every step."""
+        """Trains with a backup after every step."""
         given = (tf.data.Dataset.from_tensor_slices(data),)
         backup = keras.callbacks.BackupAndRestore(
             tmp_path / f"{name}-backup", save_freq=1, delete_checkpoint=False
@@ -109,7 +109,7 @@ def test_key_and_sampler_are_those_of_the_interrupted_run(kind, tmp_path):
     model = noisy_model(plan)
     model.fit(plan.batches(*data), callbacks=[Keep()], **options)
     for step in (3, 7):
-        # Like another process, the new model would have its own key and sampler seed.
+        # As in a new process, the new model has another key and sampler seed at first.
         again = built(noisy_model(plan), tmp_path / f"{step}.weights.h5")
         again.fit(plan.batches(*data), **options)
         assert_same(again, model)
@@ -117,7 +117,7 @@ def test_key_and_sampler_are_those_of_the_interrupted_run(kind, tmp_path):
 
 @pytest.fixture(scope="module")
 def half_a_run(tmp_path_factory):
-    """Returns a plan, and the folder that a run left after its first epoch."""
+    """Returns a plan, and the folder with the files of a run after its first epoch."""
     admission.forget()
     plan = make_plan("bsr", test_seed=None, batch_size=11)
     folder = tmp_path_factory.mktemp("half")
@@ -130,7 +130,7 @@ def half_a_run(tmp_path_factory):
 
 @pytest.fixture
 def halfway(half_a_run, tmp_path):
-    """Returns the plan, and copies of the weights file and the private file."""
+    """Returns the plan, and copies of the run's weights file and private state file."""
     plan, folder = half_a_run
     for name in ("run.private", "half.weights.h5"):
         shutil.copy2(folder / name, tmp_path / name)
@@ -192,7 +192,7 @@ def test_anything_else_than_the_run_is_refused(change, halfway, monkeypatch):
 @pytest.mark.invariant(10, 11)
 def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(lost, tmp_path, figure):
     def make_model(factor):
-        def graded(y, logits):  # No configuration contains the factor.
+        def graded(y, logits):  # The factor is in no config.
             actual = keras.losses.sparse_categorical_crossentropy(y, logits, True)
             return factor * actual
 
@@ -213,7 +213,7 @@ def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(lost, tmp_path, fig
     if lost == "control":
         os.truncate(path, size)
     elif lost == "torn":
-        # The machine stopped while it wrote the entry of the second step.
+        # As if the machine had stopped while writing the entry of the second step.
         os.truncate(path, path.stat().st_size - 5)
     again = make_model(0.5 if lost in ("edited", "control") else 1.0)
     built(again, tmp_path / "0.weights.h5")
@@ -247,7 +247,7 @@ def test_each_step_is_written_down_however_it_is_run(changes, tmp_path):
     )
     batches = plan.batches(*data)
     drawn, path = list(batches.dataset()), tmp_path / "run.private"
-    # Graphs that were traced before the file existed write to it as well.
+    # The step is traced before the private file exists, and must write to it later.
     model.train_on_batch(drawn[0])
     model.begin_run(batches, path)
     model.train_on_batch(drawn[1])
@@ -272,14 +272,14 @@ def test_entries_are_keyed(tmp_path):
 
     first = entry_of("first", 1)
     assert first == entry_of("same", 1)
-    # The first two entries have the same sum, batch and weights.
+    # All these entries have the same sum, batch and weights; only the key differs.
     assert first != entry_of("other", 2)
 
 
 @pytest.mark.invariant(11)
 def test_a_file_that_two_processes_wrote_is_refused(halfway, tmp_path):
     plan, weights, path = halfway
-    # Write the entries that two forks would write if each took the third step.
+    # The entries of two forks of the process that both took the third step.
     file = Journal(str(path))
     file.read()
     for digest in (5, 6):
@@ -332,7 +332,7 @@ def test_streams_whose_separation_is_asserted_are_not_resumed(tmp_path):
 def test_a_resumed_run_is_named_by_its_statement_and_has_no_more_steps(halfway):
     plan, weights, path = halfway
     ends = []
-    # A resumed run does not get more steps: it ends with these weights.
+    # The resumed run ends after the plan's last step, with these weights.
     for at_once in (True, False):
         model, batches = (
             built(make_private_model(plan), weights),

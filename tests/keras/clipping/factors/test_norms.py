@@ -1,4 +1,4 @@
-"""Searches for gradients whose clipped contribution is larger than the clip norm."""
+"""Searches for gradients whose clipped contribution exceeds the clip norm."""
 
 import hypothesis
 import numpy as np
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tf_bandmf.keras.clipping.factors import base, norms, tables
 
-# The stated relative error of float rounding.
+# Documented relative bound on rounding errors.
 TOLERANCE = 1e-3
 LAYOUT = base.Layout.plain
 CLIP = 0.5
@@ -46,7 +46,8 @@ def rows_of(ids):
     return make
 
 
-# Name: (function, T, I, O). Above 40,000 parameters, norms come from inner products.
+# Name: (function, terms T, inputs I, outputs O). Above 40,000 parameters, norms come
+# from inner products.
 KINDS = {
     "one outer product": (product, 1, 40, 30),
     "formed": (product, 4, 20, 30),
@@ -80,7 +81,7 @@ def compiled(name, dtype, xla):
 
 
 def terms(rng, count, size, form, nearness):
-    """Returns rows [T, n] that are nearly equal, of alternating sign, or unrelated."""
+    """Returns rows [T, n] that are unrelated, nearly equal, or of alternating sign."""
     if form == "unrelated":
         return rng.normal(size=(count, size))
     base = np.ones((1, size)) if form == "ties" else rng.normal(size=(1, size))
@@ -92,7 +93,7 @@ def terms(rng, count, size, form, nearness):
 
 @st.composite
 def pairs(draw):
-    """Draws the seed, the shapes and sizes of a gradient's terms, and their similarity."""
+    """Draws a seed, and the forms, magnitudes and nearness of a gradient's terms."""
     forms = st.sampled_from(["unrelated", "alike", "opposite", "ties"])
     exponent = st.floats(-30, 30)
     return (
@@ -136,7 +137,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.invariant(17)
 def test_no_contribution_is_larger_than_the_clip_norm(case):
-    """Searches uphill for the largest contribution."""
+    """Maximizes the contribution with a guided search."""
     name, dtype, xla = CASES[case]
     run = compiled(name, dtype, xla)
 
@@ -165,7 +166,7 @@ def test_bounds_of_terms_that_do_not_cancel_are_close_at_all_scales(name, forms)
         factor = KINDS[name][0](left, right)
         exact = np.linalg.norm(np.asarray(factor.instantiate(), "f8"))
         measured = [factor.measure().norms]
-        if isinstance(factor, base.Product):  # both ways to compute norms
+        if isinstance(factor, base.Product):  # Products can compute norms in two ways.
             measured.append(norms.of_terms(factor.left, factor.right))
         for each in measured:
             assert (1 - 1e-6) * exact <= np.sqrt(each.bounds[0]) <= 1.01 * exact
@@ -173,7 +174,7 @@ def test_bounds_of_terms_that_do_not_cancel_are_close_at_all_scales(name, forms)
 
 @pytest.mark.invariant(17)
 def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
-    # The sum of l rᵀ over all terms is zero, but not in float32.
+    # The exact sum of l rᵀ over all terms is zero, but not the sum in float32.
     rng = np.random.default_rng(0)
     half = 1e6 * rng.normal(size=(1, 3, 256)).astype("f4")
     left = tf.constant(np.concatenate([half, half[:, ::-1]], axis=1))
@@ -182,7 +183,7 @@ def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
     total, weights = contribution(product(left, right))
     assert_within(total)
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
-    # The terms must also not be so large that rounding loses other examples.
+    # Weighted terms must not be so large that rounding swallows other examples.
     assert weights[0] * lengths.sum() <= 256 * CLIP * (1 + 1e-5)
 
 
@@ -201,7 +202,7 @@ def test_squares_that_vanish_are_counted():
 @pytest.mark.parametrize("size", [2**22, 999_983])
 @pytest.mark.invariant(17)
 def test_long_sums_of_equal_numbers(size, xla):
-    # Such sums are too small if their terms are added one by one in float32.
+    # Adding so many equal float32 terms one by one would give too small a sum.
     @tf.function(autograph=False, jit_compile=xla)
     def run(gradients):
         return contribution(base.Instantiated(gradients))
@@ -223,14 +224,14 @@ def test_a_row_that_an_example_has_twice_is_measured_as_one():
     assert np.all(bounds >= exact)
     others = [0, 1, 2, 4]
     np.testing.assert_allclose(bounds[others], exact[others], rtol=1e-3)
-    # The bound of a sum that cancels follows from the lengths of its terms.
+    # If the terms cancel, the bound follows from their lengths.
     lengths = np.sum(np.linalg.norm(values[3], axis=-1))
     np.testing.assert_allclose(bounds[3], (lengths / 256) ** 2, rtol=3e-3)
 
 
 @pytest.mark.invariant(17)
 def test_lookups_that_cancel_a_projection():
-    """The contribution is a rounding error, and the bound must not be below its norm."""
+    """The bound must cover a contribution that consists of rounding errors alone."""
     ids = tf.constant([[0, 7, 7, 9]] * 3)
     values = tf.constant(
         1e4 * np.random.default_rng(0).normal(size=(3, 4, 16)), tf.float32
@@ -241,6 +242,6 @@ def test_lookups_that_cancel_a_projection():
     total = measured.weighted_sum(tf.constant([1.0, 0, 0]), *measured.tensors)
     bound = float(measured.norms.bounds[0]) ** 0.5
     assert bound >= np.linalg.norm(np.asarray(total, "f8"))
-    # As with any cancellation, the bound is at least a 256th of the terms' norms.
+    # The bound is never below a 256th of the summed norms of the terms.
     terms = float(tf.reduce_sum(tf.norm(values[0], axis=-1)))
     assert bound >= 2 * terms / 256 * 0.999

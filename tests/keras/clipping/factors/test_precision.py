@@ -1,4 +1,4 @@
-"""Settings of the process that would make per-example norms wrong are refused."""
+"""Process settings that would falsify per-example norms are refused."""
 
 import re
 import types
@@ -18,7 +18,7 @@ OPTION = tf.config.experimental
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Pretends that there is a GPU of the given compute capability."""
+    """Returns a function that simulates a GPU with a given compute capability."""
 
     def pretend(*capability):
         details = {"compute_capability": capability} if capability else {}
@@ -30,7 +30,7 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def set_tensor_float_32():
-    """Sets TensorFlow's option, and restores it after the test."""
+    """Returns the setter of TensorFlow's option, which is restored after the test."""
     before = OPTION.tensor_float_32_execution_enabled()
     yield OPTION.enable_tensor_float_32_execution
     OPTION.enable_tensor_float_32_execution(before)
@@ -66,8 +66,8 @@ def test_tensor_float_32_is_refused_and_turned_off(gpu, set_tensor_float_32, cap
 def test_the_setting_reaches_every_product_that_xla_compiles(
     usual, set_tensor_float_32
 ):
-    # The setting must be part of the program, because GPUs read it there; True is the
-    # control.
+    # GPUs read the setting from the compiled program, so it must be there. The case True
+    # is the control.
     def body(inputs):
         h = layers.Reshape((36, 8))(layers.Conv2D(8, 3, groups=2)(inputs))
         return layers.MultiHeadAttention(2, 4)(h, h)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Layers of the closed table give each example its own row."""
+"""Layers of the closed table keep examples apart."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ NUMBERS = rng.uniform(-2, 2, (5, 3)).astype("f4")
 WHOLE = rng.integers(0, 6, (5, 3))
 WORDS = np.array([["a b"], ["c"], ["b"], ["a a c"], ["d"]])
 R = {"seed": 1}
-# Arguments of image layers, by the name of the layer.
+# Constructor arguments of image layers, by layer name.
 IMAGE_LAYERS = {
     "AutoContrast": dict(value_range=(0, 255)),
     "CenterCrop": dict(height=4, width=3),

@@ -1,4 +1,4 @@
-"""Layers of Keras run for the whole batch at once."""
+"""Built-in Keras layers run on the whole batch, not on single examples."""
 
 import independence_cases as cases
 import keras
@@ -78,7 +78,7 @@ def images():
 
 
 def of_one(items):
-    """Yields branches of a model, each with one layer on its own input."""
+    """Yields branches of a model as pairs of an input and the output of one layer."""
     for name, arguments, shape in items:
         layer = getattr(layers, name)(**arguments)
         inputs = keras.Input(shape)
@@ -123,7 +123,7 @@ def custom():
     for function in (
         lambda x: x + ops.cast(ops.arange(4)[None], "float32")[..., None],  # positions
         lambda x: x + keras.random.normal(ops.shape(x), seed=SEEDS),
-        # Like drop path, this draws one number for each example.
+        # Like drop path, this draws one number per example.
         lambda x: x * keras.random.uniform((ops.shape(x)[0], 1, 1), seed=SEEDS),
     ):
         inputs = keras.Input(SEQUENCE)

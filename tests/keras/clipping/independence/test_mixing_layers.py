@@ -1,4 +1,4 @@
-"""Layers and losses that mix examples run for each example alone, or are refused."""
+"""Layers and losses that mix examples run on each example alone, or are refused."""
 
 import independence_cases as cases
 import keras
@@ -33,7 +33,7 @@ def attention_over_batch(x):
 
 
 def capacity(x):
-    """A mixture of experts with capacity: each expert takes two examples."""
+    """A mixture of experts in which each expert takes at most two examples."""
     hot = ops.one_hot(ops.argmax(x[:, 0], -1), cases.WIDTH)
     place = ops.cumsum(hot, axis=0) * hot  # position in the expert's queue
     kept = ops.cast(ops.max(place, -1, keepdims=True) <= 2, "float32")
@@ -65,7 +65,7 @@ def centred(x):
 
 
 class Centre(keras.Operation):
-    """A custom operation."""
+    """A custom operation that mixes examples."""
 
     def call(self, x):
         return centred(x)
@@ -74,12 +74,12 @@ class Centre(keras.Operation):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-# The class has the name of an operation of Keras, but the table compares classes.
+# A class with the name of a Keras operation; the table compares classes, not names.
 Clip = type("Clip", (Centre,), {})
 
 
 class Subclass(L.Dropout):
-    """A subclass of a layer of the closed table."""
+    """A subclass of a known layer whose `call` mixes examples."""
 
     def __init__(self):
         super().__init__(0.1)
@@ -89,21 +89,21 @@ class Subclass(L.Dropout):
 
 
 class ByContext(L.Layer):
-    """Depends on `training`, which only Keras' call context provides, not `layer.call`."""
+    """Mixes examples only if `training` is set, which `layer.call` alone does not do."""
 
     def call(self, x, training=False):
         return centred(x) if training else x
 
 
 class Symbolic(L.Layer):
-    """Branches on symbolic tensors, as operations of Keras do."""
+    """Mixes examples, but not on symbolic tensors."""
 
     def call(self, x):
         return ops.identity(x) if any_symbolic_tensors((x,)) else centred(x)
 
 
 class Queue(L.Layer):
-    """Keeps the last batch, like MoCo's queue or a moving average of activations."""
+    """Keeps a moving average over past batches, as MoCo keeps a queue."""
 
     def build(self, shape):
         self.seen = self.add_weight(shape[1:], "zeros", trainable=False)
@@ -140,7 +140,7 @@ def tf_centred(x):
 
 
 def dilated(function):
-    """Applies a function to the rows that a dilated convolution cuts an image into."""
+    """Applies a function between the space-to-batch steps of a dilated convolution."""
 
     def call(x):
         cut = tf.space_to_batch(x, [2], [[0, 1]])
@@ -160,7 +160,7 @@ def numbered(x):
     return tf.batch_to_space(cut + numbers, [1], [[0, 0]])
 
 
-# Functions of layers that run alone.
+# Functions that are called in a layer, which then runs on each example alone.
 ALONE = {
     "mean": centred,
     "attention": attention_over_batch,
@@ -173,7 +173,7 @@ ALONE = {
     "capacity": capacity,
     "inner function": tf.function(tf_centred),
 }
-# Layers, or nodes of a functional model, that are refused.
+# Layers, and nodes of a functional model, that are refused.
 REFUSED = {
     "host code": lambda: cases.Custom(host_code),
     "shuffle without seed": lambda: cases.Custom(lambda x: x + tf.random.shuffle(x)),
@@ -189,7 +189,7 @@ REFUSED = {
     "normalization": L.BatchNormalization,
 }
 EITHER = {
-    # The dependence is visible if the batch size is not a constant.
+    # How the output depends on the batch size shows only if that size is not constant.
     "batch size": lambda: cases.Custom(
         lambda x: x / ops.cast(ops.shape(x)[0], "float32")
     ),
@@ -251,7 +251,7 @@ def test_alone_gradients_are_those_of_single_examples():
 
 
 class Chosen(cases.Weighted):
-    """A layer in which each example determines the weights that it uses."""
+    """A layer in which each example decides whether it uses the weight."""
 
     def call(self, x):
         return self.function(
@@ -282,7 +282,7 @@ def test_an_example_may_decide_what_runs_for_it(name):
 
 @pytest.mark.invariant(16)
 def test_last_layer_is_executed_alone():
-    # The layer's gradient from a loss with sparse labels is sparse.
+    # With sparse labels, the loss passes a sparse gradient to the last layer.
     last = cases.Custom(lambda t: t - ops.max(t, axis=0) + ops.tanh(t))
     model = cases.reference.functional(
         (cases.LENGTH, cases.WIDTH),
@@ -294,7 +294,7 @@ def test_last_layer_is_executed_alone():
 
 
 class Gate(L.Layer):
-    """Mixes examples once its weight is not zero."""
+    """Mixes examples once its weight is positive."""
 
     def __init__(self, cond):
         super().__init__()
@@ -318,7 +318,7 @@ def test_gate_that_opens_later_is_isolated(cond):
 
 
 class PythonGate(L.Layer):
-    """Mixes examples after several calls."""
+    """Mixes examples after a given number of calls."""
 
     def __init__(self, calls):
         super().__init__()
@@ -340,7 +340,7 @@ def test_gate_in_python_is_isolated_or_refused(calls):
 
 
 class Keeps(L.Layer):
-    """Keeps the whole batch where other layers can read it."""
+    """Stores the whole batch in an attribute that other layers can read."""
 
     def call(self, x):
         self.kept = x
@@ -373,7 +373,7 @@ def test_loss_with_host_code_is_refused():
 
 
 def ratio(y, p):
-    """A mean over the unmasked entries of the batch, or of one example alone."""
+    """The mean over all unmasked entries of the given batch."""
     mask = ops.cast(ops.abs(y) > 0.1, "float32")
     return ops.sum(mask * (y - p) ** 2) / (1e-3 + ops.sum(mask))
 

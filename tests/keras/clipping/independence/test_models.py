@@ -1,4 +1,4 @@
-"""Layers that keep examples apart run for the whole batch, with exact gradients."""
+"""Layers that keep examples apart run on the whole batch with exact gradients."""
 
 import independence_cases as cases
 import keras
@@ -13,7 +13,7 @@ ops = keras.ops
 
 
 def patches(x):
-    """Splits features into patches and back."""
+    """Splits the features into two patches, scales each, and joins them again."""
     shape = ops.shape(x)
     halves = ops.reshape(x, (shape[0], shape[1], 2, -1))
     halves = ops.transpose(halves, (0, 2, 1, 3))
@@ -27,13 +27,13 @@ def attention(x):
 
 
 def rows_apart(x):
-    """Treats each step as a row, as `TimeDistributed` does."""
+    """Merges the time axis into the batch axis, as `TimeDistributed` does."""
     rows = ops.reshape(x, (-1, cases.WIDTH))
     return ops.reshape(ops.softmax(rows), (-1, cases.LENGTH, cases.WIDTH))
 
 
 def experts(x):
-    """A mixture of experts; each example chooses two of them."""
+    """A mixture of experts in which each example chooses two."""
     value, index = ops.top_k(x[:, 0], 2)
     of_all = ops.stack([x * (1.0 + i) for i in range(cases.WIDTH)], axis=1)
     chosen = ops.take_along_axis(of_all, index[..., None, None], axis=1)
@@ -41,7 +41,7 @@ def experts(x):
 
 
 def own_rows(x):
-    """Adds to each example its own most active step."""
+    """Adds to all steps of an example its most active step."""
     best = tf.argmax(x[:, :, 0], axis=1)
     return x + tf.gather(x, best, batch_dims=1)[:, None]
 
@@ -69,8 +69,8 @@ class Cell(L.Layer):
         return h, [h]
 
 
-# Tracing a model is slow, so one model has several layers. Bare functions become nodes of
-# a functional model.
+# Each model has several layers, since tracing a model is slow. Bare functions become
+# nodes of a functional model.
 HONEST = {
     "nodes": [attention, lambda x: x * ops.sigmoid(x) + 1.0],
     "layers": [
@@ -81,7 +81,7 @@ HONEST = {
         ),
         L.RNN(Cell(), return_sequences=True),
     ],
-    # Functions that are not written with operations of Keras cannot be opened.
+    # Only functions of Keras operations can be analyzed; these run on single examples.
     "TensorFlow": [cases.Custom(f) for f in (own_rows, scan_over_time, while_loop)],
 }
 
@@ -97,7 +97,7 @@ def test_honest_layers_are_exact(name):
 
 
 def each(function):
-    """Returns a function of the first example, the only one if the layer runs alone."""
+    """Returns a layer function that maps the first example, and ignores all others."""
     return lambda x: function(x[0])[None] + tf.zeros_like(x)
 
 
@@ -156,7 +156,7 @@ def test_backbones_of_keras_hub(name):
 
 
 def test_a_model_is_judged_anew_where_training_has_changed_its_weights():
-    # The bias of a convolution is a constant while the model is judged.
+    # The analysis of the model treats the bias of a convolution as a constant.
     stack = [L.Conv2D(3, 3), cases.Custom(lambda x: 2.0 * x), L.Flatten(), L.Dense(2)]
     model = keras.Sequential([keras.Input((6, 6, 1)), *stack])
     for variable, size in ((0.0, 4), (1.0, 6)):

@@ -1,4 +1,4 @@
-"""For each operation of the table, replacing one example changes no other one."""
+"""No operation of the table lets one example change the results of others."""
 
 import numpy as np
 import pytest
@@ -29,8 +29,9 @@ def image(x):
 
 
 def called(*arguments, inputs=lambda x: [x], **named):
-    """Returns a maker of functions of x from classes of operations; the last result
-    counts.
+    """Returns a function that turns an operation class into a function of x.
+
+    If the operation returns several results, the function returns the last one.
     """
 
     def of(kind):
@@ -43,7 +44,7 @@ def called(*arguments, inputs=lambda x: [x], **named):
     return of
 
 
-# Ways to call operations, some of which raise, or mix examples.
+# Ways to call an operation; for a given one, some raise and some mix examples.
 WAYS = [
     called(axis=1),
     called(axis=-1),
@@ -155,7 +156,7 @@ def drawn_alike(function, x):
 
 
 def walked(function):
-    """Walks a function; returns the walk, and the place and the shape of the result."""
+    """Walks a function, and returns the walk, and the result's place and shape."""
     walk = Walk(SIZE, ())
     x = walk.tensor((None, 3, 4), "float32")
     with walk._hooks():
@@ -164,7 +165,7 @@ def walked(function):
 
 
 def numbers():
-    """Yields pairs of batches that differ in the third example only."""
+    """Yields pairs of batches that differ only in their third example."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, 3, 4)).astype("f4")
     for replaced in (rng.normal(size=(3, 4)), 0.0, 100.0 * x[2], np.nan):
@@ -200,7 +201,8 @@ def test_an_operation_moves_no_other_example(name):
     assert_no_other_moves(CASES[name])
 
 
-# Entries that `CASES` calls with specific arguments; the others are called in all `WAYS`.
+# Operations that `CASES` calls with specific arguments. Two of the `WAYS` must work
+# for each of the others.
 SPECIAL = {kind for name in CASES for kind, *_ in walked(CASES[name])[0].log}
 OTHERS = [kind for kind in OPERATIONS if kind.__name__ not in SPECIAL]
 
@@ -259,7 +261,7 @@ MIXING = {
     "top_k": lambda x: ops.top_k(x[:, 0, 0], 2)[0],
     "image": lambda x: ops.image.resize(x, (4, 4)),
     "padded": lambda x: ops.pad(ops.transpose(x, (1, 0, 2)), 1),
-    # The following run for each example alone, whether they mix examples or not.
+    # The cases below run on single examples, whether or not they mix examples.
     "segments": lambda x: ops.segment_sum(x, whole(x)[:, 0, 0], 3),
     "classes of a vector": lambda x: ops.multi_hot(whole(x)[:, 0, 0], 5),
     "cross-entropy": lambda x: ops.categorical_crossentropy(x, ops.softmax(x), axis=0),

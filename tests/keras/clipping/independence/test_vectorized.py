@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Vectorized operations give each example the result of a loop; others do loop."""
+"""Vectorized operations give the results of a loop over examples; others use a loop."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ REDUCE = "Max Mean Min Prod Sum".split()
 
 
 def gradient(function):
-    """Returns the derivative of a function's squared sum."""
+    """Returns the gradient of the sum of a function's squares."""
 
     def call(x):
         with tf.GradientTape() as tape:
@@ -153,7 +153,7 @@ def examples():
     return tf.constant(x)
 
 
-# Cases that also run with sizes that are unknown while they are traced.
+# Cases that are also traced with unknown sizes.
 DYNAMIC = [
     *(f"{n}{kept}" for n in REDUCE for kept in ("", " kept")),
     *(

@@ -1,4 +1,4 @@
-"""Ways in which the examples of a batch could affect one another; each is refused."""
+"""Ways in which examples of a batch could affect one another; none succeeds."""
 
 import functools
 
@@ -21,7 +21,7 @@ def batch_size(x):
     return tf.shape(x)[0]
 
 
-# The number of examples determines which entries of each example are used.
+# Which entries of an example are used depends on the batch size.
 CHOSEN_BY_SIZE = {
     "strided slice, begin": lambda x: x[:, batch_size(x) - 4 :],
     "roll": lambda x: tf.roll(x, batch_size(x), axis=1)[:, :1],
@@ -46,7 +46,7 @@ def test_the_number_of_examples_cuts_nothing_out(name):
     )
 
 
-# Each position in the batch has its own noise, which is the same at each step.
+# Each batch position gets its own noise, the same at each step.
 SEEDED = {
     "constant": lambda x, seed: tf.random.stateless_uniform(tf.shape(x), [1, 2]),
     "keras": lambda x, seed: keras.random.uniform(ops.shape(x), seed=7),
@@ -74,7 +74,7 @@ def test_a_known_seed_numbers_no_places(kind):
 
 
 def pooled(attention, x):
-    """Attends with one query to the steps that a mask selects."""
+    """Attends with one query to the steps selected by a mask of the wrong rank."""
     query = ops.mean(x, axis=1, keepdims=True)
     mask = ops.mean(x, axis=-1) > 0  # [B, T], broadcast to [1, 1, B, T].
     actual = attention(query, x, attention_mask=mask)
@@ -112,7 +112,7 @@ def test_the_last_axis_of_a_vector_is_the_batch(kind):
 
 
 class KeptInSeed(layers.Layer):
-    """Writes data into a generator's counter, and reads them a step later."""
+    """Hides data in the state of a seed generator, and reads them a step later."""
 
     def __init__(self, kind):
         super().__init__()
@@ -150,7 +150,7 @@ def test_counters_of_generators_keep_no_data(kind):
 
 
 class WritesElsewhere(keras.metrics.Metric):
-    """Keeps the labels where a layer reads them."""
+    """A metric that writes the labels to a place where a layer reads them."""
 
     def __init__(self, place):
         super().__init__()
@@ -217,12 +217,12 @@ def test_updates_read_no_metrics(kind):
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
 
     def loss():
-        # None until the model is compiled.
+        # The model has no tracker until it is compiled.
         tracker = getattr(model, "_loss_tracker", None)
         return 0.0 if tracker is None else tf.convert_to_tensor(tracker.total)
 
-    # In eager mode the private update is finished when the constraint is called: then
-    # only the change by the constraint must have no effect.
+    # In eager mode, the constraint runs after the private update. A rate of 0 makes that
+    # update a no-op, so any change of the weights would come from the constraint.
     inner = keras.optimizers.SGD(0.0 if kind == "constraint" else 0.1)
     if kind == "schedule":
         inner = keras.optimizers.SGD(Schedule(loss))
@@ -234,7 +234,7 @@ def test_updates_read_no_metrics(kind):
 
 
 def print_and_read(path):
-    """Returns a layer that writes the batch mean to a file and reads it as a constant."""
+    """Returns a function that passes the batch mean through a file."""
 
     def call(x):
         mean = tf.reduce_mean(x)
@@ -246,13 +246,13 @@ def print_and_read(path):
 
 
 def segments(x, segment_sum):
-    """Sums each example's steps by category; a large category is past the end."""
-    category = tf.cast(tf.round(x[:, :, 0]), tf.int32)  # of 4
+    """Sums the steps of each example by category; one of the categories is invalid."""
+    category = tf.cast(tf.round(x[:, :, 0]), tf.int32)  # 4 values
     return tf.map_fn(lambda e: segment_sum(e[0], e[1], 3), (x, category), x.dtype)
 
 
 def segments_in_a_function(x):
-    """Calls the operation in a function, into which TensorFlow's vectorization descends."""
+    """Sums segments inside a nested tf.function, which TensorFlow also vectorizes."""
     inner = tf.function(tf.math.unsorted_segment_sum, autograph=False)
     flat = tf.reshape(x, [-1, cases.WIDTH])
     category = tf.cast(tf.clip_by_value(flat[:, 0] * 3, 0, 2), tf.int32)
@@ -323,7 +323,7 @@ def test_a_class_is_known_only_as_it_is_configured(name):
 
 
 class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that Python code computes, which could have seen the batch."""
+    """A learning rate from Python code, which could have seen the batch."""
 
     def __call__(self, step):
         rate = tf.numpy_function(lambda: np.float32(0.1), [], tf.float32)

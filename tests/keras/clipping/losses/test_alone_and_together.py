@@ -1,4 +1,4 @@
-"""Losses on single examples: useless losses are refused, changed losses are named."""
+"""Losses on single examples: useless ones are refused, changed ones reported."""
 
 import warnings
 
@@ -25,7 +25,7 @@ SCORES, TEXT = spec(CLASSES), spec(TIME, CLASSES)
 
 
 def cox(y, p):
-    """Cox' partial likelihood, by pairs; y is (time, event)."""
+    """Cox's partial likelihood over pairs of examples; y is (time, event)."""
     at_risk = ops.cast(y[None, :, 0] >= y[:, None, 0], "float32")
     risk = ops.log(ops.sum(at_risk * ops.exp(p[:, 0])[None], axis=1))
     events = ops.maximum(ops.sum(y[:, 1]), 1.0)
@@ -33,7 +33,7 @@ def cox(y, p):
 
 
 def concordance(y, p):
-    """Lin's concordance coefficient, from raw moments."""
+    """One minus Lin's concordance coefficient, computed from raw moments."""
     centers = ops.mean(y), ops.mean(p)
     spread = ops.mean(y * y) - centers[0] ** 2 + ops.mean(p * p) - centers[1] ** 2
     common = ops.mean(y * p) - centers[0] * centers[1]
@@ -48,14 +48,14 @@ def in_batch_negatives(y, p):
 
 
 def information(y, p):
-    """Negative entropy of the mean, and mean entropy."""
+    """The mean entropy minus the entropy of the mean prediction."""
     p = ops.softmax(p)
     center = ops.mean(p, axis=0)
     return ops.sum(center * ops.log(center)) - ops.mean(ops.sum(p * ops.log(p), -1))
 
 
 def hard(more_than):
-    """Returns a loss of the errors above a threshold that depends on the batch."""
+    """Returns a loss that keeps only errors above a threshold from the batch."""
 
     def loss(y, p):
         errors = ops.mean((y - p) ** 2, axis=-1)
@@ -115,7 +115,7 @@ def masked(y, p):
 
 
 def positive_only(y, p):
-    """A loss of positive examples, which is NaN for a negative example alone."""
+    """The mean loss of positive examples, which is NaN for one negative example."""
     positive = ops.cast(y == 1, "float32")
     return ops.sum(positive * ops.softplus(-p)) / ops.sum(positive)
 

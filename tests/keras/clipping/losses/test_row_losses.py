@@ -1,4 +1,4 @@
-"""Losses with one row for each example: the list of these losses, and their values."""
+"""The list of losses with one row per example, and their values."""
 
 import keras
 import numpy as np
@@ -75,7 +75,7 @@ def test_rows_and_their_gradients_are_those_of_batches_of_one(case, weights):
 
 
 def test_logits_that_a_softmax_keeps_are_used():
-    """From a saturated softmax's probabilities alone, the loss would be -log(epsilon)."""
+    """Saturated probabilities without their logits would give a loss of -log(epsilon)."""
     y_pred = keras.activations.softmax(100.0 * LOGITS)
     loss = losses.SparseCategoricalCrossentropy()
     rows = row_losses(compiled(loss), LABELS, y_pred, None)
@@ -122,7 +122,7 @@ def test_other_losses_and_structures_are_not_in_the_list():
     for loss in OTHERS:
         assert row_losses(compiled(loss), ONE_HOT, LOGITS, None) is None, loss
     for data in [
-        # These targets would be broadcast from examples to positions.
+        # Keras would broadcast these targets along the wrong axis.
         (CUBE[..., 0], CUBE, None),
         (CUBE, CUBE, WEIGHTS[:, None]),
         (ONE_HOT, LOGITS, ONE_HOT),

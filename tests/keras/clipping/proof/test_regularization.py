@@ -1,4 +1,4 @@
-"""Regularizers may depend on weights and constants, never on data."""
+"""Regularizers may depend on weights and constants, but never on data."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""Random layers draw new numbers in each round of a loop; gradients reuse them."""
+"""Random layers in loops: each iteration draws new numbers; gradients reuse them."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ def rounds(count, body, start):
 
 
 class Noisy(keras.layers.Layer):
-    """Returns w times a function of draws, whose gradient is the output divided by w."""
+    """A layer whose output is w times random numbers, with the gradient output / w."""
 
     def __init__(self, function):
         super().__init__()
@@ -45,7 +45,7 @@ def looped(drawn, x):
 
 
 def nested(drawn, x):
-    """Sums with signs that give 0 if the rounds of either loop draw the same numbers."""
+    """Sums with alternating signs: 0 if iterations of a loop repeat their numbers."""
 
     def outer(i, h):
         def inner(j, k):
@@ -65,12 +65,12 @@ def branching(drawn, x):
 
 
 def alone(drawn, x):
-    """Reshapes inputs so that the batch axis is lost, and each example runs alone."""
+    """Flattens the batch axis, so that the layer must run on each example alone."""
     return tf.reshape(tf.reshape(looped(drawn, x), [-1]), tf.shape(x))
 
 
 def mapped(drawn, x):
-    """Draws numbers for each part, in `tf.map_fn`."""
+    """Draws separate numbers in each call of a `tf.map_fn`."""
     parts = tf.constant([1.0, -1.0]), tf.stack([x, x])
     actual = tf.map_fn(lambda p: p[0] * drawn(p[1]), parts, tf.float32)
     return tf.reduce_sum(actual, axis=0)
@@ -93,7 +93,7 @@ def clipped(function):
 def test_the_gradient_is_of_what_each_round_drew(name):
     result = clipped(FUNCTIONS[name])
     outputs = result.outputs.numpy()
-    # No two rounds, examples or features share a number.
+    # No number is repeated between iterations, examples or features.
     assert len(np.unique(outputs)) == outputs.size
     means = outputs.mean(axis=-1) / WEIGHT
     np.testing.assert_allclose(result.norms, np.abs(means), rtol=1e-4)

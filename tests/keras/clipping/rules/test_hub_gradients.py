@@ -1,4 +1,4 @@
-"""Gradients of KerasHub tasks, compared with gradients of single examples."""
+"""Clipped sums of KerasHub tasks, compared with gradients of single examples."""
 
 import clipping_reference as reference
 import hub_models
@@ -15,7 +15,7 @@ MODELS = {
         f"{name}, adapted": (name, lambda name=name: hub_models.adapted(name))
         for name in ("bert", "gpt2", "gemma")
     },
-    # Gradients of this tied table are not formed: lookups and projections stay products.
+    # This tied table is too large to form gradients: norms come from inner products.
     "gpt2, large": (
         "gpt2",
         lambda: hub_models.gpt2(vocabulary_size=4000, hidden_dim=16),
@@ -31,7 +31,7 @@ def test_gradients_equal_those_of_examples_one_by_one(name):
     model = hub_models.compile_for_training(make())
     reference.randomize(model)
     reference.assert_exact(model, *hub_models.data(kind))
-    # No layer ran on single examples, forward or (except position embeddings) backward.
+    # No layer ran on single examples, apart from position embeddings in the backward pass.
     assert layers_executed_alone(model) == ()
     for unit in find_units(model, model.trainable_variables):
         is_position = type(unit.layer).__name__ == "PositionEmbedding"

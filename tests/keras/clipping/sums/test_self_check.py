@@ -1,4 +1,4 @@
-"""The numerical check finds errors that the model's structure does not show."""
+"""The numerical self-check finds errors that the model structure does not show."""
 
 import contextlib
 
@@ -63,7 +63,7 @@ class Gained(layers.Layer):
 
 
 class RuleOfGained(OneTapRule):
-    """A rule whose kernel gradient is right, or right only while all gains are 1."""
+    """A rule for `Gained`; the broken variant is right only while all gains are 1."""
 
     def __init__(self, is_right):
         self._is_right = is_right
@@ -113,7 +113,7 @@ def test_needs_eager_execution():
 
 
 class Gated(layers.Layer):
-    """Mixes examples through a gate that the initial weights close."""
+    """Mixes examples through a gate that is closed at the initial weights."""
 
     def __init__(self, gate, initial):
         super().__init__()
