@@ -111,7 +111,7 @@ LAYERS = {
         "embedding": lambda: L.Embedding(5, 3),
         "positions": lambda: Positions(),
         "positions_of_one": lambda: Positions(True),
-        # Elementwise functions may run on copied positions, but not functions along them.
+        # Only elementwise functions may run on copied positions.
         "positions_scaled": lambda: Positions(then=lambda p: 0.5 * p),
         "positions_normalized": lambda: Positions(
             then=lambda p: keras.ops.softmax(p, axis=0)

@@ -66,8 +66,8 @@ def test_tensor_float_32_is_refused_and_turned_off(gpu, set_tensor_float_32, cap
 def test_the_setting_reaches_every_product_that_xla_compiles(
     usual, set_tensor_float_32
 ):
-    # GPUs read the setting from the compiled program, so it must be there. The case True
-    # is the control.
+    # GPUs read the setting from the compiled program, so it must be there. True is the
+    # control.
     def body(inputs):
         h = layers.Reshape((36, 8))(layers.Conv2D(8, 3, groups=2)(inputs))
         return layers.MultiHeadAttention(2, 4)(h, h)

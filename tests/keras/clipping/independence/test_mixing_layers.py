@@ -89,7 +89,7 @@ class Subclass(L.Dropout):
 
 
 class ByContext(L.Layer):
-    """Mixes examples only if `training` is set, which `layer.call` alone does not do."""
+    """Mixes examples only if Keras' call context sets `training`."""
 
     def call(self, x, training=False):
         return centred(x) if training else x

@@ -221,8 +221,8 @@ def test_updates_read_no_metrics(kind):
         tracker = getattr(model, "_loss_tracker", None)
         return 0.0 if tracker is None else tf.convert_to_tensor(tracker.total)
 
-    # In eager mode, the constraint runs after the private update. A rate of 0 makes that
-    # update a no-op, so any change of the weights would come from the constraint.
+    # In eager mode, the constraint runs after the private update. With a rate of 0, that
+    # update is a no-op, so any change of the weights would come from the constraint.
     inner = keras.optimizers.SGD(0.0 if kind == "constraint" else 0.1)
     if kind == "schedule":
         inner = keras.optimizers.SGD(Schedule(loss))
@@ -246,8 +246,8 @@ def print_and_read(path):
 
 
 def segments(x, segment_sum):
-    """Sums the steps of each example by category; one of the categories is invalid."""
-    category = tf.cast(tf.round(x[:, :, 0]), tf.int32)  # 4 values
+    """Sums the steps of each example by category; some categories are out of range."""
+    category = tf.cast(tf.round(x[:, :, 0]), tf.int32)  # may exceed 2
     return tf.map_fn(lambda e: segment_sum(e[0], e[1], 3), (x, category), x.dtype)
 
 

@@ -31,7 +31,7 @@ def test_gradients_equal_those_of_examples_one_by_one(name):
     model = hub_models.compile_for_training(make())
     reference.randomize(model)
     reference.assert_exact(model, *hub_models.data(kind))
-    # No layer ran on single examples, apart from position embeddings in the backward pass.
+    # No layer ran on single examples, except position embeddings in the backward pass.
     assert layers_executed_alone(model) == ()
     for unit in find_units(model, model.trainable_variables):
         is_position = type(unit.layer).__name__ == "PositionEmbedding"
