@@ -117,8 +117,8 @@ class Passes:
         of the log weights.
         """
         n, b = self.num_steps, self.separation
-        # ahead[t]: log of the expected weight from step t on of an example that is not
-        # resting at step t.
+        # ahead[t]: for an example that is not resting at step t, the log of its
+        # expected weight from step t on.
         ahead = np.zeros(n + b)
         with np.errstate(divide="ignore"):
             take, leave = math.log(self.probability), np.log1p(-self.probability)

@@ -88,9 +88,9 @@ class Run:
     ) -> float:
         """Returns an upper bound on delta at confidence `1 - beta`.
 
-        Losses and weights have single precision. Each value is computed as if both had an
-        error of `_ROUNDING` to the unsafe side, and is then clipped to `largest`, which the
-        exact value does not exceed.
+        Losses and weights have single precision. Each value is computed as if both had
+        an error of `_ROUNDING` in the unsafe direction, and is then clipped to
+        `largest`, which the exact value does not exceed.
         """
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):

@@ -172,7 +172,7 @@ class SimulatedAccountant(Accountant):
         return least <= guarantee.delta * CHECK_FACTOR
 
     def proposals(self, epsilon: float, noise_stddev: float) -> list[Proposal]:
-        """Returns proposals that suit delta at epsilon, for both directions."""
+        """Returns proposals for computing delta at epsilon, in both directions."""
         both = (self._simulator.at(noise_stddev, add) for add in (False, True))
         return [one.propose(epsilon) for one in both]
 

@@ -49,7 +49,7 @@ Self = TypeVar("Self", bound="Simulator")
 
 
 class TooManyDraws(ValueError):
-    """Raised if a bound by simulation would take too many draws."""
+    """Raised if a simulated bound would take too many draws."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Proposal:
 class Simulator(abc.ABC):
     """Simulates the privacy loss of a sampler.
 
-    It draws for one noise level and one direction of adjacency; `at` chooses both.
+    Draws are for one noise level and one direction of adjacency, which are set by `at`.
 
     Args:
       entries: number of random numbers in a draw.
@@ -134,7 +134,7 @@ class Simulator(abc.ABC):
         """Draws in chunks; yields `log dP/dQ` [N], and log tilt densities over Q [T, N]."""
 
     def generator(self, *which: int) -> np.random.Generator:
-        """Returns the random generator of a part of a stage, equal at every noise level."""
+        """Returns the generator for part of a stage; the same at every noise level."""
         # SFC64 is twice as fast as the default; these random numbers need not be secret.
         seed = np.random.SeedSequence([self.seed, *which])
         return np.random.Generator(np.random.SFC64(seed))

@@ -236,9 +236,10 @@ def fixed_order_maximum(
         return bound
     diagonals = {offset: matrix.gram_diagonal(offset) for offset in offsets}
     value = 0.0
-    # Patterns are tried in the order of their bounds, until no remaining pattern can exceed
-    # the value. For a Toeplitz matrix, one pattern suffices: moving columns to the right
-    # only cuts off rows at the bottom, so the pattern from step 0 is the best.
+    # Patterns are tried in decreasing order of their bounds, until no remaining pattern
+    # can exceed the value. For a Toeplitz matrix, one pattern suffices: moving columns
+    # to the right only cuts off rows at the bottom, so the pattern from step 0 is the
+    # best.
     order = np.argsort(-absolute, kind="stable")
     if matrix.toeplitz_column() is not None:
         order = np.zeros(1, np.int64)

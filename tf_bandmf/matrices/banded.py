@@ -167,8 +167,7 @@ class RowBanded(Banded):
 
     def solve(self, x: np.ndarray) -> np.ndarray:
         x = check_operand(x, self.num_rows)
-        # BLAS stores each diagonal as a row, shifted so that matrix columns are
-        # aligned.
+        # BLAS expects one row per diagonal, shifted so that matrix columns are aligned.
         return filters.solve_banded(columns_from_rows(self.rows), x)
 
     def column_norms(self) -> np.ndarray:

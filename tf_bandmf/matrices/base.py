@@ -161,7 +161,7 @@ class LowerTriangular(abc.ABC):
         """Returns `M` with its parameters rounded to float32, as the noise uses them.
 
         If `M^-1` is nearly singular, rounding its parameters can change `M` a lot.
-        Analyse the rounded matrix, because it generates the noise.
+        Analyze the rounded matrix, because it generates the noise.
         """
         return self
 

@@ -101,13 +101,13 @@ def max_squared_counts(
 ) -> int | None:
     """Returns the exact sens^2 of the tree: the largest sum of squared node counts.
 
-    All entries of the Gram matrix are >= 0, so the sensitivity is the largest norm of
-    `C_T u` over the patterns `u` (arXiv:2306.08153, Prop. E.1), and `||C_T u||^2` is the
-    sum over the nodes of the squared number of participations. Intervals not longer than
-    the separation contain at most one participation. For longer ones, the ways to place
-    participations are combined bottom up; only undominated ways are kept.
-    (Kairouz et al., 2021, arXiv:2103.00039, compute this maximum by a dynamic program,
-    too.)
+    All entries of the Gram matrix are >= 0. Therefore the sensitivity is the largest
+    norm of `C_T u` over the patterns `u` (arXiv:2306.08153, Prop. E.1), and
+    `||C_T u||^2` is the sum over the nodes of the squared number of participations.
+    Intervals not longer than the separation contain at most one participation. For
+    longer ones, the ways to place participations are combined bottom up; only
+    undominated ways are kept. (Kairouz et al., 2021, arXiv:2103.00039, compute this
+    maximum by a dynamic program, too.)
 
     Args:
       num_steps: n.
@@ -118,7 +118,7 @@ def max_squared_counts(
       The maximum, or None if there are too many undominated ways to consider.
     """
     b, k = min_separation, max_participations
-    # Intervals not longer than the separation.
+    # Intervals no longer than the separation contain at most one participation.
     levels: dict[int, dict[int, _Choices]] = {}
     size, nodes = 1, 1
     while size <= min(b, num_steps):

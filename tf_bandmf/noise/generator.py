@@ -160,7 +160,7 @@ class NoiseGenerator:
           Noise, float32, shape [shard_size], and the new state.
 
         Raises:
-          InvalidArgumentError: if step is not in [0, num_steps), in graphs too.
+          InvalidArgumentError: if step is not in [0, num_steps), in graphs, too.
           ValueError: if traced under XLA, which drops the assertion; call this outside of
             XLA.
         """

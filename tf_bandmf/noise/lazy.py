@@ -32,8 +32,8 @@ import numpy as np
 
 from tf_bandmf import matrices
 
-# The maximum number of entries in a state: each entry takes as much memory as the
-# table, and one normal per jump.
+# The maximum number of entries in a state: each entry needs as much memory as the
+# table, and a fresh normal at every jump.
 MOST_ENTRIES = 9
 
 

@@ -17,7 +17,7 @@ by_itself = functools.partial(
     tf.function, autograph=False, experimental_attributes=NOT_INLINED
 )
 
-# The units to multiples of which `near_length` rounds up: 8 to 2^27.
+# `near_length` rounds up to a multiple of one of these units: 8 to 2^27.
 _UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
 # The collections that a function's graph shares with the outer graph instead of copying
@@ -37,10 +37,11 @@ def shared_function(
 
     Args:
       function: function of tensors, variables and Python numbers that does not close over a
-        tensor; omitted in use as a decorator. If XLA compiles it, integer variables are
-        passed by value: they may be on the CPU when all else is on a GPU, and a compiled
-        program cannot read a variable of another device. Float variables are read inside
-        the function, because TensorFlow would copy them outside.
+        tensor; omitted when this is used as a decorator with options. If XLA compiles
+        it, integer variables are passed by value: they may be on the CPU while
+        everything else is on a GPU, and a compiled program cannot read a variable on
+        another device. Float variables are read inside the function, because TensorFlow
+        would copy them outside.
       **options: options of `tf.function`.
 
     Returns:

@@ -81,7 +81,7 @@ class _Problem:
         self.minimizer = lbfgs.Minimizer(log_loss, self._num_variables, by_xla)
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
-        """Returns the columns of C, shape [bands, n], at variables."""
+        """Returns the columns of C, shape [bands, n], for given variables."""
         n = self._workload.num_steps
         columns = tf.reshape(position, [-1, n])
         if self._separation is None:

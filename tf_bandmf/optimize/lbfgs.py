@@ -29,7 +29,7 @@ _SEGMENT = 20
 # worthwhile.
 _AS_TRACED = 300
 
-# The gap is computed if it is expected to be at most this many tolerances.
+# The gap is computed if it is expected to be at most this many times its tolerance.
 _NEAR = 10.0
 
 
@@ -236,7 +236,8 @@ class Minimizer:
         )
         state = self._steps(initial, tf.constant(0), *scaling)
         del initial
-        # Iterations and evaluations before the last restart, and the value at the restart.
+        # The iterations and evaluations before the last restart, and the value at this
+        # restart.
         earlier, evaluations, restart_value = 0, 1, math.inf
         certificate = _Certificate(gap, options.gap_tolerance)
         converged, message = False, ""

@@ -2,14 +2,14 @@
 
 The maximum of the errors `e_i` is the limit of `(sum_i w_i e_i^p / n)^(1/p)` for every
 w > 0. The optimum of one order p shows which steps matter: with `w_i e_i^p` as the weights
-of the next stage, a moderate order comes as close to the maximum as an order many times
-as large without weights, and is better conditioned. This is the exponential method of
+of the next stage, a moderate order comes as close to the maximum as a much larger order
+would without weights, and is better conditioned. This is the exponential method of
 multipliers (Bertsekas, Constrained Optimization and Lagrange Multiplier Methods, 1982,
 section 5.1), with growing orders.
 
-For any weights, no strategy has a maximal error below the smallest weighted mean of errors
-over all strategies. Therefore a final stage of order 1 minimizes the mean with the weights
-of the last optimum, only to obtain this bound.
+For any weights, the smallest weighted mean of errors over all strategies is a lower
+bound on the maximum error of every strategy. Only to obtain this bound, a final stage
+of order 1 minimizes the mean with the weights of the last optimum.
 """
 
 from __future__ import annotations

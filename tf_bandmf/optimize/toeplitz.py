@@ -96,7 +96,7 @@ class ToeplitzProblem:
     Args:
       error: squared error, with its gradient.
       sensitivity: squared sensitivity under the participation.
-      inverse: True if the coefficients are those of `C^-1`, False if those of `C`.
+      inverse: True for coefficients of `C^-1`, False for coefficients of `C`.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class SeriesError:
     Args:
       workload: A, Toeplitz.
       objective: "mean" or "last".
-      inverse: True if the coefficients are those of `C^-1`, False if those of `C`.
+      inverse: True for coefficients of `C^-1`, False for coefficients of `C`.
     """
 
     def __init__(self, workload: Workload, objective: str, inverse: bool) -> None:

@@ -1,6 +1,6 @@
 """Participations: rules for the steps at which one example (or user) may contribute.
 
-One object defines the sampler, and the accountant analyses the same object, so the two
+One object defines the sampler, and the accountant analyzes the same object, so the two
 cannot contradict each other.
 
 | class | sampler | accounting |

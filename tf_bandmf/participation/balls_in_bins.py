@@ -1,4 +1,4 @@
-"""Balls-in-bins sampling: each example has one random bin, its step in all epochs."""
+"""Balls-in-bins sampling: each example's random bin is its step in every epoch."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def fingerprint(
     participation: Participation,
     options: Mapping[str, Any],
 ) -> str:
-    """Returns 64 hexadecimal digits, equal only for arguments with equal strategies."""
+    """Returns 64 hexadecimal digits that are equal only if the strategies are equal."""
     content = {
         "format": _FORMAT,
         "version": __version__,

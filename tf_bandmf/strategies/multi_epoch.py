@@ -21,7 +21,8 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 from tf_bandmf.workloads import Workload, check_workload
 
-# Limited, because an iteration needs several n x n arrays and an eigendecomposition.
+# The maximum number of steps: each iteration needs several n x n arrays and an
+# eigendecomposition.
 _LARGEST_NUM_STEPS = 8_192
 # Exponent of the multiplicative update; 2 would be exact for a diagonal X.
 _RELAXATION = 1.8

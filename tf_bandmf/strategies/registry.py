@@ -56,7 +56,7 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Refinement:
-    """The relation of a family to a faster one, which it improves by a few percent at most.
+    """A family's relation to a faster one, which it improves by at most a few percent.
 
     Attributes:
       of: the faster family. On workloads without a learning-rate schedule, "auto" skips
@@ -84,9 +84,9 @@ class Family:
       aliases: other names.
       auto: rank in the tables of "auto" and of `compare`, after the family that this one
         refines; None if the family is in neither table.
-      banded: the matrix that has few bands: "C", so that cyclic sampling amplifies it;
-        "inverse" for `C^-1`, so that earlier normals are regenerated instead of stored;
-        None for neither.
+      banded: the matrix that has few bands: "C", which permits amplification by cyclic
+        sampling; "inverse" for `C^-1`, whose earlier normals are regenerated instead of
+        stored; None for neither.
       is_optimized: True if `build` optimizes numerically; results are then cached, and more
         bands, up to the separation, are never worse.
       refinement: relation to a faster family that this family refines in minutes, or None.
@@ -120,8 +120,8 @@ class Family:
     def needs_budget(self) -> bool:
         """True if the strategy depends on the budget, which `build` then takes.
 
-        "auto" compares such families only if amplification is simulated, because otherwise
-        noise is proportional to a norm at every budget.
+        "auto" compares such families only if amplification is simulated, because
+        otherwise noise is proportional to a matrix norm, whatever the budget.
         """
         return "epsilon" in self.options
 
