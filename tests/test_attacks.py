@@ -1,4 +1,4 @@
-"""The page "what was attacked" names existing tests, and its rows are well formed."""
+"""The page "what was attacked" names existing tests, and its rows are well-formed."""
 
 import pathlib
 import re

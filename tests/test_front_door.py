@@ -1,4 +1,4 @@
-"""Packages that `import tf_bandmf` and the command line load, and public names."""
+"""Which packages `import tf_bandmf` and the command line load; public names."""
 
 import importlib
 import inspect
@@ -20,7 +20,7 @@ COMPARE = (
 
 
 def loaded(code):
-    """Returns the heavy packages that a new interpreter has loaded after some code."""
+    """Returns the heavy packages that some code loads in a new interpreter."""
     program = (
         f"import sys\n{code}\n"
         f"print('LOADED', *[m for m in {HEAVY} if m in sys.modules])"

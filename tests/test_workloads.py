@@ -1,4 +1,4 @@
-"""Workload matrices against the optimizers that they describe."""
+"""Workload matrices, compared with the optimizers that they describe."""
 
 import numpy as np
 import pytest

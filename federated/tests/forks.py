@@ -1,4 +1,4 @@
-"""Forks of a process that has loaded TensorFlow, whose threads the fork lacks."""
+"""Forks of a process that has loaded TensorFlow; a fork lacks TensorFlow's threads."""
 
 import gc
 import os

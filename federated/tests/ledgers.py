@@ -1,4 +1,4 @@
-"""Copies of ledgers, and rounds that begin, for tests."""
+"""Helpers for tests of ledgers: copies, and begun rounds."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ def rounds_of(path):
 
 
 def copy_ledger(source, target):
-    """Copies a ledger together with the journal that a killed program left."""
+    """Copies a ledger, and the journal that a killed program left behind."""
     os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
     os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
     with contextlib.ExitStack() as stack:
@@ -34,7 +34,7 @@ def changed(path, *statements):
 
 
 def begin_round(ledger, number, cohort):
-    """Begins a round, after finishing the round before it, or the first state."""
+    """Begins a round, after recording the end of the previous one or the initial state."""
     if ledger.expected[0] == "finished":
         ledger.finished(number - 1, {"a": number})
         ledger.released(number - 1)

@@ -1,4 +1,4 @@
-"""Devices in this process, for tests of runs without an engine."""
+"""Devices simulated in this process, for tests of runs without an engine."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ class Models:
 
 
 class Weights(dict):
-    """Collects the released weights, by the number of rounds done."""
+    """Collects the released weights, by the number of finished rounds."""
 
     async def release(self, value, key):
         self[key] = value[0].astype(np.float64)
@@ -49,7 +49,8 @@ def make_run(engine, devices, folder, over_selection=1.0, **options):
 
 
 class SimulatedDevices:
-    """Devices that each have a store in a folder, and add their own constant.
+    """Simulated devices; each has its own store, and adds its own constant to the
+    weights.
 
     Args:
       folder: folder of all stores.

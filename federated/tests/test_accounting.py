@@ -1,4 +1,4 @@
-"""The guarantee that follows from the record of a run."""
+"""The guarantee that a run's record implies."""
 
 import collections
 import itertools
@@ -31,11 +31,11 @@ PLAN = make_plan(l2_norm_clip=0.25)
 
 
 def measured(b, k, n=N):
-    """Returns a measurement in which one of two clients took part k times, b apart."""
+    """Returns a measurement where one of two clients takes part k times, every b rounds."""
     return MeasuredParticipation(n, 2, b, k, k + 1)
 
 
-# --- What a record says.
+# # --- Participation measured from a record.
 
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
@@ -84,7 +84,7 @@ def test_measurement_that_contradicts_itself_is_refused(fields, message):
         MeasuredParticipation(*fields)
 
 
-# --- What it guarantees.
+# # --- The guarantee of a measurement.
 
 
 @pytest.mark.parametrize("mechanism", ["banded", "bsr", "bisr", "lambda_cgd", "blt"])
@@ -108,7 +108,7 @@ def test_measured_as_planned_is_the_planned_guarantee(mechanism):
 @pytest.mark.parametrize("plan", [PLAN, make_plan("bsr"), make_plan("lambda_cgd")])
 @pytest.mark.invariant(3)
 def test_is_that_of_the_worst_pattern_also_below_the_bands(plan, b, k):
-    # These strategies have no negative entries: the worst pattern has equal updates.
+    # # These strategies have no negative entries, so equal updates are the worst case.
     matrix = plan.strategy.matrix.to_dense()
     assert np.all(matrix >= 0)
     worst = max(

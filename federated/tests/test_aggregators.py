@@ -62,7 +62,7 @@ def run_process(process, plan, denominator, clients=(), state=None):
 @pytest.mark.slow_cases("bandinv", "tree", "blt", "bisr", "dense", "identity", "banded")
 @pytest.mark.parametrize("mechanism", FAMILIES)
 def test_noise_of_every_family_is_that_of_the_strategy(mechanism):
-    """C times the noise is z, up to the grid of released values."""
+    """C times the noise equals z, up to the grid of released values."""
     plan = make_plan(mechanism)
     c = plan.strategy.matrix.to_dense()
     factory = CorrelatedNoiseFactory(plan, clients_per_round=4)
@@ -122,7 +122,7 @@ def test_keys_are_fresh_in_every_run_and_from_the_operating_system():
 
 @pytest.mark.parametrize("mechanism", ["bsr", "bisr"])
 def test_a_ring_buffer_too_large_for_the_state_is_refused(mechanism):
-    """Mechanisms that the error message names do run at that size."""
+    """The mechanisms that the error message suggests run at this size."""
     plan, wide = make_plan(mechanism), tff.TensorType(np.float32, [3_000_000])
     factory = CorrelatedNoiseFactory(plan, 1.0)
     if mechanism == "bsr":
@@ -158,7 +158,7 @@ def test_wrong_plans_are_refused():
 
 
 def drop_in(mechanism):
-    """Returns the weights after 3 rounds of TFF's averaging with the factory."""
+    """Returns the weights after 3 rounds of TFF's federated averaging with the factory."""
     plan = make_plan(mechanism, noise_multiplier=0.01)
     aggregator = CorrelatedNoiseFactory(plan, 2.0)
     process = tff.learning.algorithms.build_unweighted_fed_avg(
@@ -175,7 +175,7 @@ def drop_in(mechanism):
 def test_drop_in_of_build_unweighted_fed_avg():
     actual, reference = drop_in("bsr"), drop_in("identity")
     assert np.abs(actual).max() > 0.01
-    # With so little noise, both are the mean of the clipped updates.
+    # # The noise is negligible, so both results are the mean of the clipped updates.
     np.testing.assert_allclose(actual, reference, atol=0.2)
 
 

@@ -1,4 +1,4 @@
-"""A federated run with a budget ledger reserves its cost before its first noise."""
+"""A federated run reserves its cost in a budget ledger before its first noise."""
 
 import pytest
 from plans import min_sep_plan

@@ -1,4 +1,4 @@
-"""Selection among available devices that may take part, according to the ledger."""
+"""Cohorts are selected among the available devices that the ledger allows."""
 
 import collections
 import random
@@ -109,7 +109,7 @@ def test_it_waits_until_it_is_told_not_to(ledger):
 
 
 def test_selection_is_uniform_among_the_eligible(ledger, monkeypatch):
-    monkeypatch.setattr(cohorts_module, "_LOOKED_UP", 4)  # several looks
+    monkeypatch.setattr(cohorts_module, "_LOOKED_UP", 4)  # in several queries
     generator = random.Random(5)
     monkeypatch.setattr(random, "Random", lambda seed: generator)
     cohorts = make(ledger, [str(i) for i in range(12)], b=2, k=9)

@@ -1,4 +1,4 @@
-"""Modules that any engine can use import no engine."""
+"""Engine-independent modules import no engine."""
 
 import ast
 import importlib

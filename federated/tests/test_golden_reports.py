@@ -21,7 +21,7 @@ from tf_bandmf_federated.averaging import FederatedAveraging, Replies
 
 FILE = pathlib.Path(__file__).parent / "golden" / "reports.json"
 N, B, K, PER_ROUND = 9, 3, 3, 2
-# Optimized coefficients differ between numerical libraries, closed forms do not.
+# # Optimized coefficients depend on numerical libraries; closed forms do not.
 TOLERANCES = {"optimized": 1e-5, "closed": 1e-9}
 
 
@@ -75,7 +75,7 @@ def run(folder, over_selection=1.0, answers=None, skips=False, sizes=(3, 1)):
 
 
 def too_large(request, add):
-    """Devices that send large updates to get more weight; each counts as one."""
+    """Sends large updates, as devices that want more weight would; each counts as one."""
     for name in request.names:
         add(name, [np.full_like(w, 1e9) for w in request.weights])
     return Replies()

@@ -1,4 +1,4 @@
-"""Work shared by a few threads keeps its order, and stops after an error."""
+"""Results from several threads keep their order, and work stops after an error."""
 
 import itertools
 import os
@@ -43,7 +43,7 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
     assert threading.get_ident() not in here
 
     def child():
-        signal.alarm(20)  # a fork would wait for threads that it does not have
+        signal.alarm(20)  # if broken, the fork waits for threads that it lacks
         if list(ahead(lambda item: item + 1, range(9))) != list(range(1, 10)):
             os._exit(1)
 

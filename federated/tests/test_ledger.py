@@ -1,4 +1,4 @@
-"""The write-ahead record: entries that it accepts, refuses and restores."""
+"""The write-ahead ledger: entries that it accepts, refuses and restores."""
 
 import collections
 import os
@@ -49,7 +49,7 @@ def test_every_entry_is_read_again_and_in_the_file_when_the_call_returns(
     with Ledger(path, RUN) as ledger:
         for number, act in enumerate(acts):
             act(ledger)
-            # A kill would leave the file and its journal like this.
+            # # A killed program would leave the file and its journal in this state.
             copied = str(tmp_path / f"{number}")
             for name in ("", "-wal"):
                 shutil.copy2(path + name, copied + name)
@@ -100,7 +100,7 @@ def test_cohorts_and_history_are_read_again(path):
         assert [ledger.cohort(i) for i in (0, 1)] == [COHORT, tuple(sorted(strange))]
         actual = ledger.history(["b", "new", strange[0]], 2).tolist()
         assert actual == [[1, 2], [-1, 0], [1, 1]]
-        assert ledger.history(["b"], 1).tolist() == [[0, 1]]  # as it was before round 1
+        assert ledger.history(["b"], 1).tolist() == [[0, 1]]  # as before round 1
         assert ledger.point_with("a", 0) == ledger.rounds[0].point
         assert ledger.point_with("a", 1) is None
 
@@ -220,10 +220,10 @@ def test_another_process_neither_reads_nor_writes_an_open_file(path):
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     statements = ("SELECT * FROM entries", "DELETE FROM entries")
-    for _ in range(2):  # for a new file, and for one that is only read
+    for _ in range(2):  # for a new file, and for a file that is only read
         with Ledger(path, RUN):
             with pytest.raises(BlockingIOError):
-                Ledger(path, RUN)  # must not end the lock of the first
+                Ledger(path, RUN)  # must not release the first ledger's lock
             assert [actual(one) for one in statements] == 2 * ["database is locked"]
     assert actual(statements[0]) == ""  # the control
 
@@ -269,7 +269,8 @@ def test_a_round_that_cannot_be_written_is_not_begun(
         with Ledger(path, RUN) as ledger:
             with pytest.raises(OSError, match=match):
                 ledger.started(1, [f"device {i}" for i in range(2000)])
-            # Its memory may differ from the disk, so it must not write any more.
+            # # The ledger's memory may differ from the disk, so it must write nothing
+            # more.
             with pytest.raises(ValueError, match="is closed"):
                 ledger.started(1, COHORT)
     with Ledger(path, RUN) as ledger:

@@ -19,7 +19,7 @@ def folder(path):
 
 
 class Other:
-    """A process forked before any ledger was open; opens one when it is told to."""
+    """A process forked before any ledger was open, which opens a ledger on request."""
 
     def __init__(self, path):
         (reading, self._told), (self._answer, writing) = os.pipe(), os.pipe()
@@ -87,7 +87,7 @@ def test_a_ledger_with_another_name_is_refused(path, folder):
     try:
         with Ledger(path, RUN) as ledger:
             os.link(path, name)
-            shutil.copy2(path, path + ".copied")  # which ends SQLite's locks
+            shutil.copy2(path, path + ".copied")  # this releases SQLite's locks
             assert "another name (a hard link)" in other.opens()
             begin_round(ledger, 0, COHORT)
         with pytest.raises(OSError, match="another name"):
@@ -124,8 +124,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_forks_leave_the_journal_to_the_program_and_do_not_keep_its_lock(path):
     """One fork ends before the program, and another one outlives it."""
-    # This needs a new process: a fork of this one cannot free what TensorFlow made, and a
-    # fork of a fork may crash.
+    # # This needs a new process: a fork of this one cannot free TensorFlow's objects,
+    # and a fork of a fork may crash.
     command = [sys.executable, "-c", PROGRAM, path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         outlives = int(program.stdout.readline())

@@ -1,4 +1,4 @@
-"""The client enforces b-min-separation, before its update enters the sum."""
+"""The client enforces b-min-separation before its update enters the sum."""
 
 import collections
 import functools
@@ -46,7 +46,7 @@ traces = st.lists(
 
 
 def check_run(next_round, attempts):
-    """Runs a trace of attempts; checks by the sums which clients contributed."""
+    """Runs a sequence of attempts; checks from the sums which clients contributed."""
     history = collections.defaultdict(list)
     for round_number, cohort in enumerate(attempts):
         cohort = sorted(cohort)

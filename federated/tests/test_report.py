@@ -1,4 +1,4 @@
-"""The report states what follows from plan and measurement, and nothing else."""
+"""The report states only what follows from the plan and the measurement."""
 
 import dataclasses
 import re

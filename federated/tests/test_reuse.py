@@ -1,4 +1,4 @@
-"""With old copies of a server's folder, no two releases share noise on different sums."""
+"""After restoring an old server folder, no noise is released on two different sums."""
 
 import asyncio
 import itertools
@@ -69,9 +69,9 @@ def run(
 
 
 def noise_left(plan, rounds, *histories):
-    """Returns the deviation of the difference of two histories' noise, for each round.
+    """Returns the standard deviation of the noise difference of two histories, per round.
 
-    The noise is what releases have beside the devices' sums, in units of the plan's noise.
+    The noise is the release minus the devices' sum, in units of the plan's noise.
     """
     steps = [
         np.array([PER_ROUND * (left[t + 1] - left[t]) - sums[t] for t in rounds])
@@ -81,7 +81,7 @@ def noise_left(plan, rounds, *histories):
 
 
 def noise_of_two_histories(plan, folder):
-    """Returns the noise left in the difference of two copies' rounds 5 to 7."""
+    """Returns the noise that remains in the difference of rounds 5 to 7 of two copies."""
     devices = SimulatedDevices(str(folder / "devices"), plan, 40)
     before, _ = run(plan, folder / "first", 5, devices)
     histories = []
@@ -105,14 +105,14 @@ def noise_of_two_histories(plan, folder):
 @pytest.mark.parametrize("mechanism", ["banded", "lambda_cgd", "bisr"])
 @pytest.mark.invariant(8)
 def test_two_histories_share_no_noise(mechanism, tmp_path, figure):
-    # Each round has 2000 differences of rows of C^-1 Z with independent new normals.
+    # # Each round has 2000 noise differences, which contain independent new normals.
     deviations = noise_of_two_histories(make_plan(mechanism), tmp_path)
     figure(f"{mechanism}: {deviations.min():.2f} times the noise is left")
     assert deviations.min() > 1.25 and deviations.max() < 3.0
 
 
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
-    # The control: noise is bound to the rounds alone.
+    # # The control: noise that is bound only to the round.
     monkeypatch.setattr(RoundNoise, "_digest", lambda *arguments: 0)
     deviations = noise_of_two_histories(make_plan("banded"), tmp_path)
     assert deviations.max() < 3e-3  # the grid
@@ -128,7 +128,7 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "control"])
 @pytest.mark.invariant(8)
 def test_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
-    if not is_bound:  # to the sum alone
+    if not is_bound:  # bound only to the sum
         real = RoundNoise._digest
         monkeypatch.setattr(
             RoundNoise, "_digest", lambda *given: real(*given[:3], "no point")
@@ -182,8 +182,11 @@ def test_parts_of_a_backup(tmp_path, figure):
             refused += 1
             continue
         twice = [t for t in again_sums if t in sums]
-        again.setdefault(min(twice), left[min(twice)])  # what it went on from
-        # Its first round was begun before the copy: devices, sum and noise are the same.
+        again.setdefault(
+            min(twice), left[min(twice)]
+        )  # the state from which it continued
+        # # The copy's first round was begun before the copy: devices, sum and noise are
+        # equal.
         np.testing.assert_array_equal(again[min(twice) + 1], left[min(twice) + 1])
         if twice[1:]:
             deviations = noise_left(plan, twice[1:], (left, sums), (again, again_sums))

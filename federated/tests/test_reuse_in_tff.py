@@ -1,4 +1,4 @@
-"""With old states in TFF, no two results share noise on different sums."""
+"""After restoring an old TFF state, no noise is released on two different sums."""
 
 import numpy as np
 import pytest
@@ -17,9 +17,7 @@ def make_plan(mechanism):
 
 
 def two_results(plan):
-    """Returns the noise of a round, in standard deviations, for one state and two
-    cohorts.
-    """
+    """Returns a round's noise for two cohorts from one state, in standard deviations."""
     factory = CorrelatedNoiseFactory(plan, 1.0)
     process = factory.create(tff.TensorType(np.float32, [SIZE]))
 
@@ -52,7 +50,7 @@ def test_two_results_of_one_state_share_no_noise(mechanism, figure):
 
 
 def test_the_measure_sees_noise_that_is_reused(monkeypatch):
-    # The control: noise is bound to the rounds alone.
+    # # The control: noise that is bound only to the round.
     monkeypatch.setattr(
         state_noise.digests, "plain_digest", lambda key, total: tf.zeros([2], tf.int32)
     )
@@ -98,7 +96,7 @@ def model_after(process, state, inputs):
 def test_equal_sums_do_not_show(inputs, figure):
     process = make_process()
     state = process.initialize()
-    if not inputs[0]:  # two processes without common state
+    if not inputs[0]:  # two processes that share no state
         first, second = (model_after(p, state, "") for p in (process, make_process()))
     else:
         first, second = (model_after(process, state, one) for one in inputs)
@@ -112,7 +110,7 @@ def test_states_that_skip_a_round_share_no_normals():
     rounds = []
     state = make_process().initialize()
     for _ in range(2):
-        process = make_process()  # which knows nothing of the other history
+        process = make_process()  # independent of the other history
         skipped = process.skip_round(state)
         before = np.ravel(process.get_model_weights(skipped).trainable[0])
         rounds.append(model_after(process, skipped, "") - before)

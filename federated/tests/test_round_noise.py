@@ -1,4 +1,4 @@
-"""Noise that the server draws itself."""
+"""Noise that the server draws without an engine."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ class Made:
 def test_any_round_is_the_core_s_bit_for_bit(name):
     made, other = Made(PLANS[name]), Made(PLANS[name])
     digests = np.arange(N) + 3
-    # Rounds in order, repeated, skipped, and backward.
+    # # Rounds in order, repeated, skipped and in reverse.
     for number in (0, 1, 4, 4, 2, 7, 0):
         actual, after = made.row(digests[:number], point=f"{number}")
         np.testing.assert_array_equal(actual, made.straight(after)[number])
@@ -83,7 +83,7 @@ def test_every_bit_of_a_large_sum_is_in_its_digest():
 
 @pytest.mark.invariant(11)
 def test_a_state_brings_its_key(tmp_path):
-    """This holds for a state of another run, and after a restart."""
+    """A state carries its key, even into another run and after a restart."""
     made = Made(PLANS["ring buffer"])
     _, digests = made.row([], point="drawn")
     second, _ = made.row(digests, point="more")
@@ -122,7 +122,7 @@ def test_an_interrupted_row_does_not_spoil_the_next_one():
     working = made.noise._row
 
     def interrupted(*arguments):
-        working(*arguments)  # the buffer has changed
+        working(*arguments)  # the buffer has changed at this point
         raise KeyboardInterrupt
 
     made.noise._row = interrupted
@@ -143,7 +143,7 @@ def test_parts_of_a_row_are_the_row_bit_for_bit(name, monkeypatch):
     state = made.after([3, 4])
     parts, after = made.noise.bound_to(state, np.arange(size), "")
     actual = [next(parts)]
-    # The noise of another sum is requested before this one is complete.
+    # # The noise of another sum is requested before all parts of this one are read.
     others, other = made.noise.bound_to(state, np.arange(size) + 1, "")
     actual.extend(parts)
     for values, bound in ((actual, after), (list(others), other)):

@@ -1,7 +1,7 @@
-"""After kills at random moments, no noise is used twice, and no device comes too early.
+"""After kills at random moments, no noise is used twice, and no device is asked too early.
 
-This file runs itself as a program that forks a child for each kill, so that TensorFlow
-starts anew in each of them.
+The test runs this file as a program, which forks a child for each kill, so TensorFlow
+starts anew in each child.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ def die_at(moment):
     connect = sqlite3.connect
 
     def connected(*arguments, **options):
-        # Moments are before each SQL statement, and in the middle of commits.
+        # # A kill can occur before each SQL statement and in the middle of a commit.
         database = connect(*arguments, **options)
         database.set_trace_callback(count(lambda statement: None))
         database.set_progress_handler(count(lambda: 0), 100)
@@ -97,7 +97,7 @@ def die_at(moment):
 
 
 def train(folder, moment):
-    # A closed-form mechanism, since each child makes its plan anew.
+    # # A closed-form mechanism is quick to plan, which each child does anew.
     plan = min_sep_plan(f"bsr:{B}", N, B, K, noise_multiplier=0.5)
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
     rng = random.Random()

@@ -1,4 +1,4 @@
-"""Runs without an engine that are interrupted in all ways."""
+"""Engine-free runs that are interrupted in various ways."""
 
 import asyncio
 import dataclasses
@@ -58,7 +58,7 @@ def flat(state):
 
 
 def check_one_content(devices, models):
-    """Checks that only one result of each round's noise was sent or released."""
+    """Checks that the noise of each round was sent or released with only one sum."""
     contents = {}
     for number, content, _ in devices.asked:
         contents.setdefault(number, set()).add(content)
@@ -79,7 +79,7 @@ def test_the_model_is_the_sum_of_updates_and_of_the_cores_noise(who, tmp_path):
     for step in range(N):
         row, state = generator.next(state, step)
         noise += row.numpy()
-    # Each device adds a vector of norm 1 in the direction of ones.
+    # # Each device adds a vector of norm 1 with equal entries.
     asked = sum(len(names) for _, _, names in devices.asked)
     expected = (asked * 0.5 + TEST_PLAN.noise_stddev * noise) / PER_ROUND
     np.testing.assert_allclose(flat(done), expected, rtol=1e-4, atol=3e-3)
@@ -179,7 +179,7 @@ def test_a_crash_gives_no_second_content(
         patch.setattr(Ledger, "finished", finished)
         patch.setattr(Ledger, "released", released)
         finish(tmp_path, devices, exchange=dies, models=models)
-    devices.gone = set(list(devices.stores)[:2])  # meanwhile some left
+    devices.gone = set(list(devices.stores)[:2])  # meanwhile two devices left
     after = Models()
     _, measured = finish(
         tmp_path, devices, models=after, interrupted_round=interrupted_round
@@ -193,7 +193,7 @@ def test_a_crash_gives_no_second_content(
     if skips:
         contents = dict(models.released + after.released)
         assert contents[3] == contents[2]
-    # The run is done: a further call does nothing, and releases nothing.
+    # # The run is complete, so a further call does and releases nothing.
     again = Models()
     finish(tmp_path, devices, models=again)
     assert again.released == []
@@ -232,7 +232,7 @@ def test_another_model_plan_format_or_denominator_is_refused(tmp_path, monkeypat
     monkeypatch.setattr(ledger_module, "_FORMAT", "another")
     with pytest.raises(ValueError, match="belongs to another run: format was"):
         finish(tmp_path, devices)
-    assert len(devices.asked) == asked  # nobody was asked again
+    assert len(devices.asked) == asked  # no device was asked again
 
 
 def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):

@@ -1,4 +1,4 @@
-"""TFF's training program keeps the promises of `rounds`."""
+"""TFF's training program keeps the promises of the module `rounds`."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ PLAN = make_plan(noise_multiplier=0.5)
 
 @pytest.fixture(scope="module")
 def process():
-    """Builds the process once: a restart within this program continues with it."""
+    """Builds the TFF process once; simulated restarts reuse it."""
     return build(PLAN)
 
 
@@ -83,7 +83,9 @@ class Metrics(tff.program.ReleaseManager):
 
 
 def train(path, process, models=None, metrics=None, source=None, dies=None, **more):
-    """Trains; `dies = (when, round)` raises before or after a round's result is written."""
+    """Trains; `dies = (when, round)` raises before or after the round's result is
+    written.
+    """
     more.setdefault("clients_per_round", CLIENTS_PER_ROUND)
     wrote = Ledger.finished
 
@@ -140,7 +142,7 @@ def test_a_run_releases_every_model_and_measures_participation(tmp_path, process
 def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
     tmp_path, process, dies, monkeypatch
 ):
-    monkeypatch.setattr(ledger, "draw", lambda: "")  # so that runs can be compared
+    monkeypatch.setattr(ledger, "draw", lambda: "")  # makes runs comparable
     metrics, before, after, straight = Metrics(), Models(), Models(), Models()
     train(tmp_path / "run", process, before, metrics=metrics, total_rounds=1)
     copy_ledger(tmp_path / "run" / LEDGER, tmp_path / "straight" / LEDGER)
@@ -169,7 +171,7 @@ def test_an_interrupted_round_goes_on_with_what_is_there(tmp_path, process, chan
     outcome = train(tmp_path, process, after, source=other, **options)
     assert [key for key, _ in before.releases + after.releases] == [1, 2, 3, 4, 5]
     assert (after.releases[0][1] == before.releases[1][1]) == skip
-    # Its clients count as having taken part, and rest for b rounds.
+    # # The interrupted round counts: its clients rest for b rounds.
     cohorts = cohorts_of(tmp_path)
     assert cohorts[2] == cohort and not set(cohort) & set(cohorts[3])
     assert outcome.measured == dataclasses.replace(
@@ -209,7 +211,7 @@ def test_releases_hold_no_secret(tmp_path, process):
 def test_it_runs_in_a_federated_context_of_tff_s_programs(
     tmp_path, process, monkeypatch
 ):
-    # TFF interrupts its service and waits for it without limit, but it may never end.
+    # # TFF interrupts its service, which may never end, and waits for it without limit.
     monkeypatch.setattr(
         importlib.import_module(
             "tensorflow_federated.python.core.impl.executor_stacks.executor_factory"

@@ -28,9 +28,7 @@ def test_calibration_is_safe_and_tight(epsilon, log10_delta):
 
 @pytest.mark.parametrize("noise", [0.008, 0.007])
 def test_an_epsilon_near_the_largest_of_a_budget_is_stated(noise):
-    """`gaussian_epsilon` computes epsilons from 8,192 to 11,000, and does not refuse
-    them.
-    """
+    """`gaussian_epsilon` accepts noise so small that epsilon is 8,192 to 11,000."""
     actual = gaussian.gaussian_epsilon(noise, 1e-5)
     with mpmath.workdps(50):
         s = mpmath.mpf(noise)

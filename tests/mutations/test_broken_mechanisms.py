@@ -1,7 +1,7 @@
 """Audits and tests of noise detect mechanisms that are broken on purpose.
 
 A mutation changes one function of the package. A check must pass for the unchanged
-code, and fail with the mutation: this shows that the check can fail, and why. These are
+code, and fail with the mutation: this shows that the check is able to fail. These are
 statistical checks; deterministic ones have other tests.
 """
 
@@ -31,7 +31,7 @@ from tf_bandmf.noise.keys import NoiseKey  # noqa: E402
 from tf_bandmf.planning.plan import Plan  # noqa: E402
 from tf_bandmf.sampling import samplers  # noqa: E402
 
-# Number of coordinates, each of which has one example as its canary.
+# # Number of coordinates; one canary example per coordinate.
 WIDTH = 1024
 STEPS = 12
 # Family-wise false-alarm rate of a check.
@@ -40,7 +40,7 @@ ALPHA = 1e-6
 
 @pytest.fixture(autouse=True)
 def forgets():
-    """Clears the state that a process would keep from one mechanism to the next."""
+    """Clears the module state that would carry over from one mechanism to the next."""
 
     def forget():
         admission.forget()
@@ -53,7 +53,7 @@ def forgets():
 
 
 def restart(run):
-    """Rebuilds the secret state of a run from its saved parts, as a new process would."""
+    """Restores a run's secret state from what was saved, like a new process."""
     state = run.secrets
     run.adopt(
         run.secrets_of(
@@ -77,7 +77,7 @@ def train(mechanism, restart_at=None):
         test_seed=3,
     )
     included = np.random.default_rng(5).random(WIDTH) < 0.5
-    # Each example's gradient has three times the clip norm, along its own coordinate.
+    # # Each gradient has its own coordinate direction and three times the clip norm.
     x = 3.0 * plan.l2_norm_clip * np.eye(WIDTH, dtype=np.float32)
     y, weights = np.zeros((WIDTH, 1), np.float32), included.astype(np.float32)
     batches = plan.batches(x, y, weights)
@@ -102,7 +102,7 @@ def train(mechanism, restart_at=None):
 def audited(mechanism):
     """True if the audit of a Keras run agrees with its plan."""
     canaries, released = train(mechanism)
-    # The signal must not exceed the sensitivity either.
+    # # The canaries' signal must not exceed the sensitivity, either.
     most = 1.0 / canaries.plan.noise_multiplier
     return (
         canaries.signals.max() <= most * (1 + 1e-5)
@@ -121,7 +121,8 @@ def white_restart(mechanism):
     """True if the releases of a Keras run, restarted once, have the plan's noise."""
     canaries, released = train(mechanism, restart_at=5)
     plan = canaries.plan
-    # Numbers on a grid repeat, so each one is spread over the cell that rounds to it.
+    # # Released values lie on a grid, so each one is randomized within its rounding
+    # cell.
     batch_size = plan.expected_batch_size
     cell = gaussian.grid_of(plan.noise_stddev / batch_size) * batch_size
     within = np.random.default_rng(6).uniform(-0.5, 0.5, released.shape) * cell
@@ -130,7 +131,7 @@ def white_restart(mechanism):
 
 
 def white(mechanism, num_shards=1):
-    """True if the generator's noise, without Keras, is that of the strategy."""
+    """True if the generator, without Keras, produces the strategy's noise."""
     plan = planned(
         mechanism,
         epsilon=4.0,
@@ -158,9 +159,7 @@ MUTATIONS = []
 
 
 def broken(title, invariants, *check):
-    """Registers the mutation below it; `check` is the function that must fail, with its
-    arguments.
-    """
+    """Registers the decorated mutation; `check` (function, arguments) must fail with it."""
 
     def register(change):
         attack = pytest.mark.attack(

@@ -1,4 +1,4 @@
-"""Normals against exact arithmetic: Philox in Python's integers, Box-Muller in float64."""
+"""Normals, compared with Philox in Python integers and Box-Muller in float64."""
 
 import math
 
@@ -25,7 +25,7 @@ KNOWN_NORMALS = (
 
 
 def reference_philox(key, counter):
-    """Computes Philox (Salmon et al., 2011, section 3.3) on Python's integers."""
+    """Computes Philox (Salmon et al., 2011, section 3.3) in Python integers."""
     keys = [key & 0xFFFFFFFF, key >> 32]
     words = [(counter >> 32 * i) & 0xFFFFFFFF for i in range(4)]
     for _ in range(10):
@@ -81,9 +81,7 @@ def reference_normals(step_key, block):
 )
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_known_answers_of_philox(key, counter, expected, jit_compile):
-    """The answers are those of the authors' library Random123 (kat_vectors, philox4x32
-    10).
-    """
+    """Expected answers are those of the authors' Random123 (kat_vectors, philox4x32 10)."""
     assert tuple(reference_philox(key, counter)) == expected
     step_key = tf.constant([key, counter >> 64], tf.uint64)
     low = tf.constant([counter & (2**64 - 1)], tf.uint64)
@@ -140,29 +138,30 @@ FIRST_BITS = (1, 32, 63, 94, 125)  # index of the first bit that each word adds 
 
 @pytest.mark.parametrize("k", range(1, 157))
 def test_tail_probabilities_are_those_of_the_normal_distribution(k):
-    """The radius at `u = 2^-k` is exceeded with probability 2^-k: if k bits are zero.
+    """The radius exceeds its value at `u = 2^-k` exactly if k bits are zero.
 
-    The sign bit is one of the k bits. The smallest radius where all of them are zero and
-    the largest radius elsewhere are the two neighbors of `sqrt(2 k log 2)`.
+    So the probability is 2^-k. One of the k bits is the sign bit. The smallest radius
+    with k zero bits and the largest of all other radii are the neighbors of `sqrt(2 k
+    log 2)`.
     """
     edge = 2.0 * k * math.log(2.0)
     zeros = [min(max(k - first, 0), 31) for first in FIRST_BITS]
     inside = [words(LOW >> zero) for zero in zeros]
     square = box_muller.squared_radius(*inside[:3], box_muller.shared_part(*inside[3:]))
-    rest = 2.0 ** (k - 157)  # the generator always adds half a unit
+    rest = 2.0 ** (k - 157)  # the generator always adds half a unit to u
     np.testing.assert_allclose(square, edge - 2.0 * math.log1p(-rest), rtol=2.0**-22)
     assert math.sqrt(square[0]) <= box_muller.LARGEST_NORMAL * (1.0 + 2.0**-22)
     if k == 1:
         return  # The other words have u > 1/2.
-    # With the other sign bit, the radius belongs to `1 - u`: the smallest radii, some
-    # of which are flushed to zero.
+    # # The other sign bit gives the radius of `1 - u`. These are the smallest radii,
+    # and some of them are flushed to zero.
     near_one = words((LOW >> zeros[0]) | 0x80000000)
     small = box_muller.squared_radius(
         near_one, *inside[1:3], box_muller.shared_part(*inside[3:])
     )
     least = -2.0 * math.log1p(-(2.0**-k) * (1.0 - rest))
     np.testing.assert_allclose(small, least, rtol=2.0**-22, atol=2.0**-123)
-    # The last of the k bits is one, and all after it are zero.
+    # # The last of the k bits is one, and all bits after it are zero.
     word = max(i for i, first in enumerate(FIRST_BITS) if first < k)
     outside = [words(0)] * 5
     outside[word] = words(1 << (31 - (k - FIRST_BITS[word])))

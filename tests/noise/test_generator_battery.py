@@ -1,4 +1,4 @@
-"""Statistical tests of the bits that are drawn, and of the normals made from them.
+"""Statistical tests of the generators' bits, and of normals computed from them.
 
 PractRand and TestU01 are not available in Python: `generator_battery` has those tests of
 NIST SP 800-22 and TestU01 that simple generators fail. Seeds are fixed; over all tests
@@ -24,7 +24,7 @@ def counters(first, count):
 
 
 def one_step():
-    """Returns the words of one step, counter after counter."""
+    """Returns the words of one step, in the order of their counters."""
     return np.stack(philox(tf.constant(KEYS[0]), counters(0, QUARTER)), 1).ravel()
 
 
@@ -42,7 +42,7 @@ def far_counters():
 
 
 def of_normals():
-    """Returns the bits that float32 normals keep, by way of their quantiles."""
+    """Returns bits recovered from float32 normals: the leading bits of their quantiles."""
     z = noise.standard_normals(
         tf.constant(KEYS[2]), 2 * battery.SIZE, jit_compile=False
     )
@@ -52,7 +52,7 @@ def of_normals():
 
 
 def step_keys():
-    """Returns the words of the steps' keys themselves, which BLAKE2b derives."""
+    """Returns the words of the step keys, which are derived by BLAKE2b."""
     keys = NoiseKey.for_testing(12).step_keys(QUARTER)
     return np.ascontiguousarray(keys).view(np.uint32).ravel()
 

@@ -1,4 +1,4 @@
-"""Rows that are updated only when they are read have the law of the eager noise."""
+"""Rows that get their noise when they are read have the distribution of eager noise."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def _system(kind, update):
 
 
 def _eager(kind, update):
-    """Returns the weights before each step as linear functions of all z, [n + 1, n]."""
+    """Returns the coefficients of all z in the weights before each step, [n + 1, n]."""
     noising = np.linalg.inv(_MATRICES[kind].to_dense())
     weights, velocity = np.zeros([2, _STEPS + 1, _STEPS])
     for t in range(_STEPS):
@@ -60,7 +60,7 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
     jumps = Jumps(_system(kind, update), _STEPS)
     times = [2, 3, 7, 9]
     m = jumps.entries
-    # The state is an exact function of the normals of all jumps: nothing is drawn.
+    # # The state is computed symbolically, as a linear function of the jumps' normals.
     state, reads, last = np.zeros([m, m * len(times)]), [], 0
     for t in range(_STEPS):
         rate = tf.constant(_RATES[t], tf.float64)
@@ -131,7 +131,7 @@ def test_what_is_shown_has_the_law_of_the_eager_noise():
 
 
 def _after_a_step(weights, kind="inverse"):
-    """Makes a lazy table of these weights, of which a step at rate 0.1 read no row."""
+    """Makes a lazy table, and takes a step at rate 0.1 that reads none of its rows."""
     jumps = Jumps(_system(kind, lazy.LinearUpdate()), _STEPS)
     table = LazyTable(weights, jumps)
     jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
@@ -159,8 +159,7 @@ def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch
     np.testing.assert_array_equal(weights.numpy(), first)
 
 
-# Numbers of rows: none, part of a block, a whole block, one more, and several full
-# blocks.
+# # Row counts: none, part of a block, a whole block, a block and a row, several blocks.
 @pytest.mark.slow_cases("False-9", "False-24")
 @pytest.mark.parametrize("count", [0, 5, 8, 9, 24])
 @pytest.mark.parametrize("traces", [False, True])

@@ -1,6 +1,6 @@
 """The noise of every registered strategy, eager, as a graph and under XLA, is C^-1 Z.
 
-Multiplied by C, it must be independent standard normals over steps (which tests the
+Noise multiplied by C must be independent standard normals over steps (which tests the
 covariance C^-1 C^-T), coordinates, variables and replicas: see `whiteness`. Seeds are
 fixed. Over all cases of this file together a false alarm has probability below 1e-6
 (Bonferroni).
@@ -33,7 +33,7 @@ def strategy(request):
 
 
 def rows(strategy, mode, seed=5):
-    """Returns all rows; the parts of two replicas are next to each other."""
+    """Returns all rows, with the parts of two replicas side by side."""
     generator = NoiseGenerator(
         strategy, D * SHARDS, num_shards=SHARDS, jit_compile=mode == "xla"
     )
@@ -80,7 +80,7 @@ def test_the_noise_is_that_of_the_strategy(strategy, mode):
 
 @pytest.mark.slow
 def test_false_alarms_are_as_rare_as_stated():
-    """p-values below 0.05 in at most 5% of 100 samples, up to chance."""
+    """At most 5% of 100 samples have p-values below 0.05, up to three standard errors."""
     chain = tf_bandmf.strategies.lambda_cgd(N, 0.8)
     p_values = []
     for seed in range(100):

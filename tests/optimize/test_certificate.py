@@ -1,4 +1,4 @@
-"""Certified lower bounds on the error of banded strategies, against dense algebra."""
+"""Certified lower bounds on the error of banded strategies, checked by dense algebra."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -29,7 +29,7 @@ def weighted_error(c, a, weights):
 
 
 def bounds(c, a, weights, bands, separation):
-    """Returns both bounds on the weighted error, and the one that is used."""
+    """Returns both lower bounds on the weighted error, and the bound that is used."""
     inverse = np.linalg.inv(c.T @ c)
     gram = rows_of(inverse @ a.T @ np.diag(weights) @ a @ inverse, bands)
     value, norms = weighted_error(c, a, weights), np.linalg.norm(c, axis=0)
@@ -80,7 +80,7 @@ def test_no_strategy_is_below_a_bound(problem):
 
 
 def test_dual_bound_is_reached_by_columns_that_are_nearly_parallel():
-    """For two columns of norm 1 the bound is 2 + 2 a: each of two entries adds a."""
+    """The bound for two unit columns is 2 + 2 a: each off-diagonal entry adds a."""
     a = 0.7
     rows = np.array([[1.0, 0.0], [1.0, a]])
     dual = certificate.dual_bound(rows, np.ones(2), 2)

@@ -1,4 +1,4 @@
-"""The optimizer's outcomes, in particular its failures."""
+"""The results that the L-BFGS optimizer reports, in particular its failures."""
 
 import subprocess
 import sys
@@ -13,13 +13,13 @@ SCALES = np.array([1.0, 3.0, 10.0])
 
 
 def bowl(x):
-    """Returns log(1 + a quadratic), which is smallest at 2."""
+    """Returns log(1 + a quadratic), whose minimum is at 2."""
     return tf.math.log1p(tf.reduce_sum(SCALES * (x - 2.0) ** 2))
 
 
 @pytest.fixture(scope="module")
 def in_bowl():
-    """Returns a minimizer of `bowl`, once for all tests: tracing one takes seconds."""
+    """Returns a minimizer of `bowl` for all tests, because tracing one takes seconds."""
     return lbfgs.Minimizer(bowl, 3).minimize
 
 
@@ -115,7 +115,7 @@ except ImportError as error:
 
 @pytest.mark.slow
 def test_only_optimizing_needs_tensorflow_probability_and_tf_keras():
-    """The federated package imports the core without these two packages."""
+    """The core can be imported without both packages, as in the federated stack."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_TF_KERAS], capture_output=True, text=True
     )

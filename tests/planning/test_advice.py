@@ -1,4 +1,4 @@
-"""Advice: its predictions are those of the plan, and its settings follow from them."""
+"""Advice: predictions agree with the plan, and settings follow from the predictions."""
 
 import json
 import math
@@ -17,7 +17,7 @@ FIXED = {**DATA, "sampling": "fixed-order", "mechanism": "bisr:16"}
 
 @pytest.fixture(scope="module", autouse=True)
 def few_mechanisms():
-    """Reduces the mechanisms that "auto" compares, on which these tests do not depend."""
+    """Reduces the mechanisms that "auto" compares, to save time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "auto_names", lambda *_: ("identity", "bisr"))
         yield
@@ -77,8 +77,7 @@ def test_the_setting_with_the_most_progress_is_advised(advice):
 @pytest.mark.parametrize(
     ("row", "noise", "num_parameters", "best"),
     [
-        # The best rates of grids with factors of two, from
-        # benchmarks/utility/README.md.
+        # # The best rates of grids with ratio 2, from benchmarks/utility/README.md.
         ("CIFAR-10, BISR, epsilon 9", 0.0146, 113_738, 0.7),
         ("CIFAR-10, DP-SGD, Poisson, epsilon 1", 0.0738, 113_738, 0.1),
         ("CIFAR-10, DP-SGD, fixed order, epsilon 0.5", 1.15, 113_738, 0.003125),
@@ -94,7 +93,10 @@ def test_the_rule_gives_the_best_rates_that_were_measured(
 
 
 def test_a_squared_error_gets_a_smaller_rate():
-    """A regression diverges at twice the rate for classes, under any name of its loss."""
+    """Every name of the squared error gets the smaller rate.
+
+    A regression diverges at twice the rate for classes.
+    """
     squared = tf_bandmf.advise(epsilon=4.0, loss="mse", **FIXED)
 
     def rate(loss):

@@ -125,7 +125,7 @@ def test_a_plan_has_the_mechanism_of_the_best_row_with_noise_in_full(sampling):
 
 
 def test_a_mechanism_whose_simulation_overflows_for_large_gamma_is_compared():
-    """With momentum, C grows geometrically: by 4.5 % a step for gamma = 0.55."""
+    """With momentum and gamma = 0.55, C grows by 4.5 % per step, and overflows."""
     table = tf_bandmf.compare(
         ["bifr:2", "bifr:2:0.3", "bifr:2:0.5"],
         sampling=BallsInBins(160, 16, 200),
@@ -140,7 +140,7 @@ def test_a_mechanism_whose_simulation_overflows_for_large_gamma_is_compared():
 
 @pytest.mark.slow
 def test_doubling_epsilon_doubles_the_bands_and_doubling_epochs_halves_them():
-    """The setting is Fig. 3b of arXiv:2405.15913: normalized Toeplitz, 4,096 steps."""
+    """Tries the setting of arXiv:2405.15913, Fig. 3b: normalized Toeplitz, 4,096 steps."""
     names = [f"toeplitz:{2**i}:normalized" for i in range(2, 8)]
 
     def best(epochs, epsilon):
@@ -171,7 +171,7 @@ HONEST_ACCOUNTANT = BallsInBins.accountant
 
 
 def failing_accountant(self, matrix, confidence=None):
-    """Returns an accountant, but raises for strategies with several bands."""
+    """Returns the real accountant, but raises for strategies with several bands."""
     if matrix.bands > 1:
         raise ArithmeticError("The accountant lost itself.")
     return HONEST_ACCOUNTANT(self, matrix, confidence)
@@ -185,7 +185,7 @@ def test_a_row_that_fails_does_not_end_a_comparison(monkeypatch):
     assert [row.mechanism for row in table.rows] == ["identity"]
     assert list(table.excluded) == ["lambda_cgd:0.5", "bisr:2"]
     assert str(table).count("The accountant lost itself.") == 2
-    # If no mechanism is left, the reason becomes an error.
+    # # If every mechanism fails, the reason is raised as an error.
     with pytest.raises(ArithmeticError, match="lost itself"):
         tf_bandmf.compare(names[:1], **use)
     with pytest.raises(ValueError, match=r"No mechanism can be used.*bisr:2: The acc"):
@@ -200,8 +200,8 @@ def test_samplings_are_compared_in_one_table(last, caplog):
     with caplog.at_level(logging.INFO, logger="tf_bandmf"):
         table = tf_bandmf.compare(["identity", "bisr:4"], sampling=samplings, **use)
     assert "comparing bisr:4" in [record.message for record in caplog.records]
-    # Poisson sampling amplifies only identity; a sampling with another adjacency has no
-    # row.
+    # # Poisson sampling amplifies only identity; samplings with other adjacencies are
+    # omitted.
     assert "bisr:4, poisson" in table.excluded
     used = {row.sampling for row in table}
     assert used == set(samplings) - {"cyclic-fixed-size"}

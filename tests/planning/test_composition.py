@@ -75,9 +75,7 @@ def test_amplified_runs_compose_by_their_privacy_loss():
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-14])
 def test_poisson_runs_of_one_kind_are_one_longer_run(delta):
-    """At delta = 1e-14, where convolutions are too coarse, amplification must still
-    count.
-    """
+    """Amplification counts even at delta = 1e-14, where convolutions are too coarse."""
     run = sampled(tf_bandmf.Poisson(M, 6), epsilon=None, noise_multiplier=0.4)
     noise = run.unit_noise_stddev
     longer = CyclicPoissonAccountant(40, 0.01).epsilon(delta, noise)
@@ -120,7 +118,7 @@ def test_beside_others_runs_without_replacement_are_stated_for_zero_out(
         count * 0.5 * replaced.unamplified_noise**-2 + other.zcdp_rho
     )
     guarantee = joint.guarantee_at(DELTA)
-    # The joint epsilon is at least that of each run alone, and at most their sum.
+    # # The joint epsilon is between the largest epsilon of the runs and their sum.
     both = tf_bandmf.compose([replaced] * count)
     assert max(replaced.epsilon, other.epsilon) < guarantee.epsilon
     added = both.epsilon(DELTA / 2) + other.guarantee_at(DELTA / 2).epsilon
@@ -171,7 +169,7 @@ def test_never_more_than_basic_composition(kind):
     actual = together.guarantee_at(2.0 * plan.delta)
     assert actual.epsilon <= 2.0 * plan.epsilon * (1.0 + 1e-6)
     assert actual.kind == ("estimate" if plan.kind == "estimate" else "bound")
-    # Basic composition does not apply below the sum of the deltas.
+    # # Basic composition gives no guarantee at a delta below the sum of both deltas.
     less = together.guarantee_at(1.9 * plan.delta)
     assert less.accountant != "basic composition of the guarantees of the single parts"
 

@@ -79,7 +79,7 @@ def test_rhos_add_up_and_cost_more_than_the_gaussian_mechanism(plan):
 def test_many_pure_releases_are_never_below_their_binomial(delta):
     """The reference is the exact delta of 1000 randomized responses of epsilon 0.01.
 
-    The privacy loss is (2 k - n) epsilon, with k binomial.
+    Their privacy loss is (2 k - n) epsilon, where k is binomial.
     """
     count, epsilon = 1000, 0.01
     actual = tf_bandmf.compose([Pair(epsilon)] * count).epsilon(delta)
@@ -91,9 +91,10 @@ def test_many_pure_releases_are_never_below_their_binomial(delta):
 
 
 def test_several_kinds_are_never_below_the_best_that_one_can_do():
-    """Composes a Gaussian mechanism with randomized response, by Gaussian profiles.
+    """Composes a Gaussian mechanism with randomized response.
 
-    The joint delta is the mean over the response's two losses of the Gaussian profile.
+    The exact joint delta averages the Gaussian profile over the two losses of the
+    response.
     """
     mu, response = 0.5, 1.0
     p = 1.0 / (1.0 + math.exp(-response))

@@ -41,7 +41,7 @@ def test_expected_batch_size_is_the_mean_over_an_epoch():
 
 
 def test_save_and_load(tmp_path):
-    """Uses a workload with a schedule; tests/contracts has all families and samplings."""
+    """Saves a plan with a schedule; tests/contracts tries all families and samplings."""
     plan = tf_bandmf.plan(
         "lambda_cgd",
         **BUDGET,
@@ -93,7 +93,7 @@ def test_fingerprint_ignores_how_the_strategy_was_found():
     actual = tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA)
     lambda_ = actual.strategy.parameters["lambda"]
     given = tf_bandmf.plan(f"lambda_cgd:{lambda_!r}", **BUDGET, **DATA)
-    # Each step compares the fingerprint, so it is computed only once.
+    # # The fingerprint is computed only once, because each step compares it.
     assert actual.fingerprint == given.fingerprint is given.fingerprint
 
 
@@ -146,7 +146,7 @@ def test_the_smallest_delta_that_the_noise_can_give_is_accepted():
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 1.1, 123.4])
 @pytest.mark.invariant(12)
 def test_noise_of_single_precision_is_not_less(noise, clip):
-    """Training multiplies rounded float32 numbers: they must err on the safe side."""
+    """Training multiplies float32 factors, so these must be rounded to the safe side."""
     plan = tf_bandmf.plan(
         "lambda_cgd:0.5",
         noise_multiplier=noise,

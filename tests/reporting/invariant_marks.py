@@ -1,4 +1,4 @@
-"""The marker `invariant`, and the option `--invariant` that selects by it.
+"""The marker `invariant`, and the option `--invariant`, which selects tests by it.
 
     @pytest.mark.invariant(5)
     def test_an_empty_batch_takes_a_noisy_step(): ...

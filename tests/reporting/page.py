@@ -29,7 +29,7 @@ def cell(texts):
 
 
 def outcome(cases):
-    """Returns "held" if every case held; otherwise the outcomes of the others as well."""
+    """Returns "held" if every case held, and otherwise all distinct outcomes."""
     others = [case["outcome"] for case in cases if case["outcome"] != "held"]
     held = len(cases) - len(others)
     count = f" ({len(cases)} cases)" if len(cases) > 1 else ""

@@ -1,4 +1,4 @@
-"""Tests whether noise is that of a strategy: whitened, it is independent normals."""
+"""Tests whether noise has a strategy's distribution: whitened, it must be independent."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ def whiteness(
 ) -> Whiteness:
     """Tests whether rows of noise are `C^-1 Z` with standard deviation 1.
 
-    Multiplied by C, they are independent standard normals, over steps (which tests the
-    covariance `C^-1 C^-T`) and over coordinates. Tests: Kolmogorov-Smirnov against N(0,
-    1) for each step; the mean and the variance of each; correlations of every two
+    Multiplied by C, rows must be independent standard normals, over steps (which tests
+    the covariance `C^-1 C^-T`) and over coordinates. Tests: Kolmogorov-Smirnov against
+    N(0, 1) for each step; the mean and the variance of each; correlations of every two
     steps, of values and of squares; correlations over coordinates at the distances 1,
     2, 4, ... and `lags`, of values and of squares; equal numbers.
 
     Args:
       strategy: C.
       noise: shape [n, d], d >= 64.
-      lags: further distances of coordinates: between variables, or replicas.
+      lags: further distances between coordinates, such as those of variables or
+        replicas.
     """
     white = strategy.matrix.matmul(np.asarray(noise, np.float64))
     if not np.all(np.isfinite(white)):
@@ -72,7 +73,7 @@ def whiteness(
 
 
 def _between_steps(rows: np.ndarray) -> np.ndarray:
-    """P-values of the correlations of each two rows (Fisher's transformation)."""
+    """P-values of the correlations between every two rows (Fisher's transformation)."""
     n, d = rows.shape
     correlations = np.corrcoef(rows)[np.triu_indices(n, 1)]
     return _of_correlations(correlations, d)
@@ -94,7 +95,7 @@ def _of_correlations(correlations: np.ndarray, size: int) -> np.ndarray:
 
 
 def _repeats(white: np.ndarray) -> float:
-    """Counts values of the float32 grid that occur more often than they should.
+    """Tests whether float32 values repeat more often than by chance.
 
     A step has about `size^2 / 2` pairs of numbers, and each pair agrees to 6 digits with a
     probability of about 1e-6 / (2 sqrt(pi)).

@@ -73,4 +73,4 @@ def test_rows_with_missing_values_are_named():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".* have NaN")
         make_plan().batches(np.nan_to_num(x))
-        make_plan().batches(x, ranges={"x": (0, 1)})  # declared
+        make_plan().batches(x, ranges={"x": (0, 1)})  # ranges are declared

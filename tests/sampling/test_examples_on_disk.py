@@ -57,7 +57,7 @@ def parse(record):
 
 
 class AtOnce(ByIndex):
-    """A data set that returns many rows at once, as those of Hugging Face do."""
+    """A data set that returns many rows at once, like a Hugging Face data set."""
 
     shape = (M, 2)
 
@@ -92,7 +92,7 @@ CASES += [("memmap", SHUFFLED), ("several at once", SHUFFLED)]
 
 
 def test_parse_may_branch_on_tensors(tmp_path):
-    """AutoGraph, which allows `if` on tensors, converts no function here but `parse`."""
+    """AutoGraph converts only `parse`, which may therefore use `if` on tensors."""
 
     def larger(record):
         x, y = parse(record)

@@ -46,7 +46,7 @@ def is_as_drawn(batch):
 
 
 def put(**changes):
-    """Returns an edit of a batch; each changed part is a function of the batch."""
+    """Returns a function that replaces parts of a batch, each computed from the batch."""
     return lambda b: {**b, **{name: change(b) for name, change in changes.items()}}
 
 
@@ -113,7 +113,7 @@ def test_every_edit_of_a_batch_shows(name, padded):
 
 @pytest.mark.invariant(20)
 def test_ids_count_as_they_always_did():
-    """Keys of noise depend on these digests: a resumed run needs the same ones."""
+    """Digests of ids have not changed: noise keys depend on them, also in resumed runs."""
     ids = {"plan_id": 77, "schedule_id": -5, "step": 3}
     content = {
         "x": np.arange(6, dtype=np.float32).reshape(3, 2),
@@ -157,7 +157,7 @@ def test_parts_have_fingerprints_of_their_own(padded):
         assert not is_as_drawn({**part, "part": tf.constant([1, 2])})
     first, second, *_ = parts
     assert not is_as_drawn({**first, "part": second["part"]})
-    # The joined parts are the batch; a subset of parts is read in the same way.
+    # # The parts joined together are the batch; reading a subset of parts works, too.
     for step, batch in enumerate(schedule.dataset()):
         of_step = [part["x"] for part in parts[3 * step : 3 * step + 3]]
         joined = tf.nest.map_structure(lambda *p: tf.concat(p, 0), *of_step)

@@ -1,4 +1,4 @@
-"""The exact law of each sampler: every outcome of its random words is enumerated."""
+"""The exact distribution of each sampler, by enumeration of all random words."""
 
 import collections
 import itertools
@@ -17,12 +17,12 @@ from tf_bandmf.sampling.samplers import (
 )
 
 LARGEST = (1 << 64) - 1
-# Largest share of q by which the probability of a trial may be below q.
+# # Largest relative amount by which the probability of a trial may be below q.
 TOLERANCE = Fraction(1, 2**25)
 
 
 def fixed(words_of_step):
-    """Returns a source of given words, by step; step -1 has those of the whole run."""
+    """Returns a source of given words per step; step -1 is for the whole run."""
     return lambda step, count: np.array(words_of_step[step][:count], np.uint64)
 
 
@@ -33,9 +33,11 @@ def cells(cuts):
 
 
 def gaps_of(trials):
-    """Computes the law of the first success by running every cell of the first two words.
+    """Computes the distribution of the first success, over all cells of the first two
+    words.
 
-    Where the first gap does not end, the next one is 0, since words are the largest ones.
+    If the first gap goes on, the next draw adds 0, because all further words are
+    maximal.
     """
     law = collections.Counter()
     for (a, last_a), (b, last_b) in itertools.product(
@@ -45,7 +47,7 @@ def gaps_of(trials):
             int(trials.successes(fixed({0: [*pair, *[LARGEST] * 4096]}), 0, 1000)[0])
             for pair in [(a, b), (last_a, last_b), (a, last_b)]
         }
-        assert len(places) == 1  # Only the cell determines the place.
+        assert len(places) == 1  # All words of a cell give the same place.
         law[places.pop()] += Fraction((last_a - a + 1) * (last_b - b + 1), 1 << 128)
     return law
 
@@ -71,8 +73,7 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
         whole, rest = divmod(gap, table)
         return survives[table] ** whole * survives[rest]
 
-    # Each outcome of six trials is compared with the outcome in which one trial is
-    # changed.
+    # # Compares each outcome of six trials with all outcomes that differ in one trial.
     law = {}
     for taken in itertools.product([False, True], repeat=6):
         chance, begin = Fraction(1), 0
@@ -91,7 +92,7 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
 @pytest.mark.invariant(2)
 @pytest.mark.parametrize("q", ["9/20", "512/10000000", "1/1000000", "2/10000000000"])
 def test_rare_trials_succeed_with_no_more_than_the_probability(q):
-    """Tests the law above for some gaps only, including those at the table's edges."""
+    """Tests the distribution of some gaps, including those at the table's edges."""
     q = Fraction(q)
     trials = Trials(q.numerator, q.denominator)
     blocks, within, length = trials._blocks, trials._within, trials._length
@@ -137,8 +138,8 @@ def test_frequent_trials_have_a_word_each(num_examples, batch_size, parts):
 
 def test_numbers_below_a_bound_are_uniform():
     words = fixed({0: [LARGEST, 5, LARGEST, 7, 3, *range(60)]})
-    # One of the 2^64 words is rejected; each of the numbers 0, 1 and 2 gets a third of
-    # the others.
+    # # One of the 2^64 words is rejected; the others are split equally among 0, 1 and
+    # 2.
     assert uniform_numbers(words, 0, 3, 3).tolist() == [2, 1, 0]
     assert LARGEST % 3 == 0
     assert uniform_numbers(words, 0, 3, 4).tolist() == [3, 1, 3]
@@ -150,7 +151,7 @@ def test_fixed_size_takes_every_subset_of_its_part_equally_often(batch):
     for numbers in itertools.product(range(4), repeat=5):
         wanted = min(batch, 4 - batch)
         if len(set(numbers)) < wanted:
-            continue  # Further words decide the order, with the same symmetry.
+            continue  # Further words decide the order, equally symmetrically.
         words = fixed({7: [*numbers, *list(range(4)) * 20]})
         chosen = FixedSizeSampler(words, 9, batch, 2).example_indices(7)
         assert set(chosen % 2) == {1}
@@ -199,13 +200,14 @@ def test_shuffled_takes_every_order_equally_often():
 
 @pytest.mark.parametrize("separation", [1, 2, 3])
 def test_who_rests_is_not_taken_and_nobody_else_is_left_out(separation):
-    """Enumerates the outcomes of one example's trials, and the rests it may begin with."""
+    """Enumerates the trials of one example, and the rests with which it may begin."""
     total, batch, steps = 8, 2, 6
     quarter = 1 << 62
     for rest, tried in itertools.product(
         range(separation), itertools.product([False, True], repeat=steps)
     ):
-        # Each rest gets a quarter of the words; the remaining words mean no rest.
+        # # Each length of rest has a quarter of all words; the remaining words mean no
+        # rest.
         cell = separation - 1 if rest == 0 else rest - 1
         for word in (cell * quarter, (cell + 1) * quarter - 1):
             sampler = RestSampler(

@@ -1,4 +1,4 @@
-"""A second run on the same records is noticed for all containers."""
+"""A second run on the same records is detected, whatever container holds them."""
 
 import numpy as np
 import pytest
@@ -74,8 +74,7 @@ def test_a_record_is_recognized_in_every_structure(most, figure):
     for name, first in sketches.items():
         assert identity.share_examples(first, sketches["names"]), name
     figure(f"{len(sketches)} structures, each pair recognized")
-    # The control: records with equal values and further, different numbers are
-    # different.
+    # # The control: records that share some values but differ in others are different.
     others = sketch(plan().batches((values, numbers + 1), y))
     for name, first in sketches.items():
         assert not identity.share_examples(first, others), name
@@ -125,8 +124,8 @@ def test_different_people_with_equal_records_are_not_the_same():
         assert not any(identity.share_examples(*pair) for pair in pairs)
         pairs = [(drawn(count, values), drawn(5 * count, values)) for _ in range(5)]
         assert not any(identity.share_examples(*pair) for pair in pairs)
-    # Records in another order, with few distinct values, and common parts are
-    # recognized.
+    # # Reordered records are recognized even with few distinct values, and so is a
+    # common subset.
     hashes = rng.integers(8, size=64)
     assert identity.share_examples(hashes, rng.permutation(hashes))
     hashes = rng.integers(2**60, size=1_000)

@@ -1,4 +1,4 @@
-"""Examples do not change after the schedule was made, and do not affect one another."""
+"""Examples cannot change after the schedule is made, and do not affect one another."""
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def test_another_parse_is_other_data(plan, records):
 
 
 class Centered(ByIndex):
-    """Rows by index, which are centered if several are read at once."""
+    """A broken data set by index, which centers rows if several are read at once."""
 
     def __getitems__(self, indices):
         return list(X[indices] - (len(indices) > 1) * X[indices].mean(axis=0))

@@ -33,7 +33,10 @@ def sampler_of(participation, number=0):
 @pytest.mark.invariant(11)
 @pytest.mark.parametrize("batch_size", [2, 20, 30, 33])
 def test_rests_are_the_same_wherever_a_run_goes_on(batch_size):
-    """With batches of 33, nearly every example that does not rest is taken at once."""
+    """Rests do not depend on the step at which a run resumes.
+
+    With batches of 33, nearly every example that does not rest is taken immediately.
+    """
     participation = tf_bandmf.BMinSepSampling(100, batch_size, 3)
     sampler = sampler_of(participation)
     straight = [sampler.example_indices(step) for step in range(600)]
@@ -44,7 +47,7 @@ def test_rests_are_the_same_wherever_a_run_goes_on(batch_size):
 
 
 def test_a_step_costs_a_batch_and_not_the_data():
-    """Counts the words that are drawn for a step of a run on 10^9 examples."""
+    """Counts the random words that one step on 10^9 examples draws."""
     drawn = []
 
     def words(step, count):
@@ -118,7 +121,7 @@ def test_dataset_is_the_schedule_and_a_resumed_run_is_the_uninterrupted_one(
         np.testing.assert_array_equal(batch["x"][:, 0], batch["y"])
         assert int(batch["step"]) == step and int(batch["plan_id"]) == 7
     assert sampled.dataset().element_spec["x"].shape.as_list() == [None, 2]
-    # The run is restarted from its key, also within the same process.
+    # # The run resumes from its key, in a new schedule and in the same one.
     other = schedule_for(participation, steps, 7, x, np.arange(20)).join(seed(1))
     for continued in (other, sampled):
         for batch, expected in zip(continued.dataset(first_step=6), batches[6:]):

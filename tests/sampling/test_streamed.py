@@ -1,4 +1,4 @@
-"""Data that are read in order: they become the plan's batches, or are refused."""
+"""Data sets read in order become the plan's batches, or are refused."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_batches_where_examples_are_wanted_are_recognized(batches, said):
     ids=["all, arrays", "one, stream"],
 )
 def test_a_record_in_several_rows_is_warned_of(data, said):
-    """A record with four copies moves a clipped sum by 2.45 clip norms: `batches` warns."""
+    """`batches` warns of copies: four copies move a clipped sum by 2.45 clip norms."""
     plan = _plan(num_examples=int(said.split()[2]))
     with pytest.warns(UserWarning, match=said):
         assert plan.batches(*data).num_steps == plan.num_steps
@@ -182,7 +182,7 @@ def _added(state, example):
     ids=["unbatched", "padded", "filter", "scan", "twice"],
 )
 def test_a_function_of_a_data_set_that_sees_several_examples_is_refused(meeting):
-    """Without the refusal, standardized batches move a clipped sum by 5.97 clip norms."""
+    """A standardized batch, if not refused, moves a clipped sum by 5.97 clip norms."""
     with pytest.raises(ValueError, match=r"map before batch.*unbatch\(\)\.map"):
         _plan().batches(meeting)
 

@@ -22,8 +22,7 @@ def forms_of_bytes(secret):
     half = secret[: max(8, len(secret) // 2)]
     forms |= {half.hex().encode(), half.hex().upper().encode()}
     for shift in range(3):
-        # Within a longer text, the offset modulo 3 decides which of three base64 texts
-        # occurs.
+        # # Within longer data, the base64 form depends on the offset modulo 3.
         text = base64.b64encode(secret[shift:])[: 4 * ((len(secret) - shift) // 3)]
         forms |= {text, text.replace(b"+", b"-").replace(b"/", b"_")}
     forms.add(repr(half)[2:-1].encode())
@@ -110,7 +109,7 @@ def files_below(path):
 
 
 def found_in(content, forms):
-    """Returns the names of the secrets that a file's content has."""
+    """Returns the names of the secrets found in a file's content."""
     everything = contents_of(content)
     return [
         name

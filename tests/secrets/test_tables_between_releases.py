@@ -1,4 +1,4 @@
-"""Rows of lazy tables between releases are searched by value in a program's outputs."""
+"""Searches a program's outputs for the values of unreleased rows of lazy tables."""
 
 import copy
 import pickle
@@ -66,7 +66,7 @@ class InMidEpoch(keras.callbacks.Callback):
 
 
 class Jumping(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that begins with 0 and jumps."""
+    """A learning rate that begins at 0, jumps to 2, and stays at 0.1."""
 
     def __call__(self, step):
         return tf.where(step == 0, 0.0, tf.where(step == 1, 2.0, 0.1))
@@ -157,7 +157,7 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     assert len(files) > 20
     actual = {str(path): rows for path in files if (rows := rows_in(hidden, path))}
     assert not actual
-    # The control: the search finds rows of the last release, and current rows.
+    # # The control: the search finds current rows, and rows of the last release.
     assert rows_in(watch.public[:3], shared / "model.weights.h5") == [0, 1, 2]
     np.save(tmp_path / "breach.npy", hidden)
     assert rows_in(hidden, tmp_path / "breach.npy") == list(range(len(hidden)))

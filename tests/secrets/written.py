@@ -1,4 +1,4 @@
-"""Writes the files of a model that users share, in every format."""
+"""Writes a model in every file format that users share."""
 
 import pickle
 

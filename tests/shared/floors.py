@@ -28,7 +28,7 @@ def gaussian(norm, noise, log_threshold):
 
 
 def one_step(probability, noise, epsilon):
-    """Delta of one step; the delta of all steps together cannot be smaller.
+    """Returns the delta of one step, which bounds the delta of all steps from below.
 
     An example takes part with probability q, which is 1 if the order is public:
     `(1 - q) N(0) + q N(1) - e^eps N(0) = q (N(1) - K N(0))`, `K = (e^eps - 1 + q) / q`.
@@ -40,7 +40,7 @@ def one_step(probability, noise, epsilon):
 
 
 def own_bin(norm, noise, num_bins, epsilon):
-    """Lower bound on delta for balls in bins from the term of the example's bin alone.
+    """Returns a lower bound on delta for balls in bins, from the example's own bin.
 
     `L >= L_j / b`, and so `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, for all
     columns of the other bins.
@@ -51,10 +51,12 @@ def own_bin(norm, noise, num_bins, epsilon):
 
 
 def replaced_step(probability, noise, epsilon):
-    """Delta of one step on a sample in which an example is replaced by its opposite.
+    """Returns the delta of one sampled step in which an example is replaced by its
+    opposite.
 
     `L(x) = (1 - q + q v(x)) / (1 - q + q v(-x))`, `v(x) = exp((2 x - 1) / (2 sigma^2))`,
-    increases in x: delta is a difference of tails beyond where `log L` is epsilon.
+    increases in x, so delta is a difference of tails beyond the point where `log L` is
+    epsilon.
     """
     with mpmath.workdps(DIGITS):
         q, sigma = mpmath.mpf(probability), mpmath.mpf(noise)
@@ -79,7 +81,7 @@ def replaced_step(probability, noise, epsilon):
 
 
 def best_of_runs(noise, mean, shape, epsilon, places=40):
-    """Lower bound on delta for the largest of K Gaussian answers, from one threshold.
+    """Returns a lower bound on delta for the largest of K Gaussian answers.
 
     K is truncated negative binomial, with generating function f. The largest of K answers
     is at most t with probability `f(Phi(t))`. Any threshold t gives a lower bound.
@@ -99,7 +101,7 @@ def best_of_runs(noise, mean, shape, epsilon, places=40):
 
 
 def _more(tail, mean, shape):
-    """`1 - f(1 - tail)`, without a loss of digits."""
+    """Returns `1 - f(1 - tail)`, without cancellation."""
     if mean == 1:
         return tail
     gamma = _gamma(mean, shape)
@@ -110,7 +112,7 @@ def _more(tail, mean, shape):
 
 
 def _most(x, mean, shape):
-    """`f(x)`, without a loss of digits."""
+    """Returns `f(x)`, without cancellation."""
     if mean == 1:
         return x
     gamma = _gamma(mean, shape)
@@ -122,7 +124,7 @@ def _most(x, mean, shape):
 
 @functools.cache
 def _gamma(mean, shape):
-    """Solves for the parameter gamma that gives K this mean, by bisection."""
+    """Finds the parameter gamma for which K has this mean, by bisection."""
     with mpmath.workdps(DIGITS):
         lower, upper = mpmath.mpf("1e-13"), mpmath.mpf(1) - mpmath.mpf("1e-30")
         for _ in range(200):

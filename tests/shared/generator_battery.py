@@ -1,4 +1,4 @@
-"""Tests of random bits: a documented part of NIST SP 800-22 and of TestU01.
+"""Tests of random bits, selected from NIST SP 800-22 and TestU01.
 
 Each test takes words, uint32, shape [2^17], and returns a p-value that is uniform for
 random bits. Sources: A. Rukhin et al., NIST SP 800-22 rev. 1a (2010), sections 2.1 to 2.6
@@ -26,7 +26,7 @@ def _poisson(count, mean):
 
 
 def monobit(words):
-    """Tests that there are as many ones as zeros (2.1)."""
+    """Tests that there are about as many ones as zeros (2.1)."""
     drawn = bits(words)
     z = (2.0 * drawn.sum() - drawn.size) / np.sqrt(drawn.size)
     return float(2.0 * special.ndtr(-abs(z)))
@@ -63,10 +63,11 @@ def serial(words):
 
 
 def spectral(words):
-    """Tests the largest amplitude of all frequencies (2.6, which counts them instead)."""
+    """Tests the largest spectral amplitude (2.6 counts large amplitudes instead)."""
     signal = 2.0 * bits(words[: 2**14]).astype(np.float64) - 1.0
     power = np.abs(np.fft.rfft(signal))[1:-1] ** 2 / signal.size
-    # The powers are independent and exponential; this is the law of the largest one.
+    # # The powers are independent and exponential; this is the distribution of their
+    # maximum.
     return float(-np.expm1(power.size * np.log1p(-np.exp(-power.max()))))
 
 

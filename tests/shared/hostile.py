@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-# Hostile values by a name of their kind, which test failures show.
+# # Hostile values by the name of their kind, which appears in test failures.
 VALUES = {
     "None": None,
     "True": True,
@@ -52,7 +52,7 @@ class TooSlow(BaseException):
 
 @contextlib.contextmanager
 def limited():
-    """Raises TooSlow after a while."""
+    """Raises TooSlow if the block runs for too long."""
 
     def stop(*_):
         raise TooSlow
@@ -98,8 +98,8 @@ def complaint(call, names, is_right):
 
     Args:
       call: function without arguments that makes the call.
-      names: words, one of which must be in a message, such as the argument's name.
-      is_right: function that returns True for a right result.
+      names: words of which a message must contain one, such as the argument's name.
+      is_right: function that returns True for a correct result.
     """
     try:
         with limited():

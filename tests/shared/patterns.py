@@ -1,4 +1,4 @@
-"""Sensitivities by brute force: all patterns of participation, and all signs."""
+"""Sensitivities by brute force over all participation patterns and all signs."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def min_sep_patterns(n, b, k):
-    """Yields patterns of up to k of n steps, each at least b after the one before."""
+    """Yields patterns of up to k of n steps, with at least b steps from one to the next."""
     for size in range(1, k + 1):
         for pattern in itertools.combinations(range(n), size):
             if all(j - i >= b for i, j in zip(pattern, pattern[1:])):

@@ -1,4 +1,4 @@
-"""Examples that are read by index, in batches of their own, and from files."""
+"""Data sets that are read by index, in predefined batches, or from files."""
 
 import keras
 import tensorflow as tf
@@ -13,7 +13,7 @@ def record_file(path, records, compression=""):
 
 
 class ByIndex:
-    """A data set like those of Grain and PyTorch: a function of the index, and a length."""
+    """A data set with a length and access by index, as in Grain and PyTorch."""
 
     def __init__(self, row, size):
         self.row, self.size = row, size
@@ -26,7 +26,7 @@ class ByIndex:
 
 
 class InBatches(keras.utils.PyDataset):
-    """A data set of Keras: batches of this size, of arrays in a structure."""
+    """A `PyDataset` of batches of the given size, from a structure of arrays."""
 
     def __init__(self, arrays, size):
         super().__init__()

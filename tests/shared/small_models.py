@@ -32,7 +32,7 @@ def make_plan(mechanism="lambda_cgd", **changes):
 
 
 def make_min_sep_plan(num_steps=6, **changes):
-    """Makes a plan for batches that the caller makes."""
+    """Makes a plan under MinSep, for caller-made batches."""
     use = {"num_steps": num_steps, "sampling": tf_bandmf.MinSep(3), "batch_size": 4}
     arguments = {"epsilon": 4.0, "delta": 1e-5, **use, "test_seed": 0, **changes}
     return planned("identity", **arguments)
@@ -72,9 +72,8 @@ def make_private_model(
       functional: whether the default model is functional.
       hidden: whether the default model has a hidden layer.
       model: a model, or the layers of one; by default a small classifier.
-      clipping: of `PrivateOptimizer`, as the two arguments that follow.
-      additional_run: see above.
-      loss_scale_factor: see above.
+      clipping: argument of `PrivateOptimizer`. additional_run: argument of
+        `PrivateOptimizer`. loss_scale_factor: argument of `PrivateOptimizer`.
       settings: arguments of `make_private`.
       **changes: arguments of `compile`.
     """
@@ -95,12 +94,12 @@ def make_private_model(
 
 
 def built(model, weights=None, key=None):
-    """Builds the optimizer of a model, as `fit` does, and restores what is given.
+    """Builds a model's optimizer, as `fit` does; restores weights and key, if given.
 
     Args:
       model: a private model.
       weights: path of a checkpoint.
-      key: the run's secret, as a fork of the process or a copied machine would have it.
+      key: the run's secret, as in a fork of the process or a copy of the machine.
     """
     model.optimizer.build(model.trainable_variables)
     if key is not None:
@@ -111,7 +110,7 @@ def built(model, weights=None, key=None):
     return model
 
 
-# Options of `plan_and_model` that are for the model; all others are for the plan.
+# # Options that `plan_and_model` passes to the model; the plan gets all others.
 OF_MODEL = {"inner", "functional", "additional_run", "hidden", "loss", "metrics"}
 OF_MODEL |= {"jit_compile", "run_eagerly", "steps_per_execution", "model", "clipping"}
 

@@ -68,7 +68,7 @@ def test_without_equal_column_norms_the_optimum_is_certified():
 
 
 def test_the_stated_gap_is_above_the_true_one():
-    """The gap is also right far from the optimum; tests/optimize tests the bounds."""
+    """The gap is valid even far from the optimum; tests/optimize tests the bounds."""
     workload = workloads.prefix_sum(9)
     start = square_root(workload, 3)
     actual = strategies.optimized_banded(workload, 3, start=start, max_iterations=0)

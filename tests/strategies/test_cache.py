@@ -1,4 +1,4 @@
-"""The cache of optimized strategies uses sound files, and ignores all others."""
+"""The cache of optimized strategies uses intact files, and ignores all others."""
 
 import numpy as np
 import pytest

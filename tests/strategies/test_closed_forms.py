@@ -1,4 +1,4 @@
-"""Identity, DP-lambda-CGD, BSR and BISR against the formulas of their papers."""
+"""Identity, DP-lambda-CGD, BSR and BISR, compared with the formulas of their papers."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ N = 10
     ],
 )
 def test_square_roots_are_roots_of_the_workload_cut_off_at_their_bands(workload):
-    """The families are those of arXiv:2405.13763 and arXiv:2505.12128, Lemma 1."""
+    """Tries BSR (arXiv:2405.13763) and BISR (arXiv:2505.12128, Lemma 1)."""
     for family in (strategies.bsr, strategies.bisr):
         root = family(workload, N).matrix.to_dense()
         np.testing.assert_allclose(root @ root, workload.to_dense(), atol=1e-12)

@@ -1,4 +1,4 @@
-"""The dense optimum against theorems, an independent optimizer and other libraries."""
+"""The dense optimum, compared with theorems, another optimizer and other libraries."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_the_certificate_bounds_the_true_gap_and_shrinks():
 @pytest.mark.parametrize("n", [1, 2, 7, 30])
 @pytest.mark.slow_cases("30")
 def test_full_batch_optimum_is_the_diagonal_factorization(n):
-    """The optimum for b = 1 and k = n is that of arXiv:2601.22334, Theorem 4, eq. 12."""
+    """For b = 1 and k = n, arXiv:2601.22334 gives the optimum (Theorem 4, eq. 12)."""
     workload = workloads.prefix_sum(n)
     participation = FixedEpochOrder(1, 1, n)
     strategy = dense(workload, participation, tolerance=1e-8)

@@ -45,7 +45,7 @@ def optimum_of_equal_norms():
     ],
 )
 def test_table_2(build, sensitivities, errors):
-    """Compares errors for k = 1 and b-min-sep (columns A and B), which have two digits."""
+    """Compares columns A and B (k = 1 and b-min-sep), published with two digits."""
     strategy = build()
     scale = strategy.sensitivity(FIXED)
     assert scale.is_exact

@@ -22,7 +22,7 @@ def test_known_optimum_of_1024_steps():
     actual = strategies.optimized_toeplitz(workload, once, 16)
     assert actual.diagnostics["converged"]
     np.testing.assert_allclose(actual.rmse(workload, once), 6.342793, rtol=1e-7)
-    # Normalized columns have a smaller error.
+    # # Normalizing the columns reduces the error.
     normalized = strategies.optimized_toeplitz(
         workload, once, 16, column_normalized=True
     )
@@ -49,7 +49,7 @@ def test_invalid_arguments_are_refused():
 
 
 def test_inverse_coefficients_meet_the_peer_s_optimum():
-    # jax_privacy gets 13.402731 here, with another bound on the sensitivity.
+    # # jax_privacy gets 13.402731 here, but bounds the sensitivity differently.
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
     actual = strategies.optimized_banded_inverse(workload, participation, 4)
@@ -66,7 +66,7 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
 
 
 def searched(workload, participation, bands):
-    """Returns the smallest log RMSE that a search without gradients finds."""
+    """Returns the smallest log RMSE found by gradient-free search."""
 
     def error(x):
         inner = matrices.ToeplitzBanded(np.r_[1.0, x], workload.num_steps)

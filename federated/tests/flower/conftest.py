@@ -1,4 +1,4 @@
-"""Flower in one process: sets the sender of messages, as its processes would."""
+"""Sets the sender of messages, as Flower's separate processes would."""
 
 import pathlib
 import sys

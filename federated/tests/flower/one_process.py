@@ -17,7 +17,7 @@ def is_train(message):
 
 
 def on_updates(change):
-    """Returns a function that changes replies with updates, and no others."""
+    """Returns a function that applies `change` only to replies with updates."""
     return lambda reply: change(reply) if is_train(reply) else reply
 
 
@@ -26,11 +26,11 @@ def initial_arrays():
 
 
 class Node:
-    """A ClientApp that adds a constant to all weights, and its store."""
+    """A ClientApp with its store, which adds a constant to all weights."""
 
     def __init__(self, folder, policy, number, value):
         self.number = number
-        self.came = []  # rounds in which its app was called
+        self.came = []  # rounds in which the app was called
         self.context = Context(1, number, {"store": folder}, RecordDict(), {})
         self.app = private_client_app(
             policy, lambda context: context.node_config["store"]
@@ -49,10 +49,10 @@ class OneProcess(Grid):
 
     Attributes:
       nodes: the nodes, by number.
-      silent: numbers of nodes that tell their names, but send no updates.
-      slow: numbers of nodes that answer only once they are removed from this set.
+      silent: numbers of nodes that send their names, but no updates.
+      slow: numbers of nodes that do not answer until they are removed from this set.
       asked: (node, content) of each train message.
-      before_train: a function that gets the messages that ask for updates, before they
+      before_train: a function that is called with the requests for updates before they
         are sent.
       change: a function that replaces each reply.
     """
@@ -69,7 +69,7 @@ class OneProcess(Grid):
         self._messages, self._count = {}, 0
 
     def restart(self, number, new_number):
-        """Restarts a node's process, which gets another number and keeps its store."""
+        """Restarts a node's process, with a new number and the same store."""
         policy = DevicePolicy.from_plan(self._plan)
         del self.nodes[number]
         folder = os.path.join(self._folder, str(number))

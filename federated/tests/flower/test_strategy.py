@@ -50,7 +50,7 @@ def start(strategy, grid, timeout=60.0, **options):
 
 
 def start_in_full(strategy, grid, **options):
-    """Runs, checks that all devices that were asked contributed, and returns the result."""
+    """Runs and returns the result; checks that every device that was asked contributed."""
     result = start(strategy, grid, **options)
     for counts in result.train_metrics_clientapp.values():
         assert counts["contributing"] == PER_ROUND
@@ -78,10 +78,10 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
     actual = write_report(str(tmp_path / "privacy.md"), PLAN, strategy.measured)
     assert actual.is_within_plan
     assert actual.guarantee.epsilon <= PLAN.epsilon * 1.0001
-    # Flower's counter of rounds is the plan's plus 1, also on the devices.
+    # # Flower counts rounds from 1, the plan from 0; the devices see Flower's number.
     rounds = [c["config"]["server-round"] for _, c in grid.asked]
     assert rounds == sorted(rounds) and set(rounds) == set(range(1, N + 1))
-    # All is done.
+    # # The run is complete: another start asks no device, and returns the same result.
     again = start(make_strategy(tmp_path), grid)
     assert len(grid.asked) == len(rounds)
     assert flat(result.arrays).tobytes() == flat(again.arrays).tobytes()
@@ -89,7 +89,7 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
 
 @pytest.mark.invariant(14)
 def test_the_sum_is_uniform_and_the_denominator_constant(tmp_path):
-    """Node i adds a vector of norm min(1, 2 i), whatever num-examples it reports."""
+    """Node i contributes a vector of norm min(1, 2 i), whatever num-examples it reports."""
     grid = make_grid(tmp_path, TEST_PLAN)
     result = start(make_strategy(tmp_path, TEST_PLAN), grid)
     silent = make_grid(tmp_path / "2", TEST_PLAN)
@@ -112,7 +112,7 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path):
     with pytest.raises(Crash):
         start(make_strategy(tmp_path, models=models), grid)
     grid.change = lambda reply: reply
-    # Meanwhile the nodes were restarted with other numbers and the same stores.
+    # # Meanwhile the nodes restart with new numbers and the same stores.
     for number in list(grid.nodes):
         grid.restart(number, number + 100)
     after = Models()
@@ -132,17 +132,18 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path):
 
 
 def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path, monkeypatch):
-    """In a second run of a plan, devices still have the record of the first one."""
-    # With two of four devices a round, none twice in a row, all four take part.
+    """In a second run of a plan, devices still have the record of the first run."""
+    # # A round asks two of four devices, never the same one twice in a row.
     grid = make_grid(tmp_path, number=4)
     start(make_strategy(tmp_path), grid)
     before = came(grid)
     assert all(len(rounds) == K for rounds in before.values())
-    # The server notices this first, and no round is spent.
+    # # A server without the record notices this from the names, before any round
+    # begins.
     with pytest.raises(RuntimeError, match=r"4 say .* were not begun here"):
         start(make_strategy(tmp_path / "another"), grid)
     assert came(grid) == before
-    # If the server ignores it, the devices refuse.
+    # # If the server skips this check, the devices refuse.
     monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
     result = start(make_strategy(tmp_path / "another"), grid)
     counts = result.train_metrics_clientapp
@@ -177,7 +178,7 @@ def test_a_receipt_ends_the_run_also_when_its_round_has_passed(tmp_path, monkeyp
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "backup", folder)
     monkeypatch.setattr(grid, "get_node_ids", lambda: sorted(set(grid.nodes) - lost))
-    start(make_strategy(tmp_path), grid, num_rounds=3)  # past the round that was lost
+    start(make_strategy(tmp_path), grid, num_rounds=3)  # past the lost round
     monkeypatch.undo()
     with pytest.raises(RuntimeError, match=r"receipt for round 1, .* 3 rounds"):
         start(make_strategy(tmp_path), grid)
@@ -185,19 +186,20 @@ def test_a_receipt_ends_the_run_also_when_its_round_has_passed(tmp_path, monkeyp
 
 @pytest.mark.invariant(8)
 def test_a_refusal_shows_that_a_copy_runs_beside(tmp_path, monkeypatch):
-    # Skip the check of names, as if both servers had asked for them before.
+    # # Skip the check of names, as if both servers had asked for names before the copy.
     monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
     grid, copies = make_grid(tmp_path, number=4), [tmp_path / "a", tmp_path / "b"]
     start(make_strategy(copies[0]), grid, num_rounds=1)
     shutil.copytree(*copies)
     start(make_strategy(copies[0]), grid, num_rounds=2)
-    # The copy asks the same two devices, which have another receipt for this round.
+    # # The copy asks the same two devices, which hold the original's receipt for the
+    # round.
     with pytest.raises(RuntimeError, match=r"receipt for round 1, .* 2 rounds"):
         start(make_strategy(copies[1]), grid)
 
 
 def says(**entries):
-    """Returns a change of what a device says about itself and its round."""
+    """Returns a function that alters what a device says about itself and its round."""
 
     def change(reply):
         about = dict(reply.content["tf-bandmf"])
@@ -285,7 +287,7 @@ def test_only_the_update_leaves_a_device(tmp_path):
 
 
 def trains(grid, function, numbers=None):
-    """Gives nodes, by default all, another function that trains."""
+    """Replaces the training function of the given nodes, by default of all."""
     for number in numbers or grid.nodes:
         app = grid.nodes[number].app
         del app._registered_funcs["train.default"]
@@ -320,7 +322,7 @@ def test_over_selection_and_late_reports(tmp_path):
     late_round = {}
 
     def slow_first(server_round, arrays):
-        # Devices that did not answer in round 0 do so after it.
+        # # Devices that did not answer in round 0 answer after its end.
         late_round.setdefault(server_round, set(grid.slow))
         grid.slow = set()
 
@@ -336,15 +338,15 @@ def test_over_selection_and_late_reports(tmp_path):
     assert counts[2]["contributing"] == counts[2]["selected"] > PER_ROUND
     assert len(late_round[1]) == 2
     assert counts[2]["late"] == 2
-    # A late device counts as having taken part, in the ledger and in its own record.
+    # # A late device has taken part, according to the ledger and to its own record.
     assert strategy.measured.num_participations >= 4 + 2
 
 
 def sum_of_a_round(folder, victim):
-    """Returns the released sum, without noise, of a round that asks three devices for two.
+    """Returns the noiseless sum of a round that asks three devices and needs two.
 
-    Device 1 answers at the first look, and the others later: devices that the server does
-    not wait for are not in the sum.
+    Device 1 answers at the first poll, and the others later. Devices for which the
+    server does not wait are not in the sum.
     """
     grid, looks = make_grid(folder, TEST_PLAN, number=3), []
     policy = DevicePolicy.from_plan(TEST_PLAN)
@@ -415,7 +417,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(tmp_path, options, 
 
 
 def app_with(node, mods, install=lambda app: app):
-    """Builds a node's app around a function that trains, as a user would write it."""
+    """Builds a node's app from a training function, as a user would."""
     node.app = install(ClientApp(mods=mods))
 
     @node.app.train()
@@ -475,7 +477,7 @@ def test_a_mod_that_is_installed_serves_an_app_with_further_mods(tmp_path):
 
 
 def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
-    """The model has an int64 counter and a moving average between its weights."""
+    """The model has an int64 counter and a moving average among its weights."""
     grid, seen, left = make_grid(tmp_path, TEST_PLAN), [], []
     first = {
         "w0": np.zeros([3, 1], np.float32),
@@ -503,7 +505,7 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
         assert list(one) == list(first)
         for name in ("batches", "average"):
             np.testing.assert_array_equal(one[name], first[name])
-    # Only trained arrays count for the norm, which is 2: updates are clipped to half of it.
+    # # Only trained arrays count for the norm. It is 2, so updates are clipped to half.
     plain = make_grid(tmp_path / "plain", TEST_PLAN)
     plain.silent = set(plain.nodes)
     nobody = start(make_strategy(tmp_path / "plain", TEST_PLAN), plain, timeout=0.0)
@@ -526,7 +528,7 @@ def test_a_device_that_leaves_does_not_make_a_round_last(
     grid = make_grid(tmp_path, number=3)
     grid.silent = {1, 2, 3}
 
-    def leave(messages):  # one does, and the others answer
+    def leave(messages):  # one node leaves, and the others answer
         del grid.nodes[messages[0].metadata.dst_node_id]
         grid.silent = set()
 
@@ -556,7 +558,7 @@ def test_a_node_that_does_not_say_its_name_delays_no_round(tmp_path):
 
 @pytest.fixture
 def lines(monkeypatch):
-    """Collects what is logged."""
+    """Collects the logged lines."""
     made = []
     log = lambda level, text, *values: made.append(text % values)  # noqa: E731
     monkeypatch.setattr(strategy_module, "log", log)
@@ -575,8 +577,7 @@ def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, lines):
 
 
 def test_devices_too_few_to_take_turns_are_told_before_the_first_round(tmp_path, lines):
-    # With two devices, rounds of two and a separation of two, every other round lacks
-    # devices.
+    # # Two devices, two per round, separation two: every other round lacks devices.
     grid = make_grid(tmp_path, number=2)
     with pytest.raises(RuntimeError, match="rest until 1 other rounds") as stopped:
         start(make_strategy(tmp_path), grid)
@@ -584,7 +585,7 @@ def test_devices_too_few_to_take_turns_are_told_before_the_first_round(tmp_path,
     assert all(rounds == [0] for rounds in came(grid).values())
     (told,) = [line for line in lines if "2 nodes are connected" in line]
     assert "need 4" in told and "stops after 1 rounds" in told
-    # With more devices the run continues where it was.
+    # # Once there are more devices, the run continues where it stopped.
     result = start_in_full(make_strategy(tmp_path), make_grid(tmp_path))
     assert sorted(result.train_metrics_clientapp) == list(range(2, N + 1))
 
@@ -603,7 +604,7 @@ def test_no_file_of_a_run_is_bundled(tmp_path, figure):
     app, run = tmp_path / "app", tmp_path / "output"
     app.mkdir()
     (app / "server.py").write_text("app = None\n")
-    (app / "secret.json").write_text("{}")  # the control: this is bundled
+    (app / "secret.json").write_text("{}")  # the control: Flower bundles this file
     (app / "pyproject.toml").write_text(
         '[project]\nname = "app"\nversion = "1.0.0"\ndescription = ""\n'
         'license = "Apache-2.0"\n[tool.flwr.app]\npublisher = "x"\n'
