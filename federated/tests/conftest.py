@@ -16,7 +16,7 @@ import pytest
 # The plugins define the markers `attack`, `invariant` and `slow_cases`, and their options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
-# # Keeps tests away from the user's cache of strategies.
+# Keeps tests away from the user's cache of strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
 # Tests share modules of this folder, such as `simulated`.
@@ -37,7 +37,7 @@ else:
     files = pathlib.Path(__file__).parent.glob("test_*.py")
     collect_ignore = [f.name for f in files if engines.search(f.read_text("utf-8"))]
 
-# # Tests that need Flower have their own folder, because they need their own conftest.
+# Tests that need Flower have their own folder, because they need their own conftest.
 if not importlib.util.find_spec("flwr"):
     collect_ignore = [*globals().get("collect_ignore", []), "flower"]
 

@@ -35,7 +35,7 @@ def measured(b, k, n=N):
     return MeasuredParticipation(n, 2, b, k, k + 1)
 
 
-# # --- Participation measured from a record.
+# --- Participation measured from a record.
 
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
@@ -84,7 +84,7 @@ def test_measurement_that_contradicts_itself_is_refused(fields, message):
         MeasuredParticipation(*fields)
 
 
-# # --- The guarantee of a measurement.
+# --- The guarantee of a measurement.
 
 
 @pytest.mark.parametrize("mechanism", ["banded", "bsr", "bisr", "lambda_cgd", "blt"])
@@ -108,7 +108,7 @@ def test_measured_as_planned_is_the_planned_guarantee(mechanism):
 @pytest.mark.parametrize("plan", [PLAN, make_plan("bsr"), make_plan("lambda_cgd")])
 @pytest.mark.invariant(3)
 def test_is_that_of_the_worst_pattern_also_below_the_bands(plan, b, k):
-    # # These strategies have no negative entries, so equal updates are the worst case.
+    # These strategies have no negative entries, so equal updates are the worst case.
     matrix = plan.strategy.matrix.to_dense()
     assert np.all(matrix >= 0)
     worst = max(

@@ -175,7 +175,7 @@ def drop_in(mechanism):
 def test_drop_in_of_build_unweighted_fed_avg():
     actual, reference = drop_in("bsr"), drop_in("identity")
     assert np.abs(actual).max() > 0.01
-    # # The noise is negligible, so both results are the mean of the clipped updates.
+    # The noise is negligible, so both results are the mean of the clipped updates.
     np.testing.assert_allclose(actual, reference, atol=0.2)
 
 

@@ -70,7 +70,7 @@ def test_what_is_added_has_at_most_the_clip_norm(values, clip, most):
 @pytest.mark.parametrize("clip", [0.3, 1.0, 7.0])
 @pytest.mark.invariant(3)
 def test_one_device_more_does_not_round_the_others_otherwise(clip):
-    # # 127 updates fit into 32 bits, 128 do not. Rounding errors of equal updates add
+    # 127 updates fit into 32 bits, 128 do not. Rounding errors of equal updates add
     # up.
     (update,) = updates(1, 10_000)
     sums = []
@@ -88,7 +88,7 @@ def test_sums_have_room_for_the_last_update(most):
     total = ExactSum(2, clip, most)
     assert total.unit == 2.0**-23
     largest = np.float32(clip * (1.0 - 2.0**-16))
-    # # Sets the sum as if all but one update had been added, each of the largest size.
+    # Sets the sum as if all but one update had been added, each of the largest size.
     before = (most - 1) * 2**24
     for sign in (1, -1):
         total = ExactSum(2, clip, most)
@@ -124,7 +124,7 @@ def test_the_mean_with_noise_is_that_of_float64(most):
     noise = np.random.default_rng(1).normal(size=size).astype(np.float32)
     sums = total.units * total.unit
     actual = total.mean_with([noise[:70_001], noise[70_001:]], 0.3, 5.0)
-    # # The noise of the mean is 0.06: 2^-15 is the largest power of two below 0.06 /
+    # The noise of the mean is 0.06: 2^-15 is the largest power of two below 0.06 /
     # 1024.
     rounded = np.rint((sums + 0.3 * noise.astype(np.float64)) / 5.0 * 2**15) / 2**15
     np.testing.assert_array_equal(actual, rounded.astype(np.float32))

@@ -21,7 +21,7 @@ from tf_bandmf_federated.averaging import FederatedAveraging, Replies
 
 FILE = pathlib.Path(__file__).parent / "golden" / "reports.json"
 N, B, K, PER_ROUND = 9, 3, 3, 2
-# # Optimized coefficients depend on numerical libraries; closed forms do not.
+# Optimized coefficients depend on numerical libraries; closed forms do not.
 TOLERANCES = {"optimized": 1e-5, "closed": 1e-9}
 
 

@@ -68,7 +68,7 @@ def means_of_noise(plan):
 def test_updates_are_the_plan_s_noise_on_clipped_means():
     plan = make_plan()
     none, _ = run(in_state(), [[]] * N)
-    # # Rounds without clients release only noise.
+    # Rounds without clients release only noise.
     total = -np.cumsum(means_of_noise(plan), axis=0)
     np.testing.assert_allclose(none, total, rtol=1e-4, atol=2e-3)
     some, _ = run(in_state(), [first_time(0, 1)])
@@ -171,7 +171,7 @@ def test_wrong_arguments():
             build_fed_avg(wrong, make_plan(), OPTIMIZER, clients_per_round=3)
 
 
-# # --- The noise of a round is used for one result.
+# --- The noise of a round is used for one result.
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_a_round_has_one_result(secret_process):
     with pytest.raises(ValueError, match="Round 0 was already used"):
         process.next(state=first, client_data=first_time(1))
     process.next(output.state, [])
-    # # A new run starts at round 0 again.
+    # A new run starts at round 0 again.
     process.next(process.initialize(), first_time(1))
 
 
@@ -244,7 +244,7 @@ def test_a_bound_plan_reserves_before_its_first_noise(tmp_path):
         CorrelatedNoiseFactory(plan, 3)
 
 
-# # --- Tags that do not match the round.
+# --- Tags that do not match the round.
 
 
 @pytest.mark.invariant(2)

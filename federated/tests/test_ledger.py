@@ -49,7 +49,7 @@ def test_every_entry_is_read_again_and_in_the_file_when_the_call_returns(
     with Ledger(path, RUN) as ledger:
         for number, act in enumerate(acts):
             act(ledger)
-            # # A killed program would leave the file and its journal in this state.
+            # A killed program would leave the file and its journal in this state.
             copied = str(tmp_path / f"{number}")
             for name in ("", "-wal"):
                 shutil.copy2(path + name, copied + name)
@@ -269,7 +269,7 @@ def test_a_round_that_cannot_be_written_is_not_begun(
         with Ledger(path, RUN) as ledger:
             with pytest.raises(OSError, match=match):
                 ledger.started(1, [f"device {i}" for i in range(2000)])
-            # # The ledger's memory may differ from the disk, so it must write nothing
+            # The ledger's memory may differ from the disk, so it must write nothing
             # more.
             with pytest.raises(ValueError, match="is closed"):
                 ledger.started(1, COHORT)

@@ -105,14 +105,14 @@ def noise_of_two_histories(plan, folder):
 @pytest.mark.parametrize("mechanism", ["banded", "lambda_cgd", "bisr"])
 @pytest.mark.invariant(8)
 def test_two_histories_share_no_noise(mechanism, tmp_path, figure):
-    # # Each round has 2000 noise differences, which contain independent new normals.
+    # Each round has 2000 noise differences, which contain independent new normals.
     deviations = noise_of_two_histories(make_plan(mechanism), tmp_path)
     figure(f"{mechanism}: {deviations.min():.2f} times the noise is left")
     assert deviations.min() > 1.25 and deviations.max() < 3.0
 
 
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
-    # # The control: noise that is bound only to the round.
+    # The control: noise that is bound only to the round.
     monkeypatch.setattr(RoundNoise, "_digest", lambda *arguments: 0)
     deviations = noise_of_two_histories(make_plan("banded"), tmp_path)
     assert deviations.max() < 3e-3  # the grid
@@ -185,7 +185,7 @@ def test_parts_of_a_backup(tmp_path, figure):
         again.setdefault(
             min(twice), left[min(twice)]
         )  # the state from which it continued
-        # # The copy's first round was begun before the copy: devices, sum and noise are
+        # The copy's first round was begun before the copy: devices, sum and noise are
         # equal.
         np.testing.assert_array_equal(again[min(twice) + 1], left[min(twice) + 1])
         if twice[1:]:

@@ -50,7 +50,7 @@ def test_two_results_of_one_state_share_no_noise(mechanism, figure):
 
 
 def test_the_measure_sees_noise_that_is_reused(monkeypatch):
-    # # The control: noise that is bound only to the round.
+    # The control: noise that is bound only to the round.
     monkeypatch.setattr(
         state_noise.digests, "plain_digest", lambda key, total: tf.zeros([2], tf.int32)
     )

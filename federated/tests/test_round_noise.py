@@ -52,7 +52,7 @@ class Made:
 def test_any_round_is_the_core_s_bit_for_bit(name):
     made, other = Made(PLANS[name]), Made(PLANS[name])
     digests = np.arange(N) + 3
-    # # Rounds in order, repeated, skipped and in reverse.
+    # Rounds in order, repeated, skipped and in reverse.
     for number in (0, 1, 4, 4, 2, 7, 0):
         actual, after = made.row(digests[:number], point=f"{number}")
         np.testing.assert_array_equal(actual, made.straight(after)[number])
@@ -143,7 +143,7 @@ def test_parts_of_a_row_are_the_row_bit_for_bit(name, monkeypatch):
     state = made.after([3, 4])
     parts, after = made.noise.bound_to(state, np.arange(size), "")
     actual = [next(parts)]
-    # # The noise of another sum is requested before all parts of this one are read.
+    # The noise of another sum is requested before all parts of this one are read.
     others, other = made.noise.bound_to(state, np.arange(size) + 1, "")
     actual.extend(parts)
     for values, bound in ((actual, after), (list(others), other)):

@@ -87,7 +87,7 @@ def die_at(moment):
     connect = sqlite3.connect
 
     def connected(*arguments, **options):
-        # # A kill can occur before each SQL statement and in the middle of a commit.
+        # A kill can occur before each SQL statement and in the middle of a commit.
         database = connect(*arguments, **options)
         database.set_trace_callback(count(lambda statement: None))
         database.set_progress_handler(count(lambda: 0), 100)
@@ -97,7 +97,7 @@ def die_at(moment):
 
 
 def train(folder, moment):
-    # # A closed-form mechanism is quick to plan, which each child does anew.
+    # A closed-form mechanism is quick to plan, which each child does anew.
     plan = min_sep_plan(f"bsr:{B}", N, B, K, noise_multiplier=0.5)
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
     rng = random.Random()

@@ -79,7 +79,7 @@ def test_the_model_is_the_sum_of_updates_and_of_the_cores_noise(who, tmp_path):
     for step in range(N):
         row, state = generator.next(state, step)
         noise += row.numpy()
-    # # Each device adds a vector of norm 1 with equal entries.
+    # Each device adds a vector of norm 1 with equal entries.
     asked = sum(len(names) for _, _, names in devices.asked)
     expected = (asked * 0.5 + TEST_PLAN.noise_stddev * noise) / PER_ROUND
     np.testing.assert_allclose(flat(done), expected, rtol=1e-4, atol=3e-3)
@@ -193,7 +193,7 @@ def test_a_crash_gives_no_second_content(
     if skips:
         contents = dict(models.released + after.released)
         assert contents[3] == contents[2]
-    # # The run is complete, so a further call does and releases nothing.
+    # The run is complete, so a further call does and releases nothing.
     again = Models()
     finish(tmp_path, devices, models=again)
     assert again.released == []

@@ -24,7 +24,7 @@ def test_bytes_are_uniform_and_positions_independent():
     largest = np.abs(correlations[np.triu_indices(64, 1)]).max()
     # 2016 pairs, each normal with variance 1 / 40,000.
     assert largest < stats.norm.isf(1e-9 / 2 / 2016) / np.sqrt(40_000)
-    # # The control: the test rejects bytes without line feed and carriage return.
+    # The control: the test rejects bytes without line feed and carriage return.
     plain = octets[~np.isin(octets, (10, 13))]
     lacking = np.bincount(plain, minlength=256)
     assert stats.chisquare(lacking).pvalue < 1e-9

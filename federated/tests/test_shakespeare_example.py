@@ -75,14 +75,14 @@ def test_the_noise_of_the_tree_is_that_of_tff():
     models = plan.workload.to_dense() @ residuals
     expected = np.sqrt(np.mean(np.sum(models**2, axis=1))) * plan.noise_stddev
     np.testing.assert_allclose(contenders.tree_noise(plan), expected, rtol=1e-5)
-    # # The plan's decoder is optimal, so TFF's decoder leaves more noise.
+    # The plan's decoder is optimal, so TFF's decoder leaves more noise.
     assert plan.rmse() * plan.l2_norm_clip < expected
 
 
 def test_tffs_tree_gets_the_noise_of_the_plan():
     setting = contenders.Setting(10.0, 1e-5, 8, 4, 3, 2.0, 1.0, 1.0)
     plan = setting.plan("tree")
-    # # A round is in one tree node per level; a device takes part in rounds 0, 3 and 6
+    # A round is in one tree node per level; a device takes part in rounds 0, 3 and 6
     # of 8.
     gram = np.array([[4.0, 2.0, 1.0], [2.0, 4.0, 1.0], [1.0, 1.0, 4.0]])
     sensitivity = np.sqrt(gram.sum())

@@ -61,7 +61,7 @@ def tags(dataset):
     return row
 
 
-# # --- Selection.
+# --- Selection.
 
 
 def test_delivers_what_each_device_knows_of_its_past(ledger):
@@ -124,7 +124,7 @@ def test_clients_are_there_as_often_as_they_should_be(availability):
     assert np.all(np.abs(actual - expected.sum(axis=0)) <= 6 * deviation + 1e-9)
 
 
-# # --- Too few clients, too many, and wrong arguments.
+# --- Too few clients, too many, and wrong arguments.
 
 
 def test_too_few_clients_are_an_error_that_begins_nothing(ledger):
@@ -142,7 +142,7 @@ def test_too_few_clients_are_an_error_that_begins_nothing(ledger):
 
 @pytest.mark.parametrize(("size", "rounds", "needed"), [(4, N, 20), (5, 3, 15)])
 def test_says_beforehand_that_there_are_too_few_clients(ledger, size, rounds, needed):
-    # # With b = 3 and k = 2, three consecutive rounds need different clients, and ten
+    # With b = 3 and k = 2, three consecutive rounds need different clients, and ten
     # rounds need half as many clients as participations.
     for count in (needed, needed - 1):
         poor = source_of(clients=make_clients(count))

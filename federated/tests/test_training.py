@@ -83,9 +83,7 @@ class Metrics(tff.program.ReleaseManager):
 
 
 def train(path, process, models=None, metrics=None, source=None, dies=None, **more):
-    """Trains; `dies = (when, round)` raises before or after the round's result is
-    written.
-    """
+    """Trains; `dies = (when, round)` raises before or after writing the result."""
     more.setdefault("clients_per_round", CLIENTS_PER_ROUND)
     wrote = Ledger.finished
 
@@ -171,7 +169,7 @@ def test_an_interrupted_round_goes_on_with_what_is_there(tmp_path, process, chan
     outcome = train(tmp_path, process, after, source=other, **options)
     assert [key for key, _ in before.releases + after.releases] == [1, 2, 3, 4, 5]
     assert (after.releases[0][1] == before.releases[1][1]) == skip
-    # # The interrupted round counts: its clients rest for b rounds.
+    # The interrupted round counts: its clients rest for b rounds.
     cohorts = cohorts_of(tmp_path)
     assert cohorts[2] == cohort and not set(cohort) & set(cohorts[3])
     assert outcome.measured == dataclasses.replace(
@@ -211,7 +209,7 @@ def test_releases_hold_no_secret(tmp_path, process):
 def test_it_runs_in_a_federated_context_of_tff_s_programs(
     tmp_path, process, monkeypatch
 ):
-    # # TFF interrupts its service, which may never end, and waits for it without limit.
+    # TFF interrupts its service, which may never end, and waits for it without limit.
     monkeypatch.setattr(
         importlib.import_module(
             "tensorflow_federated.python.core.impl.executor_stacks.executor_factory"

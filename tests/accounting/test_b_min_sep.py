@@ -49,7 +49,7 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
     n, bands = 7, min(separation, 3)
     exact = law(n, separation, rate)
     assert sum(exact.values()) == pytest.approx(1.0)
-    # # An example is in every step with the same probability.
+    # An example is in every step with the same probability.
     for t in range(n):
         marginal = sum(weight for taken, weight in exact.items() if taken[t])
         assert marginal == pytest.approx(rate)

@@ -232,7 +232,7 @@ def test_dp_lambda_cgd_setting(noise, epsilon, tolerance):
     assert accountant.epsilon(1e-5, noise) == pytest.approx(epsilon, abs=tolerance)
 
 
-# # Number of bins, noise multiplier, lower and upper bound of random-allocation.
+# Number of bins, noise multiplier, lower and upper bound of random-allocation.
 PUBLISHED = [
     (30, 2.0, 0.19167, 0.42935),
     (100, 1.0, 0.58102, 1.02978),

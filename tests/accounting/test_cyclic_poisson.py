@@ -161,7 +161,7 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
     assert loss.get_delta_for_epsilon(epsilon) == pytest.approx(exact, rel=1e-2)
     fixed = CyclicFixedSizeAccountant(count, 1000, 20)
     exact = replaced_loss(q, noise, 1e-4).self_compose(count)
-    # # Replacing an example moves a release twice as far as removing the example.
+    # Replacing an example moves a release twice as far as removing the example.
     moved = privacy_loss_distribution.from_gaussian_mechanism(0.5 * releases, **make)
     exact = exact.compose(moved).get_delta_for_epsilon(3.0 * epsilon)
     actual = fixed.beside(releases).sampled_delta(3.0 * epsilon, noise)

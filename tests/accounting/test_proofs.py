@@ -20,7 +20,7 @@ def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
     weights = np.array([q ** sum(p) * (1 - q) ** (len(p) - sum(p)) for p in patterns])
     means = np.array([strategy[:, steps] @ np.array(p) for p in patterns])
     generator = np.random.default_rng(seed)
-    # # Importance sampling: scaled means produce rare losses, and weights correct for
+    # Importance sampling: scaled means produce rare losses, and weights correct for
     # this.
     chosen = generator.choice(len(patterns), num_draws, p=weights)
     y = 1.5 * means[chosen] + noise * generator.standard_normal((num_draws, n))

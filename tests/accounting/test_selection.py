@@ -104,7 +104,7 @@ def test_bounds_hold_by_brute_force_and_are_not_far(shape):
     )
     for order in ORDERS.values():
         assert selected_delta(noise, mean, shape, profile, order) <= delta
-    # # Selection has a cost, and the bound is within a factor of two of the true cost.
+    # Selection has a cost, and the bound is within a factor of two of the true cost.
     at_single = [
         selected_delta(noise, mean, shape, single, order) for order in ORDERS.values()
     ]

@@ -65,7 +65,7 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
         if actual.is_exact and "vectors" not in actual.method:
             np.testing.assert_allclose(actual.value, expected, rtol=1e-9)
         else:
-            # # Vector contributions can exceed +1 and -1: see
+            # Vector contributions can exceed +1 and -1: see
             # test_vector_contributions.py.
             assert actual.value >= expected * (1 - 1e-9)
     # The bound holds whether or not an exact value exists, and says that it is a bound.
@@ -93,13 +93,13 @@ def test_the_production_case_400_bands_at_separation_385():
     actual = sensitivity_lib.sensitivity(matrix, MinSep(b))
     bound = sensitivity_lib.upper_bound(matrix, b, -(-n // b))
     assert actual.is_exact
-    # # The sensitivity exceeds that of orthogonal columns, but not the bound of Alg. 4.
+    # The sensitivity exceeds that of orthogonal columns, but not the bound of Alg. 4.
     assert np.sqrt(6) * 1.001 < actual.value <= bound.value * (1 + 1e-12)
-    # # The sensitivity is nearly tight: this pattern's norm is at most 1 % smaller.
+    # The sensitivity is nearly tight: this pattern's norm is at most 1 % smaller.
     pattern = np.zeros(n)
     pattern[::b] = 1.0
     assert actual.value >= np.linalg.norm(matrix.matmul(pattern)) > 0.99 * actual.value
-    # # At separation 400, equal to the number of bands, columns are orthogonal.
+    # At separation 400, equal to the number of bands, columns are orthogonal.
     at_400 = sensitivity_lib.sensitivity(matrix, MinSep(400, 5))
     np.testing.assert_allclose(at_400.value, np.sqrt(5), rtol=1e-12)
 
@@ -202,7 +202,7 @@ def test_a_million_participations_take_no_dynamic_program():
     head=st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4), b=st.integers(1, 4)
 )
 def test_the_order_of_the_first_b_entries_does_not_matter(head, b):
-    # # Theorem 1 of arXiv:2601.22334 requires a non-increasing column. A comment in
+    # Theorem 1 of arXiv:2601.22334 requires a non-increasing column. A comment in
     # sensitivity.py explains why a column that is non-increasing from lag b on
     # suffices.
     n, k = 9, 4

@@ -32,7 +32,7 @@ def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
     signs = np.array([best_signs(gram) for gram in grams])
     assert np.all(signs <= upper * (1.0 + 1e-12))
     assert np.all(upper <= absolute * (1.0 + 1e-8))
-    # # Vectors exceed every choice of signs, but stay below the bound by absolute
+    # Vectors exceed every choice of signs, but stay below the bound by absolute
     # values.
     assert np.any(upper > 1.001 * signs) and np.any(upper < 0.99 * absolute)
 

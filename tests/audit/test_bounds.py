@@ -40,7 +40,7 @@ def test_rates_are_those_of_clopper_and_pearson():
     assert actual == pytest.approx(math.log((low - 1e-5) / high), rel=1e-9)
     mu = audit.mu_from_rates(90, 100, 10, 100, 0.95)
     assert mu == pytest.approx(stats.norm.ppf(low) - stats.norm.ppf(high), rel=1e-9)
-    # # The bounds are finite even if all guesses are wrong, or all are right.
+    # The bounds are finite even if all guesses are wrong, or all are right.
     assert audit.epsilon_from_rates(0, 100, 0, 100, 1e-5) == 0.0
     assert audit.epsilon_from_guesses(1000, 1000, 500, 1e-5) == 0.0
     assert audit.mu_from_guesses(1000, 1000, 500) == 0.0

@@ -109,7 +109,7 @@ def test_an_amplified_mechanism_is_audited_under_its_sampler(mechanism, sampling
     canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
     result = canaries.audit(canaries.simulated(1))
     assert 0.3 * plan.epsilon <= result.epsilon <= plan.epsilon
-    # # The plan claims amplification, but this canary takes part as often as possible.
+    # The plan claims amplification, but this canary takes part as often as possible.
     fixed = np.zeros(plan.num_steps)
     fixed[:: plan.participation.separation()] = 1.0
     careless = audit.GradientCanaries(
@@ -161,7 +161,7 @@ def test_too_little_noise_contradicts(mechanism):
     result = canaries.audit(released)
     if plan.sensitivity.is_exact:
         assert result.contradicts and "CONTRADICTS" in str(result)
-    # # With a twentieth of the noise, even the bound from guesses alone, which assumes
+    # With a twentieth of the noise, even the bound from guesses alone, which assumes
     # nothing about the mechanism, contradicts the plan.
     released = sums + 0.05 * (canaries.simulated(1) - sums)
     result = canaries.audit(released, num_guesses=4096)

@@ -71,7 +71,7 @@ def test_an_auditor_gets_every_entry(filled, run):
     entries = filled.history()
     assert [row["digest"] for row in rows] == [e.digest for e in entries]
     assert [int(row["number"]) for row in rows] == [0, 1, 2]
-    # # A spreadsheet would not read any cell as a formula.
+    # A spreadsheet would not read any cell as a formula.
     assert not [v for row in rows for v in row.values() if v[:1] in ("=", "@", "+")]
     # The file alone suffices to check the digests.
     previous = ""

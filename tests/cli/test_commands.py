@@ -49,10 +49,10 @@ def test_options_are_the_arguments_of_python(json_of):
     # An option may be 0, which is not the same as absent.
     table = json_of(*COMPARE, "--max-memory-vectors", "0")
     assert {row["memory_vectors"] for row in table} == {0}
-    # # `--generator` is applied to the finished plan.
+    # `--generator` is applied to the finished plan.
     secure = json_of(*PLAN, "--mechanism", "bisr:4", "--generator", "chacha20")
     assert secure["statement"]["Not covered"].count("ChaCha20") == 1
-    # # Without a sampling, the plan assumes MinSep, which the caller must enforce.
+    # Without a sampling, the plan assumes MinSep, which the caller must enforce.
     kept = json_of("plan", *BUDGET, *RATES, "--mechanism", "bsr:4")
     assert kept["participation"]["kind"] == "min_sep" and kept["num_steps"] == 60
 

@@ -88,7 +88,7 @@ def test_the_sampler_takes_examples_only_as_the_participation_says(
             assert all(gap >= b for gap in np.diff(taken))
             if participation.has_fixed_positions:
                 assert all(gap % b == 0 for gap in np.diff(taken))
-        # # The sample is a pure function of random words and step, in any order of
+        # The sample is a pure function of random words and step, in any order of
         # steps.
         again = participation.sampler(words(seed))
         np.testing.assert_array_equal(

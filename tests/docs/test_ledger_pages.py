@@ -15,7 +15,7 @@ def test_the_table_of_growing_data_is_what_the_example_prints(capsys):
     page = (ROOT / "docs" / "several-runs.md").read_text("utf-8")
     table = page.partition("<!-- growing-data -->")[2].partition("<!-- end -->")[0]
     assert table.strip().splitlines()[2:] == printed
-    # # Ratios that the page states in words agree with the table.
+    # Ratios that the page states in words agree with the table.
     rms = {(unit, data, how): value for unit, data, how, _, value, _, _ in rows}
     for unit, data in (("record", "new alone"), ("record", "last 4 weeks")):
         once = rms[unit, data, "one mechanism"]

@@ -17,7 +17,7 @@ from tf_bandmf.keras.run import admission  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "notebooks"
 NAMES = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "make")
-# # For each script: texts to replace, which must occur in the script, and replacements.
+# For each script: texts to replace, which must occur in the script, and replacements.
 SMALLER = {
     "first_private_model": {"EPOCHS = 10": "EPOCHS = 1"},
     "lora": {

@@ -145,7 +145,7 @@ def finish(child, read_end):
         return "crashed", [line for line in lines if len(line) == 4], ""
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL, status
-        # # If a line is incomplete, the noise was not used.
+        # If a line is incomplete, the noise was not used.
         return "killed", [line for line in lines if len(line) == 4], ""
     return ("done" if status == 0 else "error"), lines, error
 
@@ -232,7 +232,7 @@ class Faults:
         random.Random(kills).shuffle(faults)
         for number, fault in enumerate(faults):
             if (run / "final").exists():
-                # # The run is complete, so start a new one for the next fault.
+                # The run is complete, so start a new one for the next fault.
                 shutil.rmtree(run)
                 run = self.beginning("run")
             ended, used, error = fault(run, random.Random(number))
@@ -264,7 +264,7 @@ class Faults:
 
         process, pipe = start(child)
         if moment is None:
-            # # The child was not reaped yet, so its process id is valid even if it has
+            # The child was not reaped yet, so its process id is valid even if it has
             # ended.
             time.sleep(rng.uniform(0.2, 0.8) * self.seconds)
             os.kill(process, signal.SIGKILL)

@@ -41,7 +41,7 @@ def test_whatever_happens_to_a_run_it_is_the_identical_one(
     assert done.returncode == 0, (tmp_path / "output").read_text()[-4000:]
     interrupted, two = json.loads((tmp_path / "endings").read_text())
     print(interrupted, two)
-    # # Kill times are random, so some kills come too late to interrupt a run.
+    # Kill times are random, so some kills come too late to interrupt a run.
     assert interrupted["killed"] >= 0.5 * kills
     refused = interrupted.get("error", 0) + interrupted.get("crashed", 0)
     assert refused >= 0.3 * full_disks

@@ -63,7 +63,7 @@ def test_a_copy_that_the_process_makes_does_not_end_its_lock(tmp_path):
 def test_a_fork_that_lives_on_does_not_keep_the_lock(tmp_path):
     path = str(tmp_path / "run.private")
     held = locks.hold(path)
-    # # The child holds its own lock, and inherits this process's lock.
+    # The child holds its own lock, and inherits this process's lock.
     other = in_a_child(str(tmp_path / "other"), hold_on=True)
     del held
     try:

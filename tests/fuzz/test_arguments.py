@@ -84,7 +84,7 @@ FUNCTIONS = {
         },
     ),
 }
-# # For each argument, the kinds of values that a function may accept; it must refuse
+# For each argument, the kinds of values that a function may accept; it must refuse
 # all others. (None stands for a default.)
 RIGHT = {
     "epsilon": {"half", "1.5", "tiny"},

@@ -8,7 +8,7 @@ from small_plans import small_plan
 import tf_bandmf
 import tf_bandmf.keras
 
-# # For each argument, the names of the `VALUES` that are valid.
+# For each argument, the names of the `VALUES` that are valid.
 RIGHT = {
     "inner_optimizer": set(),
     "plan": set(),

@@ -25,7 +25,7 @@ from tf_bandmf import workloads
 FILE = pathlib.Path(__file__).with_suffix(".json")
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 DATA = {"num_examples": 600, "batch_size": 60, "epochs": 6}
-# # A run for which sampling amplifies a lot: a batch is 1 % of the data.
+# A run for which sampling amplifies a lot: a batch is 1 % of the data.
 SPARSE = {"num_examples": 2_000, "batch_size": 20, "epochs": 2}
 FEW = {"num_examples": 64, "batch_size": 8, "epochs": 4}
 RATES = 1.0 - np.arange(60) / 80
@@ -45,7 +45,7 @@ def _sampled(sampling: str, *mechanisms: str, **options: Any) -> dict[str, Any]:
     }
 
 
-# # Closed-form Gaussian mechanisms agree up to the rounding of sums.
+# Closed-form Gaussian mechanisms agree up to the rounding of sums.
 CLOSED = {
     name: _of(name)
     for name in (
@@ -77,7 +77,7 @@ CLOSED = {
         "sampling": tf_bandmf.MinSep(8, 5),
     },
 }
-# # Numerically optimized coefficients agree only within the optimizer's tolerance.
+# Numerically optimized coefficients agree only within the optimizer's tolerance.
 OPTIMIZED = {
     name: _of(name)
     for name in (

@@ -77,13 +77,13 @@ def finish(child, read_end):
     with os.fdopen(read_end, "r") as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    # # An incomplete line does not count as an answer.
+    # An incomplete line does not count as an answer.
     print(text[: text.rfind("\n") + 1], end="")
 
 
 def main(url, path, what, count):
     plan = tf_bandmf.Plan.load(path)
-    # # The parent uses a ledger once, which triggers lazy imports before children are
+    # The parent uses a ledger once, which triggers lazy imports before children are
     # forked.
     ledger, run = tf_bandmf.Ledger(url), run_of("first", 0)
     if what == "kill":

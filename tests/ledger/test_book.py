@@ -122,7 +122,7 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(file_ledger, figure):
         with pytest.raises(ValueError, match=message):
             file_ledger.spend("patients", make(), about="something")
     assert spent(file_ledger) == 0.0
-    # # The control: valid releases are accepted, and spend budget.
+    # The control: valid releases are accepted, and spend budget.
     file_ledger.spend("patients", patients, about="a run")
     file_ledger.spend("patients", sampled(0.1, gaussian(5.0)), about="a sample")
     assert spent(file_ledger) > 0.5
@@ -185,7 +185,7 @@ def test_sampled_runs_of_replaced_data_are_settled(sampling, mechanism, file_led
     before = spent(file_ledger)
     file_ledger.end(run_name(1), plan=plan, steps=9, reason="a clock")
     assert 0.0 < spent(file_ledger) < before
-    # # Without amplification, the ledger assumes an example in each step, with twice
+    # Without amplification, the ledger assumes an example in each step, with twice
     # the norm.
     if mechanism == "identity":
         noise = plan.noise_stddev / (2.0 * math.sqrt(9.0))

@@ -42,7 +42,7 @@ def told(url, plan, what, count):
 )
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)], ids=str)
 def test_processes_race_for_the_last_of_a_budget(count, ledger, tmp_path):
-    # # By exact composition, the budget suffices for half of the processes.
+    # By exact composition, the budget suffices for half of the processes.
     noise = bound_plan().noise_multiplier
     rho = 0.5 * (count // 2) / noise**2
     ledger.add_dataset("patients", rho=rho * 1.001)
@@ -126,7 +126,7 @@ def test_a_full_disk_refuses_the_run(url, tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
         assert ledger.balance("patients").runs == begun
         if refused > begun:
-            # # The size limit is lifted, so the ledger can grow again.
+            # The size limit is lifted, so the ledger can grow again.
             ledger.begin(plan, run_name(f"again {number}"))
             begun += 1
     assert refused >= 3 and begun >= 3

@@ -134,7 +134,7 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
     assert model.optimizer.steps_taken == num_steps
     assert len(traces) == 1
     assert all(np.all(np.isfinite(w)) for w in model.get_weights())
-    # # After a tenth of the steps, training has allocated all the memory that it needs.
+    # After a tenth of the steps, training has allocated all the memory that it needs.
     later = [size for step, size in sizes.items() if step > num_steps // 10]
     grown = max(later) - sizes[num_steps // 10]
     assert grown < 20e6 + 100 * num_steps, f"{grown / 1e6:.0f} MB"

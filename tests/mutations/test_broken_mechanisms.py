@@ -31,7 +31,7 @@ from tf_bandmf.noise.keys import NoiseKey  # noqa: E402
 from tf_bandmf.planning.plan import Plan  # noqa: E402
 from tf_bandmf.sampling import samplers  # noqa: E402
 
-# # Number of coordinates; one canary example per coordinate.
+# Number of coordinates; one canary example per coordinate.
 WIDTH = 1024
 STEPS = 12
 # Family-wise false-alarm rate of a check.
@@ -77,7 +77,7 @@ def train(mechanism, restart_at=None):
         test_seed=3,
     )
     included = np.random.default_rng(5).random(WIDTH) < 0.5
-    # # Each gradient has its own coordinate direction and three times the clip norm.
+    # Each gradient has its own coordinate direction and three times the clip norm.
     x = 3.0 * plan.l2_norm_clip * np.eye(WIDTH, dtype=np.float32)
     y, weights = np.zeros((WIDTH, 1), np.float32), included.astype(np.float32)
     batches = plan.batches(x, y, weights)
@@ -102,7 +102,7 @@ def train(mechanism, restart_at=None):
 def audited(mechanism):
     """True if the audit of a Keras run agrees with its plan."""
     canaries, released = train(mechanism)
-    # # The canaries' signal must not exceed the sensitivity, either.
+    # The canaries' signal must not exceed the sensitivity, either.
     most = 1.0 / canaries.plan.noise_multiplier
     return (
         canaries.signals.max() <= most * (1 + 1e-5)
@@ -121,7 +121,7 @@ def white_restart(mechanism):
     """True if the releases of a Keras run, restarted once, have the plan's noise."""
     canaries, released = train(mechanism, restart_at=5)
     plan = canaries.plan
-    # # Released values lie on a grid, so each one is randomized within its rounding
+    # Released values lie on a grid, so each one is randomized within its rounding
     # cell.
     batch_size = plan.expected_batch_size
     cell = gaussian.grid_of(plan.noise_stddev / batch_size) * batch_size

@@ -40,14 +40,14 @@ def test_no_device_has_a_function_of_its_own_in_the_noise(generator):
 
 
 def test_a_device_has_functions_of_its_own_in_the_normals_of_tensorflow():
-    # # The control: the check finds logarithms, which each device approximates
+    # The control: the check finds logarithms, which each device approximates
     # differently.
     operations = float_operations(lambda: tf.random.stateless_normal([100], [1, 2]))
     assert not operations <= ROUNDED | MOVED
 
 
 def test_noise_drawn_again_by_another_compiler_is_the_same_to_rounding():
-    # # A run resumed on another kind of device regenerates earlier normals in this way.
+    # A run resumed on another kind of device regenerates earlier normals in this way.
     keys = tf.constant(NoiseKey.for_testing(1).step_keys(1)[0])
     here = noise.standard_normals(keys, 50_000, jit_compile=True).numpy()
     there = noise.standard_normals(keys, 50_000, jit_compile=False).numpy()

@@ -153,7 +153,7 @@ def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     assert math.sqrt(square[0]) <= box_muller.LARGEST_NORMAL * (1.0 + 2.0**-22)
     if k == 1:
         return  # The other words have u > 1/2.
-    # # The other sign bit gives the radius of `1 - u`. These are the smallest radii,
+    # The other sign bit gives the radius of `1 - u`. These are the smallest radii,
     # and some of them are flushed to zero.
     near_one = words((LOW >> zeros[0]) | 0x80000000)
     small = box_muller.squared_radius(
@@ -161,7 +161,7 @@ def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     )
     least = -2.0 * math.log1p(-(2.0**-k) * (1.0 - rest))
     np.testing.assert_allclose(small, least, rtol=2.0**-22, atol=2.0**-123)
-    # # The last of the k bits is one, and all bits after it are zero.
+    # The last of the k bits is one, and all bits after it are zero.
     word = max(i for i, first in enumerate(FIRST_BITS) if first < k)
     outside = [words(0)] * 5
     outside[word] = words(1 << (31 - (k - FIRST_BITS[word])))

@@ -34,7 +34,7 @@ VECTORS = [
 
 
 def words_of(key):
-    # # The nonce is zero.
+    # The nonce is zero.
     return tf.constant(np.append(np.frombuffer(key, "<u8"), np.uint64(0)))
 
 
@@ -79,7 +79,7 @@ def test_normals_agree_with_and_without_xla_and_a_shard_is_a_part():
 
 @pytest.mark.slow
 def test_rows_of_several_normals_agree_with_and_without_xla():
-    # # XLA would not finish compiling if two terms were added in one expression.
+    # XLA would not finish compiling if two terms were added in one expression.
     def last_row(jit_compile):
         generator = noise.NoiseGenerator(
             strategies.bisr(workloads.prefix_sum(4), 3),

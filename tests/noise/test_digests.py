@@ -68,7 +68,7 @@ def test_pieces_are_hashed_apart_and_then_together(sizes):
     cut = [rng.normal(size=size).astype("f4") for size in sizes]
     key, more = digest_key(bytes(32), "plan"), np.array([1, 2, 3], "i4")
     digest = keyed_digest(tf.constant(key), [tf.constant(p) for p in cut], more)
-    # # The last number of a piece of odd length is moved behind all pieces.
+    # The last number of a piece of odd length is moved behind all pieces.
     np.testing.assert_array_equal(digest, reference(key, cut, more))
 
 
@@ -150,7 +150,7 @@ def test_normals_of_two_digests_are_independent(generator):
 
 
 def test_a_few_recent_keys_suffice():
-    # # BISR with four bands regenerates the normals of three earlier steps.
+    # BISR with four bands regenerates the normals of three earlier steps.
     of = noise.NoiseGenerator(strategies.bisr(workloads.prefix_sum(12), 4), 10)
     keys, buffer = of.step_keys(KEY), tf.zeros([0, 10])
     assert of.key_terms == 4

@@ -22,7 +22,7 @@ def test_step_keys_are_distinct_across_steps_and_runs():
 
 
 def test_step_keys_are_the_same_on_every_machine():
-    # # This value must never change, or saved runs could not be replayed.
+    # This value must never change, or saved runs could not be replayed.
     expected = [[4384573516408593201, 13888297300822307851]]
     words = NoiseKey(bytes(range(32))).step_keys(1)
     assert words.tolist() == expected

@@ -60,7 +60,7 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
     jumps = Jumps(_system(kind, update), _STEPS)
     times = [2, 3, 7, 9]
     m = jumps.entries
-    # # The state is computed symbolically, as a linear function of the jumps' normals.
+    # The state is computed symbolically, as a linear function of the jumps' normals.
     state, reads, last = np.zeros([m, m * len(times)]), [], 0
     for t in range(_STEPS):
         rate = tf.constant(_RATES[t], tf.float64)
@@ -159,7 +159,7 @@ def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch
     np.testing.assert_array_equal(weights.numpy(), first)
 
 
-# # Row counts: none, part of a block, a whole block, a block and a row, several blocks.
+# Row counts: none, part of a block, a whole block, a block and a row, several blocks.
 @pytest.mark.slow_cases("False-9", "False-24")
 @pytest.mark.parametrize("count", [0, 5, 8, 9, 24])
 @pytest.mark.parametrize("traces", [False, True])

@@ -13,7 +13,7 @@ KEY = NoiseKey.for_testing(0)
 
 
 WORKLOAD = workloads.momentum_sgd(N, 0.5, 0.9)
-# # One strategy for each algorithm that computes a row of noise.
+# One strategy for each algorithm that computes a row of noise.
 STRATEGIES = {
     "lambda_cgd": strategies.lambda_cgd(N, 0.7),
     "lambda_cgd_normalized": strategies.lambda_cgd(N, 0.7, True),
@@ -55,7 +55,7 @@ def test_replay_is_bit_identical():
     z = [noise.standard_normals(keys[i], 300).numpy() for i in range(N)]
     streamed = run(generator)
     for i in range(1, N):
-        # # XLA uses fused multiply-add, which rounds once.
+        # XLA uses fused multiply-add, which rounds once.
         exact = z[i].astype(np.float64) + np.float32(-0.7) * z[i - 1].astype(np.float64)
         np.testing.assert_allclose(streamed[i], exact, rtol=2.0**-23, atol=1e-7)
 
@@ -96,7 +96,7 @@ def test_kept_normals_give_the_noise_of_regenerated_ones(name):
     bands = strategy.matrix.stored_bands
     assert (again.memory_vectors, kept.memory_vectors) == (0, bands - 1)
     expected = run(again)
-    # # XLA may compile the sum differently with kept normals, so last bits may differ.
+    # XLA may compile the sum differently with kept normals, so last bits may differ.
     np.testing.assert_allclose(run(kept), expected, rtol=0, atol=2e-6)
     # A training step keeps the normals in a variable.
     buffer = tf.Variable(tf.zeros([kept.memory_vectors, 5000]))

@@ -18,7 +18,7 @@ def long_runs():
     return start, five, strategies.optimized_banded(workload, BANDS, start=start)
 
 
-# # Only the latest problem stays traced, so the long runs must be optimized first.
+# Only the latest problem stays traced, so the long runs must be optimized first.
 @pytest.fixture(scope="module")
 def columns(long_runs):
     actual = strategies.optimized_banded(

@@ -50,7 +50,7 @@ def test_the_least_maximum_is_found_with_its_certificate():
     np.testing.assert_allclose(actual.position, [0.5, 0.0], atol=1e-4)
     assert actual.value == pytest.approx(1.25, rel=1e-5)
     assert actual.value == max(errors_of(tf.constant(actual.position)).numpy())
-    # # (3e-4 of the gap is due to the uniform share in the weights of the steps.)
+    # (3e-4 of the gap is due to the uniform share in the weights of the steps.)
     assert 0.0 <= actual.optimality_gap < 4e-4
 
 
@@ -73,7 +73,7 @@ def test_general_columns_are_certified_to_a_thousandth_by_default():
     largest = np.max(actual.per_step_squared_error(workload))
     assert actual.diagnostics["value"] == pytest.approx(largest)
     assert actual.diagnostics["optimality_gap"] < 1e-3
-    # # The optimum from another start is not better by more than the stated gap.
+    # The optimum from another start is not better by more than the stated gap.
     start = strategies.bsr(workload, 4).normalize_columns()
     other = strategies.optimized_banded(
         workload, 4, objective="max", start=start, max_iterations=100

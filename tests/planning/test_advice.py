@@ -77,7 +77,7 @@ def test_the_setting_with_the_most_progress_is_advised(advice):
 @pytest.mark.parametrize(
     ("row", "noise", "num_parameters", "best"),
     [
-        # # The best rates of grids with ratio 2, from benchmarks/utility/README.md.
+        # The best rates of grids with ratio 2, from benchmarks/utility/README.md.
         ("CIFAR-10, BISR, epsilon 9", 0.0146, 113_738, 0.7),
         ("CIFAR-10, DP-SGD, Poisson, epsilon 1", 0.0738, 113_738, 0.1),
         ("CIFAR-10, DP-SGD, fixed order, epsilon 0.5", 1.15, 113_738, 0.003125),

@@ -185,7 +185,7 @@ def test_a_row_that_fails_does_not_end_a_comparison(monkeypatch):
     assert [row.mechanism for row in table.rows] == ["identity"]
     assert list(table.excluded) == ["lambda_cgd:0.5", "bisr:2"]
     assert str(table).count("The accountant lost itself.") == 2
-    # # If every mechanism fails, the reason is raised as an error.
+    # If every mechanism fails, the reason is raised as an error.
     with pytest.raises(ArithmeticError, match="lost itself"):
         tf_bandmf.compare(names[:1], **use)
     with pytest.raises(ValueError, match=r"No mechanism can be used.*bisr:2: The acc"):
@@ -200,7 +200,7 @@ def test_samplings_are_compared_in_one_table(last, caplog):
     with caplog.at_level(logging.INFO, logger="tf_bandmf"):
         table = tf_bandmf.compare(["identity", "bisr:4"], sampling=samplings, **use)
     assert "comparing bisr:4" in [record.message for record in caplog.records]
-    # # Poisson sampling amplifies only identity; samplings with other adjacencies are
+    # Poisson sampling amplifies only identity; samplings with other adjacencies are
     # omitted.
     assert "bisr:4, poisson" in table.excluded
     used = {row.sampling for row in table}

@@ -118,7 +118,7 @@ def test_beside_others_runs_without_replacement_are_stated_for_zero_out(
         count * 0.5 * replaced.unamplified_noise**-2 + other.zcdp_rho
     )
     guarantee = joint.guarantee_at(DELTA)
-    # # The joint epsilon is between the largest epsilon of the runs and their sum.
+    # The joint epsilon is between the largest epsilon of the runs and their sum.
     both = tf_bandmf.compose([replaced] * count)
     assert max(replaced.epsilon, other.epsilon) < guarantee.epsilon
     added = both.epsilon(DELTA / 2) + other.guarantee_at(DELTA / 2).epsilon
@@ -169,7 +169,7 @@ def test_never_more_than_basic_composition(kind):
     actual = together.guarantee_at(2.0 * plan.delta)
     assert actual.epsilon <= 2.0 * plan.epsilon * (1.0 + 1e-6)
     assert actual.kind == ("estimate" if plan.kind == "estimate" else "bound")
-    # # Basic composition gives no guarantee at a delta below the sum of both deltas.
+    # Basic composition gives no guarantee at a delta below the sum of both deltas.
     less = together.guarantee_at(1.9 * plan.delta)
     assert less.accountant != "basic composition of the guarantees of the single parts"
 

@@ -60,7 +60,7 @@ def test_amplified_plans_keep_a_part_too(sampling):
     both = plan.reserve(metrics=0.2, evaluations=4)
     assert both.epsilon == plan.epsilon
     assert both.noise_multiplier > plan.noise_multiplier * 1.001
-    # # The joint epsilon is at most the sum of both epsilons at delta / 2.
+    # The joint epsilon is at most the sum of both epsilons at delta / 2.
     steps = both.participation.accountant(both.strategy.matrix)
     alone = steps.guarantee(both.unit_noise_stddev, DELTA / 2).epsilon
     factor = 2.0 if "Replace" in both.adjacency else 1.0

@@ -93,7 +93,7 @@ def test_fingerprint_ignores_how_the_strategy_was_found():
     actual = tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA)
     lambda_ = actual.strategy.parameters["lambda"]
     given = tf_bandmf.plan(f"lambda_cgd:{lambda_!r}", **BUDGET, **DATA)
-    # # The fingerprint is computed only once, because each step compares it.
+    # The fingerprint is computed only once, because each step compares it.
     assert actual.fingerprint == given.fingerprint is given.fingerprint
 
 

@@ -17,7 +17,7 @@ from tf_bandmf.sampling.samplers import (
 )
 
 LARGEST = (1 << 64) - 1
-# # Largest relative amount by which the probability of a trial may be below q.
+# Largest relative amount by which the probability of a trial may be below q.
 TOLERANCE = Fraction(1, 2**25)
 
 
@@ -73,7 +73,7 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
         whole, rest = divmod(gap, table)
         return survives[table] ** whole * survives[rest]
 
-    # # Compares each outcome of six trials with all outcomes that differ in one trial.
+    # Compares each outcome of six trials with all outcomes that differ in one trial.
     law = {}
     for taken in itertools.product([False, True], repeat=6):
         chance, begin = Fraction(1), 0
@@ -138,7 +138,7 @@ def test_frequent_trials_have_a_word_each(num_examples, batch_size, parts):
 
 def test_numbers_below_a_bound_are_uniform():
     words = fixed({0: [LARGEST, 5, LARGEST, 7, 3, *range(60)]})
-    # # One of the 2^64 words is rejected; the others are split equally among 0, 1 and
+    # One of the 2^64 words is rejected; the others are split equally among 0, 1 and
     # 2.
     assert uniform_numbers(words, 0, 3, 3).tolist() == [2, 1, 0]
     assert LARGEST % 3 == 0
@@ -206,7 +206,7 @@ def test_who_rests_is_not_taken_and_nobody_else_is_left_out(separation):
     for rest, tried in itertools.product(
         range(separation), itertools.product([False, True], repeat=steps)
     ):
-        # # Each length of rest has a quarter of all words; the remaining words mean no
+        # Each length of rest has a quarter of all words; the remaining words mean no
         # rest.
         cell = separation - 1 if rest == 0 else rest - 1
         for word in (cell * quarter, (cell + 1) * quarter - 1):

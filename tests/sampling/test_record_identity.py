@@ -74,7 +74,7 @@ def test_a_record_is_recognized_in_every_structure(most, figure):
     for name, first in sketches.items():
         assert identity.share_examples(first, sketches["names"]), name
     figure(f"{len(sketches)} structures, each pair recognized")
-    # # The control: records that share some values but differ in others are different.
+    # The control: records that share some values but differ in others are different.
     others = sketch(plan().batches((values, numbers + 1), y))
     for name, first in sketches.items():
         assert not identity.share_examples(first, others), name
@@ -124,7 +124,7 @@ def test_different_people_with_equal_records_are_not_the_same():
         assert not any(identity.share_examples(*pair) for pair in pairs)
         pairs = [(drawn(count, values), drawn(5 * count, values)) for _ in range(5)]
         assert not any(identity.share_examples(*pair) for pair in pairs)
-    # # Reordered records are recognized even with few distinct values, and so is a
+    # Reordered records are recognized even with few distinct values, and so is a
     # common subset.
     hashes = rng.integers(8, size=64)
     assert identity.share_examples(hashes, rng.permutation(hashes))

@@ -121,7 +121,7 @@ def test_dataset_is_the_schedule_and_a_resumed_run_is_the_uninterrupted_one(
         np.testing.assert_array_equal(batch["x"][:, 0], batch["y"])
         assert int(batch["step"]) == step and int(batch["plan_id"]) == 7
     assert sampled.dataset().element_spec["x"].shape.as_list() == [None, 2]
-    # # The run resumes from its key, in a new schedule and in the same one.
+    # The run resumes from its key, in a new schedule and in the same one.
     other = schedule_for(participation, steps, 7, x, np.arange(20)).join(seed(1))
     for continued in (other, sampled):
         for batch, expected in zip(continued.dataset(first_step=6), batches[6:]):

@@ -44,7 +44,7 @@ def test_rows_beyond_the_cap_take_turns_at_random():
         for rows, present in zip(batch["x"], batch["rows"], strict=True)
         if USERS[rows[0]] == "b"
     ]
-    # # 8 random pairs, each one of 15, are all equal with probability 15^-7.
+    # 8 random pairs, each one of 15, are all equal with probability 15^-7.
     assert len(set(seen)) > 1
 
 

@@ -22,7 +22,7 @@ def forms_of_bytes(secret):
     half = secret[: max(8, len(secret) // 2)]
     forms |= {half.hex().encode(), half.hex().upper().encode()}
     for shift in range(3):
-        # # Within longer data, the base64 form depends on the offset modulo 3.
+        # Within longer data, the base64 form depends on the offset modulo 3.
         text = base64.b64encode(secret[shift:])[: 4 * ((len(secret) - shift) // 3)]
         forms |= {text, text.replace(b"+", b"-").replace(b"/", b"_")}
     forms.add(repr(half)[2:-1].encode())

@@ -1,4 +1,4 @@
-"""Key, kept vectors and sampler seed are searched by value in all outputs of a program."""
+"""Searches a program's outputs for the values of key, kept vectors and sampler seed."""
 
 import copy
 import io
@@ -45,14 +45,13 @@ def make_model(plan):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Trains with every callback that writes; returns all output and kept objects."""
+    """Trains with every callback that writes; returns its output and the kept objects."""
     admission.forget()
     shared = tmp_path_factory.mktemp("shared")
     private = tmp_path_factory.mktemp("private") / "run.private"
     plan = make_plan()
     model = make_model(plan)
-    # Key and seed are fixed: in so many texts the few digits of a number may occur by
-    # chance.
+    # Key and seed are fixed, because short numbers may occur by chance in so much text.
     draws = np.random.default_rng(0)
     fixed = pytest.MonkeyPatch()
     fixed.setattr("secrets.token_bytes", draws.bytes)
@@ -110,7 +109,7 @@ def export(model, folder):
 
 
 def dump_graphs(model, schedule, folder):
-    """Writes the graphs of training step and data, as debuggers and tools do."""
+    """Writes the graphs of the training step and the data pipeline, as debuggers do."""
     programs = model._programs()
     compiled = [programs._facts, programs._clip, programs._noise]
     compiled += [programs._update, programs._measure]

@@ -66,7 +66,7 @@ def spectral(words):
     """Tests the largest spectral amplitude (2.6 counts large amplitudes instead)."""
     signal = 2.0 * bits(words[: 2**14]).astype(np.float64) - 1.0
     power = np.abs(np.fft.rfft(signal))[1:-1] ** 2 / signal.size
-    # # The powers are independent and exponential; this is the distribution of their
+    # The powers are independent and exponential; this is the distribution of their
     # maximum.
     return float(-np.expm1(power.size * np.log1p(-np.exp(-power.max()))))
 

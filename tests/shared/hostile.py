@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-# # Hostile values by the name of their kind, which appears in test failures.
+# Hostile values by the name of their kind, which appears in test failures.
 VALUES = {
     "None": None,
     "True": True,

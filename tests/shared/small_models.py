@@ -110,7 +110,7 @@ def built(model, weights=None, key=None):
     return model
 
 
-# # Options that `plan_and_model` passes to the model; the plan gets all others.
+# Options that `plan_and_model` passes to the model; the plan gets all others.
 OF_MODEL = {"inner", "functional", "additional_run", "hidden", "loss", "metrics"}
 OF_MODEL |= {"jit_compile", "run_eagerly", "steps_per_execution", "model", "clipping"}
 

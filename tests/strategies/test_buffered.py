@@ -16,7 +16,7 @@ def test_the_matrix_is_the_one_of_its_output_scales():
     powers = DECAYS[:, None] ** np.arange(n - 1)
     column = np.r_[1.0, matrix.output_scales @ powers]
     np.testing.assert_allclose(matrix.toeplitz_column(), column)
-    # # As a power series, the column is a quotient of two products of linear factors.
+    # As a power series, the column is a quotient of two products of linear factors.
     quotient = np.convolve(column, np.poly(matrix.decays))[:n]
     np.testing.assert_allclose(
         quotient, np.pad(np.poly(matrix.inverse_decays), (0, n - 4)), atol=1e-12

@@ -22,7 +22,7 @@ def test_known_optimum_of_1024_steps():
     actual = strategies.optimized_toeplitz(workload, once, 16)
     assert actual.diagnostics["converged"]
     np.testing.assert_allclose(actual.rmse(workload, once), 6.342793, rtol=1e-7)
-    # # Normalizing the columns reduces the error.
+    # Normalizing the columns reduces the error.
     normalized = strategies.optimized_toeplitz(
         workload, once, 16, column_normalized=True
     )
@@ -49,7 +49,7 @@ def test_invalid_arguments_are_refused():
 
 
 def test_inverse_coefficients_meet_the_peer_s_optimum():
-    # # jax_privacy gets 13.402731 here, but bounds the sensitivity differently.
+    # jax_privacy gets 13.402731 here, but bounds the sensitivity differently.
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
     actual = strategies.optimized_banded_inverse(workload, participation, 4)

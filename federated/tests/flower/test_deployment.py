@@ -54,11 +54,11 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
         timeout=1200 if kills else 240,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    # # TensorFlow's log lines must not mix with ours.
+    # TensorFlow's log lines must not mix with ours.
     assert "absl::InitializeLog" not in done.stderr and "cuda" not in done.stderr
     killed = re.findall(r"kill -9 (.*)", done.stdout)
     assert killed == (["device 0", "superlink", "device 1"] if kills else [])
-    # # No round is missing, whatever was killed. A round is evaluated after it is
+    # No round is missing, whatever was killed. A round is evaluated after it is
     # saved, so a killed round may be evaluated twice.
     evaluated = re.findall(r"^round (\d+):", done.stdout, re.MULTILINE)
     assert sorted(set(map(int, evaluated))) == list(range(1, rounds + 1))
@@ -68,7 +68,7 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
         r"\| epsilon at delta = 1e-05 \| (\S+) \| (\S+) \|", report
     ).groups()
     assert float(measured) <= 1.0001 * float(planned) <= 100.1
-    # # Participations as the devices counted them, each in its own store.
+    # Participations as the devices counted them, each in its own store.
     stores = sorted((tmp_path / "out" / "devices").glob("*/*.device"))
     counts = [
         json.loads(Journal(str(path)).read()[0])["participations"] for path in stores

@@ -78,10 +78,10 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
     actual = write_report(str(tmp_path / "privacy.md"), PLAN, strategy.measured)
     assert actual.is_within_plan
     assert actual.guarantee.epsilon <= PLAN.epsilon * 1.0001
-    # # Flower counts rounds from 1, the plan from 0; the devices see Flower's number.
+    # Flower counts rounds from 1, the plan from 0; the devices see Flower's number.
     rounds = [c["config"]["server-round"] for _, c in grid.asked]
     assert rounds == sorted(rounds) and set(rounds) == set(range(1, N + 1))
-    # # The run is complete: another start asks no device, and returns the same result.
+    # The run is complete: another start asks no device, and returns the same result.
     again = start(make_strategy(tmp_path), grid)
     assert len(grid.asked) == len(rounds)
     assert flat(result.arrays).tobytes() == flat(again.arrays).tobytes()
@@ -112,7 +112,7 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path):
     with pytest.raises(Crash):
         start(make_strategy(tmp_path, models=models), grid)
     grid.change = lambda reply: reply
-    # # Meanwhile the nodes restart with new numbers and the same stores.
+    # Meanwhile the nodes restart with new numbers and the same stores.
     for number in list(grid.nodes):
         grid.restart(number, number + 100)
     after = Models()
@@ -133,17 +133,17 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path):
 
 def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path, monkeypatch):
     """In a second run of a plan, devices still have the record of the first run."""
-    # # A round asks two of four devices, never the same one twice in a row.
+    # A round asks two of four devices, never the same one twice in a row.
     grid = make_grid(tmp_path, number=4)
     start(make_strategy(tmp_path), grid)
     before = came(grid)
     assert all(len(rounds) == K for rounds in before.values())
-    # # A server without the record notices this from the names, before any round
+    # A server without the record notices this from the names, before any round
     # begins.
     with pytest.raises(RuntimeError, match=r"4 say .* were not begun here"):
         start(make_strategy(tmp_path / "another"), grid)
     assert came(grid) == before
-    # # If the server skips this check, the devices refuse.
+    # If the server skips this check, the devices refuse.
     monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
     result = start(make_strategy(tmp_path / "another"), grid)
     counts = result.train_metrics_clientapp
@@ -186,13 +186,13 @@ def test_a_receipt_ends_the_run_also_when_its_round_has_passed(tmp_path, monkeyp
 
 @pytest.mark.invariant(8)
 def test_a_refusal_shows_that_a_copy_runs_beside(tmp_path, monkeypatch):
-    # # Skip the check of names, as if both servers had asked for names before the copy.
+    # Skip the check of names, as if both servers had asked for names before the copy.
     monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
     grid, copies = make_grid(tmp_path, number=4), [tmp_path / "a", tmp_path / "b"]
     start(make_strategy(copies[0]), grid, num_rounds=1)
     shutil.copytree(*copies)
     start(make_strategy(copies[0]), grid, num_rounds=2)
-    # # The copy asks the same two devices, which hold the original's receipt for the
+    # The copy asks the same two devices, which hold the original's receipt for the
     # round.
     with pytest.raises(RuntimeError, match=r"receipt for round 1, .* 2 rounds"):
         start(make_strategy(copies[1]), grid)
@@ -322,7 +322,7 @@ def test_over_selection_and_late_reports(tmp_path):
     late_round = {}
 
     def slow_first(server_round, arrays):
-        # # Devices that did not answer in round 0 answer after its end.
+        # Devices that did not answer in round 0 answer after its end.
         late_round.setdefault(server_round, set(grid.slow))
         grid.slow = set()
 
@@ -338,7 +338,7 @@ def test_over_selection_and_late_reports(tmp_path):
     assert counts[2]["contributing"] == counts[2]["selected"] > PER_ROUND
     assert len(late_round[1]) == 2
     assert counts[2]["late"] == 2
-    # # A late device has taken part, according to the ledger and to its own record.
+    # A late device has taken part, according to the ledger and to its own record.
     assert strategy.measured.num_participations >= 4 + 2
 
 
@@ -505,7 +505,7 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
         assert list(one) == list(first)
         for name in ("batches", "average"):
             np.testing.assert_array_equal(one[name], first[name])
-    # # Only trained arrays count for the norm. It is 2, so updates are clipped to half.
+    # Only trained arrays count for the norm. It is 2, so updates are clipped to half.
     plain = make_grid(tmp_path / "plain", TEST_PLAN)
     plain.silent = set(plain.nodes)
     nobody = start(make_strategy(tmp_path / "plain", TEST_PLAN), plain, timeout=0.0)
@@ -577,7 +577,7 @@ def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, lines):
 
 
 def test_devices_too_few_to_take_turns_are_told_before_the_first_round(tmp_path, lines):
-    # # Two devices, two per round, separation two: every other round lacks devices.
+    # Two devices, two per round, separation two: every other round lacks devices.
     grid = make_grid(tmp_path, number=2)
     with pytest.raises(RuntimeError, match="rest until 1 other rounds") as stopped:
         start(make_strategy(tmp_path), grid)
@@ -585,7 +585,7 @@ def test_devices_too_few_to_take_turns_are_told_before_the_first_round(tmp_path,
     assert all(rounds == [0] for rounds in came(grid).values())
     (told,) = [line for line in lines if "2 nodes are connected" in line]
     assert "need 4" in told and "stops after 1 rounds" in told
-    # # Once there are more devices, the run continues where it stopped.
+    # Once there are more devices, the run continues where it stopped.
     result = start_in_full(make_strategy(tmp_path), make_grid(tmp_path))
     assert sorted(result.train_metrics_clientapp) == list(range(2, N + 1))
 
