@@ -182,9 +182,7 @@ def test_parts_of_a_backup(tmp_path, figure):
             refused += 1
             continue
         twice = [t for t in again_sums if t in sums]
-        again.setdefault(
-            min(twice), left[min(twice)]
-        )  # the state from which it continued
+        again.setdefault(min(twice), left[min(twice)])  # its starting state
         # The copy's first round was begun before the copy: devices, sum and noise are
         # equal.
         np.testing.assert_array_equal(again[min(twice) + 1], left[min(twice) + 1])
