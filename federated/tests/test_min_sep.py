@@ -30,12 +30,11 @@ def one_hot(client):
     return np.eye(CLIENTS, dtype=np.float32)[client]
 
 
-def device_tags(last_round=-1, participations=0, present=True, finite=True, now=0):
+def device_tags(last_round=-1, participations=0, finite=True, now=0):
     return collections.OrderedDict(
         last_round=np.int32(last_round),
         participations=np.int32(participations),
         round=np.int32(now),
-        present=present,
         weight=np.float32(finite),
     )
 
@@ -96,11 +95,12 @@ def test_an_early_contribution_has_no_influence_on_the_sum():
         np.full(CLIENTS, np.nan),
     ):
         early = early.astype(np.float32)
-        for record in ((0, 1), (1, 1), (5, 1), (-5, 0), (-1, 1), (-1, -7), (0, 0)):
-            tags = [device_tags(*record, now=2), device_tags(now=2)]
-            both = devices().next(state, [early, on_time], tags)
+        records = ((0, 1), (1, 1), (5, 1), (-5, 0), (-1, 1), (-1, -7), (0, 0))
+        for record in (*records, None):  # None: a client without data
+            tags = device_tags(*record, now=2) if record else device_tags(now=-1)
+            both = devices().next(state, [early, on_time], [tags, device_tags(now=2)])
             np.testing.assert_array_equal(both.result, alone.result)
-            assert both.measurements["early_clients"] == 1
+            assert both.measurements["early_clients"] == (record is not None)
 
 
 def test_tagged_data_sets():

@@ -194,9 +194,9 @@ def _blocks_in_chunks(num_blocks: int) -> _Blocks:
             def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
                 in_a_row = source_of(step_keys).in_a_row
                 words = in_a_row(step_keys[j], block * _PAIRS, chunk * _PAIRS)
-                words = tf.reshape(tf.transpose(words), [4, chunk, _PAIRS])
+                words = tf.reshape(words, [chunk, _PAIRS, 4])
                 shared = _shared_parts(step_keys[j : j + 1], block, chunk)
-                return box_muller(tf.unstack(words), shared[0, :, None])
+                return box_muller(tf.unstack(words, axis=-1), shared[0, :, None])
 
             return _weighted_sum(normals, weights)
 

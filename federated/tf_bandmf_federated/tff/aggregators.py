@@ -16,6 +16,7 @@ import tensorflow_federated as tff
 
 from tf_bandmf import Plan
 from tf_bandmf.ledger import hooks
+from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
 from tf_bandmf_federated.tff.state_noise import NoiseInState, check_fits
 from tf_bandmf_federated.tff.tags import DEVICE_TAGS
@@ -114,9 +115,10 @@ class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
             with tf.control_dependencies([check_round(tags, round_number)]):
                 early = is_early(tags, round_number, self._participation)
             clip = self._plan.l2_norm_clip
-            admitted = tags["present"] & ~early
-            record, counts = bounded_record(value, clip, tags["weight"] > 0.0, admitted)
-            counts["early_clients"] = tf.cast(tags["present"] & early, tf.int32)
+            present = tags["round"] > NEVER
+            finite = tags["weight"] > 0.0
+            record, counts = bounded_record(value, clip, finite, present & ~early)
+            counts["early_clients"] = tf.cast(present & early, tf.int32)
             return record, counts
 
         @tff.federated_computation(

@@ -23,7 +23,8 @@ def tagged_client_work(
 
     Returns:
       A process whose update weights are the `DEVICE_TAGS`. The tags of `CARRIED` are in
-      all elements of the data, and are read from the first one.
+      all elements of the data, and are read from the first one; without data, they
+      are `NEVER`.
     """
     state_type, weights_type, examples_type = inner.next.type_signature.parameter
     example_type = examples_type.member.element
@@ -32,16 +33,16 @@ def tagged_client_work(
     data_type = tff.SequenceType(tff.to_type(element))
 
     # This is a single computation, because a second one for each client would cost as much
-    # as a small model's step.
+    # as a small model's step. It takes the first element without `reduce`, whose function
+    # TensorFlow would prepare for each client.
     @tff.tensorflow.computation(data_type)
     def examples_and_tags(dataset):
-        absent = tf.fill([len(CARRIED)], NEVER), tf.constant(False)
-        tags, present = dataset.take(1).reduce(
-            absent, lambda _, element: (element["tags"], tf.constant(True))
-        )
-        carried = zip(CARRIED, tf.unstack(tags))
+        absent = tf.nest.map_structure(_empty, dataset.element_spec)
+        absent["tags"] = tf.fill([len(CARRIED)], NEVER)
+        padded = dataset.concatenate(tf.data.Dataset.from_tensors(absent))
+        tags = tf.unstack(padded.take(1).get_single_element()["tags"])
         examples = dataset.map(lambda element: element["example"])
-        return examples, collections.OrderedDict(carried, present=present)
+        return examples, collections.OrderedDict(zip(CARRIED, tags))
 
     @tff.federated_computation(
         state_type, weights_type, tff.FederatedType(data_type, tff.CLIENTS)
@@ -50,13 +51,12 @@ def tagged_client_work(
         examples, tags = tff.federated_map(examples_and_tags, data)
         output = inner.next(state, weights, examples)
         told = collections.OrderedDict(
-            {name: tags[name] for name in (*CARRIED, "present")},
+            {name: tags[name] for name in CARRIED},
             weight=output.result.update_weight,
         )
         result = tff.federated_zip(
             tff.learning.templates.ClientResult(
-                update=output.result.update,
-                update_weight=told,
+                update=output.result.update, update_weight=told
             )
         )
         return tff.templates.MeasuredProcessOutput(
@@ -69,3 +69,8 @@ def tagged_client_work(
         get_hparams_fn=inner.get_hparams,
         set_hparams_fn=inner.set_hparams,
     )
+
+
+def _empty(spec: tf.TensorSpec) -> tf.Tensor:
+    """The smallest tensor that fits a spec: sizes that it leaves open are 0."""
+    return tf.zeros([size or 0 for size in spec.shape or ()], spec.dtype)

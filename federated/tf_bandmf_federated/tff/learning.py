@@ -20,7 +20,6 @@ contains the noise key.
 from __future__ import annotations
 
 import collections
-import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Union
@@ -348,14 +347,16 @@ def _client_work(
     optimizer: tff.learning.optimizers.Optimizer,
     metrics_aggregator: Callable[..., Any],
 ) -> tff.learning.templates.ClientWorkProcess:
-    build = functools.partial(_TEMPLATES.build_model_delta_client_work, model_fn)
+    build, argument = _TEMPLATES.build_model_delta_client_work, "model_fn"
     if isinstance(model_fn, tff.learning.models.FunctionalModel):
-        work = _TEMPLATES.build_functional_model_delta_client_work
-        build = functools.partial(work, model=model_fn)
+        build, argument = _TEMPLATES.build_functional_model_delta_client_work, "model"
     return build(
+        **{argument: model_fn},
         optimizer=optimizer,
         client_weighting=tff.learning.ClientWeighting.UNIFORM,
         metrics_aggregator=metrics_aggregator,
+        # TFF's default is a `reduce`, whose function TensorFlow prepares for each client.
+        loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )
 
 

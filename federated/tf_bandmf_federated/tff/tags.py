@@ -21,12 +21,11 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import NEVER, contradicts_itself
 
 CARRIED = ("last_round", "participations", "round")
-# The values that a client passes to the aggregator with its update. `present` is 1 if the
-# client has data; `weight` is 0 if its update was not finite (TFF then sends zeros), 1
-# otherwise.
+# The values that a client passes to the aggregator with its update. `round` is `NEVER` if
+# the client has no data; `weight` is 0 if its update was not finite (TFF then sends zeros),
+# 1 otherwise.
 DEVICE_TAGS = collections.OrderedDict(
     **dict.fromkeys(CARRIED, np.int32),
-    present=np.bool_,
     weight=np.float32,
 )
 

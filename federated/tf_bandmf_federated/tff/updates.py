@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_bandmf import MinSep
 from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf_federated.clipping import ROOM
-from tf_bandmf_federated.eligibility import contradicts_itself, may_take_part
+from tf_bandmf_federated.eligibility import NEVER, contradicts_itself, may_take_part
 
 
 def is_early(
@@ -48,10 +48,8 @@ def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Op
         "every round, with process.round_number(state) and "
         "from a record that the last participation updated. Tagged for, and round:"
     )
-    # A client without data has no tags.
-    return tf.debugging.Assert(
-        ~tags["present"] | same, [message, tags["round"], round_number]
-    )
+    absent = tags["round"] <= NEVER
+    return tf.debugging.Assert(absent | same, [message, tags["round"], round_number])
 
 
 def bounded_record(
