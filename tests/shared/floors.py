@@ -1,4 +1,4 @@
-"""Lower bounds on delta from Gaussian tails in 60 digits, independent of accountants."""
+"""Lower bounds on delta, computed from Gaussian tails without any accountant."""
 
 import functools
 
@@ -13,12 +13,14 @@ def _tail(z):
 
 @functools.cache
 def gaussian(norm, noise, log_threshold):
-    """Returns `E_P (1 - K / L)_+` for N(norm, noise^2) and N(0, noise^2).
+    """Returns `E_P (1 - K / L)_+` for P = N(norm, noise^2) and Q = N(0, noise^2).
+
+    L is the likelihood ratio P / Q. With K = e^eps, this is delta at epsilon.
 
     Args:
-      norm: norm of the example's contribution.
-      noise: standard deviation.
-      log_threshold: log K; a float or an mpf.
+      norm: the norm of the example's contribution.
+      noise: the standard deviation of the noise.
+      log_threshold: log K as a float or an mpf.
     """
     with mpmath.workdps(DIGITS):
         mu = mpmath.mpf(norm) / mpmath.mpf(noise)
@@ -42,8 +44,8 @@ def one_step(probability, noise, epsilon):
 def own_bin(norm, noise, num_bins, epsilon):
     """Returns a lower bound on delta for balls in bins, from the example's own bin.
 
-    `L >= L_j / b`, and so `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, for all
-    columns of the other bins.
+    The likelihood ratio L is the mean over b bins, so `L >= L_j / b`. Therefore
+    `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, whatever the other columns.
     """
     with mpmath.workdps(DIGITS):
         shifted = mpmath.mpf(epsilon) + mpmath.log(num_bins)
@@ -83,8 +85,9 @@ def replaced_step(probability, noise, epsilon):
 def best_of_runs(noise, mean, shape, epsilon, places=40):
     """Returns a lower bound on delta for the largest of K Gaussian answers.
 
-    K is truncated negative binomial, with generating function f. The largest of K answers
-    is at most t with probability `f(Phi(t))`. Any threshold t gives a lower bound.
+    K has a truncated negative binomial distribution with generating function f, so the
+    largest answer is at most t with probability `f(Phi(t))`. Each threshold t gives a
+    lower bound on delta; the result is the best one found.
     """
     with mpmath.workdps(DIGITS):
         sigma, factor = mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon))

@@ -1,9 +1,9 @@
 """Tests of random bits, selected from NIST SP 800-22 and TestU01.
 
-Each test takes words, uint32, shape [2^17], and returns a p-value that is uniform for
-random bits. Sources: A. Rukhin et al., NIST SP 800-22 rev. 1a (2010), sections 2.1 to 2.6
-and 2.11; P. L'Ecuyer and R. Simard, TestU01 (ACM TOMS 33, 2007): SmallCrush's birthday
-spacings, collisions, gaps and weights; G. Marsaglia's rank of binary matrices.
+Each test takes 2^17 uint32 words, and returns a p-value that is uniform for random
+bits. Sources: A. Rukhin et al., NIST SP 800-22 rev. 1a (2010), sections 2.1 to 2.6 and
+2.11; P. L'Ecuyer and R. Simard, TestU01 (ACM TOMS 33, 2007): birthday spacings,
+collisions, gaps and weights of SmallCrush; G. Marsaglia: ranks of binary matrices.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ def monobit(words):
 
 
 def block_frequency(words):
-    """Tests that half of the bits are ones in each block of 4096 bits (2.2)."""
+    """Tests that half of the bits in each block of 4096 bits are ones (2.2)."""
     ones = bits(words).reshape(-1, 4096).sum(1)
     return float(stats.chi2.sf(np.sum((ones - 2048.0) ** 2) / 1024.0, ones.size))
 
@@ -47,7 +47,7 @@ def runs(words):
 
 
 def bit_positions(words):
-    """Tests that each of the 32 positions is uniform, and each pair independent."""
+    """Tests that the 32 bits of a word are uniform and pairwise independent."""
     matrix = ((words[:, None] >> np.arange(32, dtype=np.uint32)) & 1).astype(np.float64)
     gram = (2.0 * matrix - 1.0).T @ (2.0 * matrix - 1.0) / np.sqrt(len(words))
     means = (2.0 * matrix - 1.0).sum(0) / np.sqrt(len(words))
@@ -56,7 +56,7 @@ def bit_positions(words):
 
 
 def serial(words):
-    """Tests that pairs of neighbouring bytes are uniform (2.11)."""
+    """Tests that pairs of neighboring bytes are uniform (2.11)."""
     part = words.astype("<u4").view(np.uint8).astype(np.int64)
     counts = np.bincount(256 * part[0::2] + part[1::2], minlength=65536)
     return float(_two_sided(stats.chisquare(counts).pvalue))
@@ -110,13 +110,13 @@ def birthday_spacings(words):
 
 
 def collisions(words):
-    """Tests that the number of equal words among 2^17 is Poisson (as in SmallCrush)."""
+    """Tests that the number of repeated words is Poisson (as in SmallCrush)."""
     repeated = words.size - len(np.unique(words))
     return _poisson(repeated, words.size**2 / 2.0**33)
 
 
 def weights(words):
-    """Tests that the numbers of ones in words are binomial (SmallCrush)."""
+    """Tests that the number of ones per word is binomial (SmallCrush)."""
     counts = np.bincount(
         bits(words).reshape(-1, 32).sum(1, dtype=np.int64), minlength=33
     )

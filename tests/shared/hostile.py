@@ -1,4 +1,4 @@
-"""Hostile arguments, and checks of how public functions respond to them."""
+"""Invalid arguments of all kinds, and checks of how public functions handle them."""
 
 import contextlib
 import functools
@@ -47,7 +47,7 @@ SECONDS = 120
 
 
 class TooSlow(BaseException):
-    """An exception that no `except Exception` catches."""
+    """Raised after the time limit; `except Exception` does not catch it."""
 
 
 @contextlib.contextmanager
@@ -69,14 +69,14 @@ def limited():
 
 
 def complaints(function, usual, right, names):
-    """Yields complaints about a function's response to each hostile value of each argument.
+    """Tries each hostile value for each argument, and returns complaints, one per line.
 
     Args:
-      function: called with `usual`, in which one argument has a hostile value.
-      usual: valid arguments.
-      right: for an argument, the kinds of values that it may accept, each with a function
-        that tells whether a result is right.
-      names: for an argument, words that a message may use instead of its name.
+      function: the function; each call replaces one argument of `usual`.
+      usual: valid arguments by name.
+      right: function of an argument and a kind of value that returns whether this
+        argument may have such a value.
+      names: for an argument, other words by which error messages may call it.
     """
     complaints = []
     for argument, valid in usual.items():
@@ -94,7 +94,7 @@ def complaints(function, usual, right, names):
 
 
 def complaint(call, names, is_right):
-    """Returns a complaint about a call's response to a hostile argument, or None.
+    """Returns what is wrong with the response to a hostile argument, or None.
 
     Args:
       call: function without arguments that makes the call.

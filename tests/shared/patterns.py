@@ -14,12 +14,12 @@ def min_sep_patterns(n, b, k):
 
 
 def fixed_patterns(n, b):
-    """Yields patterns with the same step of each epoch of b steps."""
+    """Returns the patterns that have the same position in each epoch of b steps."""
     return [list(range(i, n, b)) for i in range(b)]
 
 
 def brute_force(dense, patterns):
-    """Returns the largest norm over patterns and over signs of the contributions."""
+    """Returns the largest norm over all patterns and all signs of the contributions."""
     best = 0.0
     for pattern in patterns:
         signs = np.array(list(itertools.product([1.0, -1.0], repeat=len(pattern) - 1)))

@@ -1,4 +1,4 @@
-"""Plans that are bound to a ledger, and names of their runs."""
+"""Plans that are bound to a ledger, and names for runs."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ from small_plans import small_plan
 
 
 def bound_plan(ledger=None, mechanism="lambda_cgd:0.9", dataset="patients", **changes):
-    """Makes a plan, and binds it to a data set where there is a ledger."""
+    """Makes a plan, and binds it to a data set if a ledger is given."""
     budget = {"epsilon": 1.0, "delta": 1e-6}
     plan = small_plan(mechanism, 1200, 40, 2, **{**budget, **changes})
     return plan if ledger is None else ledger.bind(plan, dataset)
@@ -17,5 +17,5 @@ def run_name(number):
 
 
 def spent(ledger, dataset="patients"):
-    """Returns the spent epsilon, or rho, of a data set."""
+    """Returns the epsilon or rho that was spent on a data set."""
     return ledger.balance(dataset).spent

@@ -1,4 +1,4 @@
-"""Small private models, plans for them and their examples, which most Keras tests share."""
+"""Small private models, with plans and examples, for most Keras tests."""
 
 import functools
 
@@ -16,7 +16,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def examples(size=NUM_EXAMPLES, features=FEATURES):
-    """Draws inputs and classes; they are the same in each call."""
+    """Returns the same random inputs and classes in each call."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(size, features)).astype(np.float32)
     return x, rng.integers(0, CLASSES, size).astype(np.int32)
@@ -68,7 +68,7 @@ def make_private_model(
 
     Args:
       plan: the plan.
-      inner: inner optimizer; by default SGD.
+      inner: the inner optimizer; by default SGD.
       functional: whether the default model is functional.
       hidden: whether the default model has a hidden layer.
       model: a model, or the layers of one; by default a small classifier.
@@ -116,7 +116,7 @@ OF_MODEL |= {"jit_compile", "run_eagerly", "steps_per_execution", "model", "clip
 
 
 def plan_and_model(*mechanism, **changes):
-    """Makes a plan, and a private model that is compiled for it."""
+    """Makes a plan, and a private model compiled for this plan."""
     of_model = {name: changes.pop(name) for name in OF_MODEL & set(changes)}
     plan = make_plan(*mechanism, **changes)
     return plan, make_private_model(plan, **of_model)
@@ -124,7 +124,7 @@ def plan_and_model(*mechanism, **changes):
 
 @functools.cache
 def straight_weights(mechanism="lambda_cgd", epochs=2, **changes):
-    """Returns the weights after one `fit` with all steps, as read-only arrays."""
+    """Returns read-only weights of a model that took all steps in one `fit`."""
     plan = make_plan(mechanism, epochs=epochs, **changes)
     model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=epochs, verbose=0)
@@ -136,6 +136,6 @@ def straight_weights(mechanism="lambda_cgd", epochs=2, **changes):
 
 
 def written_steps(path):
-    """Returns the steps in the entries of a private state file, in order."""
+    """Returns the step number of each entry in a private state file, in order."""
     _, entries = Journal(str(path)).read()
     return [int.from_bytes(entry[:8], "little") for entry in entries]

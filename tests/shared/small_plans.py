@@ -1,4 +1,4 @@
-"""Plans for few examples, which most tests use."""
+"""Plans for small data sets, which most tests use."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from tf_bandmf.sampling.examples import Examples
 
 
 def small_plan(mechanism, num_examples, batch_size, epochs, **more):
-    """Makes a plan for this many examples, by default with epsilon 4 at delta 1e-5."""
+    """Makes a plan of the given size, by default with epsilon 4 at delta 1e-5."""
     sizes = {"num_examples": num_examples, "batch_size": batch_size, "epochs": epochs}
     if "noise_multiplier" not in more:
         sizes["epsilon"] = 4.0
@@ -18,13 +18,13 @@ def small_plan(mechanism, num_examples, batch_size, epochs, **more):
 def planned(
     mechanism="auto", *, test_seed=None, generator="philox", confidence=None, **use
 ):
-    """Calls `tf_bandmf.plan`, and applies the options that change a finished plan."""
+    """Makes a plan, and then applies the options that change a finished plan."""
     plan = tf_bandmf.plan(mechanism, **use)
     plan = plan if confidence is None else plan.bounded(confidence=confidence)
     return dataclasses.replace(plan, test_seed=test_seed, generator=generator)
 
 
 def schedule_for(participation, num_steps, plan_id, *data, padded=False, **more):
-    """Makes batches of these data under a participation, without a plan."""
+    """Makes a batch schedule for data and a participation without a plan."""
     examples = Examples(participation.num_examples, *data, **more)
     return BatchSchedule(participation, num_steps, plan_id, examples, padded)

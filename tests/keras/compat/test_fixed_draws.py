@@ -1,4 +1,4 @@
-"""Deterministic replacements of Keras' random functions."""
+"""Deterministic replacements for Keras' random functions."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""Each private name of TensorFlow exists, and behaves as the package expects."""
+"""The private TensorFlow names that the package uses exist and behave as expected."""
 
 import tensorflow as tf
 
@@ -31,7 +31,7 @@ def test_code_that_is_traced_for_xla_is_told_from_other_code():
 
 
 def test_a_gradient_passes_what_xla_computes_once():
-    # If TensorFlow ever defines this gradient itself, registering another one raises here.
+    # If TensorFlow ever registers this gradient itself, the test fails with an error.
     @tf.function(jit_compile=True)
     def slope(x):
         (once,) = graphs.gen_xla_ops.xla_optimization_barrier(input=[x])

@@ -1,4 +1,7 @@
-"""Checks of attributes that Keras could rename without an error in the package."""
+"""The private Keras attributes that the package reads still exist.
+
+If Keras renamed one of them, the package would raise no error.
+"""
 
 import keras
 import numpy as np

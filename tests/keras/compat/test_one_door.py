@@ -1,4 +1,4 @@
-"""Private names of Keras and TensorFlow are used in `keras/compat/` alone."""
+"""Only `keras/compat/` uses private names of Keras and TensorFlow."""
 
 import ast
 import pathlib
@@ -7,10 +7,10 @@ import tf_bandmf
 
 PACKAGE = pathlib.Path(tf_bandmf.__file__).parent
 DOOR = PACKAGE / "keras" / "compat"
-# The repository of the tests; the package may be installed elsewhere.
+# Root of this repository; the package may be installed elsewhere.
 ROOT = pathlib.Path(__file__).parents[3]
 MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
-# Files that do not import Keras, and so cannot use `compat`, with their reasons.
+# Files that must not import Keras, and so cannot use `compat`: what they look up.
 CORE = {
     "sampling/mapped.py": "which operations have state",
     "noise/devices.py": "whether noise is traced for XLA",
@@ -28,7 +28,7 @@ NAMES = frozenset(
     _y_pred_build_structure _y_true_build_structure GLOBAL_CUSTOM_NAMES
     """.split()
 )
-# Owners of functions that only `compat.patching` may replace.
+# Objects whose attributes only `compat.patching` may replace.
 PATCHED_OWNERS = ("tf", "keras", "backend", "layer", "callback")
 
 
@@ -44,7 +44,7 @@ def imported(path):
 
 
 def used(path):
-    """Yields private names of Keras in a file, and assignments to others' attributes."""
+    """Yields the private names that a file uses, and attributes that it replaces."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
             if node.attr in NAMES:
@@ -64,7 +64,7 @@ def used(path):
 
 
 def others(folder):
-    """Returns the files of a folder outside of `compat`, by their path."""
+    """Returns the files of a folder, without those of `compat`, by path."""
     actual = [path for path in folder.rglob("*.py") if DOOR not in path.parents]
     return {path.relative_to(PACKAGE).as_posix(): path for path in actual}
 

@@ -1,4 +1,4 @@
-"""TensorFlow's single round of optimizations, for one thread and one program."""
+"""Limiting TensorFlow to one round of graph optimizations, in one thread only."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Replaced functions are counted, apply to one thread, and are restored at the end."""
+"""Patched functions: nested use, one thread at a time, and restoration at the end."""
 
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +63,7 @@ def test_an_error_sets_it_back():
 
 
 def test_two_threads_have_each_its_own():
-    """The thread that patches first also restores first."""
+    """Two patches overlap: the thread that patches first also restores first."""
     owner = Owner()
     first = patched(owner, "value", double)
     second = patched(owner, "value", lambda original, x: 0)

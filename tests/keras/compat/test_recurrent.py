@@ -1,4 +1,4 @@
-"""Frozen recurrent layers run step by step within a private step, on a GPU too."""
+"""Frozen recurrent layers in a private step do not use cuDNN, even on a GPU."""
 
 import importlib
 
@@ -38,7 +38,7 @@ def test_the_layers_of_a_private_step_use_no_cudnn(layer, monkeypatch):
     rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
     monkeypatch.setattr(rnn, "_is_gpu_available", lambda: True)
     model = model_of(layer)
-    # The control: outside of the step, Keras uses cuDNN.
+    # Control: outside of a private step, Keras uses cuDNN.
     plain = tf.function(model).get_concrete_function(tf.TensorSpec(x.shape))
     assert "CudnnRNNV3" in operations_of(plain.graph)
     for one, other in zip(step(model), on_a_cpu, strict=True):

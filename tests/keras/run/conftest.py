@@ -1,4 +1,4 @@
-"""Runs that are resumed as in another process."""
+"""A fixture that resumes runs from their files, as in a new process."""
 
 import keras
 import pytest
@@ -9,7 +9,7 @@ from tf_bandmf.keras.run import admission
 
 @pytest.fixture
 def train_from_files(tmp_path):
-    """Trains a new model up to an epoch, from the state in the files of this name."""
+    """Returns a function that trains a new model from saved files up to an epoch."""
 
     def train(model, name, epochs):
         admission.forget()

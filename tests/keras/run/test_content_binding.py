@@ -1,4 +1,4 @@
-"""A private step refuses tensors that the schedule did not draw for it."""
+"""A private step accepts only the tensors that the schedule drew for this step."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ EDITS = {
 @pytest.mark.slow_cases("changes1")
 @pytest.mark.invariant(20)
 def test_an_edited_batch_is_refused_before_anything_is_computed(changes):
-    # Equal batch sizes need a single trace.
+    # All batches have the same size, so the step is traced once.
     plan, model = plan_and_model(batch_size=11, **changes)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
@@ -39,7 +39,7 @@ def test_an_edited_batch_is_refused_before_anything_is_computed(changes):
     for edit in EDITS.values():
         with refused(model, *changed):
             model.train_on_batch(edit(batches[1]))
-    # The contents of another step under this step's number are refused, too.
+    # Another batch is refused, even if it is relabeled with this step's number.
     relabelled = {**batches[2], "step": batches[1]["step"]}
     with refused(model, *changed):
         model.train_on_batch(relabelled)

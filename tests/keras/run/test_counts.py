@@ -1,4 +1,4 @@
-"""Private counts are extra coordinates of a step's noisy sum, within its clip norm."""
+"""Private counts, which extend the noisy sum of a step by a few coordinates."""
 
 import math
 import warnings
@@ -31,7 +31,7 @@ def test_it_counts_what_became_of_examples(clip):
         warnings.simplefilter("ignore")
         model.fit(plan.batches(x, y, weights), epochs=2, verbose=0)
     actual = model.private_counts()
-    # An epoch is 4 batches of about 6 of the 22 examples.
+    # The 22 examples of an epoch come in 4 batches of about 6.
     per_epoch = plan.expected_batch_size * plan.num_steps / 2
     close = pytest.approx
     assert actual.bad * per_epoch == close(7, abs=5 * actual.noise * per_epoch)
@@ -59,7 +59,7 @@ def test_gradient_and_count_have_the_norm_that_the_noise_is_for(counts):
 
 @pytest.mark.invariant(3)
 def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation():
-    """Compares two runs with the same test noise; in one of them, a record is bad."""
+    """Compares two runs with the same test noise, one of which has a bad record."""
     plan = make_plan("identity", test_seed=5).reserve(counts=0.1)
 
     def sums(x):
@@ -76,7 +76,7 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation():
     x = data[0].copy()
     x[21] = np.nan
     moved = sums(x) - ordinary
-    # The record, which was used or clipped in each of the two epochs, is now bad.
+    # The record counted as used or clipped in each of the two epochs, and now as bad.
     assert moved[1:] == pytest.approx([0.0, 2.0], abs=1e-2)
     assert abs(moved[0] + 1.0) == pytest.approx(1.0, abs=1e-2)
 
@@ -103,7 +103,7 @@ def test_a_resumed_run_counts_as_the_straight_one(train_from_files):
 def test_no_file_and_no_attribute_has_a_raw_count(tmp_path, figure):
     import h5py
 
-    # The key is fixed: among so many numbers one may equal a raw count by chance.
+    # With a random key, one of the many numbers could equal a raw count by chance.
     plan = make_plan("identity").reserve(counts=0.1)
     x = data[0].copy()
     x[:7] = np.nan
@@ -148,7 +148,7 @@ def test_no_file_and_no_attribute_has_a_raw_count(tmp_path, figure):
     }
     hits = [n for n in numbers for r in raw if abs(n - r) < 1e-6 * r]
     assert not hits
-    # The control: the search finds the noisy number.
+    # Control: the search finds the noisy count.
     noisy = model.private_counts().bad
     control = [n for n in numbers if abs(n - noisy * steps) < 1e-4]
     assert control
@@ -161,13 +161,13 @@ def test_what_is_said_at_the_end():
     bad = PrivateCounts(0.3, 0.01, 0.88, 0.01, 40).sentence()
     assert bad.startswith("About 89% of the examples (noise 1.4%) contributed nothing")
     assert "88% had a loss" in bad and "1% weight 0, a failed map" in bad
-    # The share is within the noise, or too small.
+    # No sentence if the share is within the noise, or if it is small.
     assert not PrivateCounts(0.3, 0.2, 0.3, 0.2, 40).sentence()
     assert not PrivateCounts(0.3, 0.0, 0.02, 1e-4, 40).sentence()
 
 
 def test_the_noise_is_the_strategys():
-    """Whitened noise of 48 steps is normal; the false-alarm rate is 10^-9."""
+    """The whitened noise of 48 steps is normal; the false-alarm rate is 10^-9."""
     from scipy import stats
 
     plan = make_plan("bisr:3", test_seed=None, epochs=12).reserve(counts=0.5)
@@ -179,14 +179,14 @@ def test_the_noise_is_the_strategys():
             sums.append(model.optimizer.run.counts._variable.numpy().copy())
 
     model.fit(plan.batches(*data), epochs=12, verbose=0, callbacks=[Watch()])
-    # All records have gradients and none is bad, so the released counts are pure noise.
+    # No record has gradient zero or is bad, so these released counts are pure noise.
     steps = np.diff(np.array(sums), axis=0, prepend=0.0)[:, 1:]
     actual = model.private_counts()
     scale = model.optimizer.run.counts._weight * plan.expected_batch_size
     whitened = plan.strategy.matrix.to_dense() @ (steps * scale) / plan.noise_stddev
     assert whitened.shape == (48, 2)
     assert stats.kstest(np.ravel(whitened), "norm").pvalue > 1e-9
-    # The stated noise is that of the sum over all steps.
+    # The stated noise is the standard deviation for the sum over all steps.
     row = np.ones(48) @ np.linalg.inv(plan.strategy.matrix.to_dense())
     noise = plan.noise_stddev * np.linalg.norm(row) / scale / 48
     assert actual.noise == pytest.approx(noise, rel=1e-5)

@@ -1,4 +1,4 @@
-"""A run on several replicas equals that on one, and its noise is drawn once."""
+"""Runs on several replicas equal runs on one, with noise drawn once per step."""
 
 import contextlib
 import functools
@@ -29,7 +29,7 @@ def strategy():
 
 
 def train(plan, strategy=None, inner=None, epochs=2, **fit):
-    """Trains a model that needs several blocks of noise for two epochs."""
+    """Trains a model that is large enough to need several noise blocks."""
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         dense = [keras.layers.Dense(1500, "tanh"), keras.layers.Dense(3)]
@@ -48,15 +48,15 @@ def assert_close(a, b, atol=1e-6):
 
 INNER = {
     None: lambda: keras.optimizers.SGD(0.1),
-    # The optimizer's own clipping must apply to the noisy sum of all replicas.
+    # The optimizer's own clipping must see the noisy sum of all replicas.
     "clipped": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
 }
 
 
-# Models by mechanism and inner optimizer; no test changes them.
+# Cached models by mechanism and inner optimizer. No test may change them.
 @pytest.fixture(scope="module")
 def alone():
-    """Returns a model that one replica trained."""
+    """Returns a function that trains a model on one replica."""
     return functools.cache(
         lambda mechanism, inner=None: train(make_plan(mechanism), None, INNER[inner])
     )
@@ -64,7 +64,7 @@ def alone():
 
 @pytest.fixture(scope="module")
 def together(strategy):
-    """Returns a model that two replicas trained."""
+    """Returns a function that trains a model on two replicas."""
 
     @functools.cache
     def run(mechanism, inner=None):
@@ -75,7 +75,7 @@ def together(strategy):
 
 @pytest.fixture(scope="module")
 def after_an_epoch(strategy, tmp_path_factory):
-    """Returns a model of two replicas after one epoch; no test changes it."""
+    """Returns a model after one epoch on two replicas; no test may change it."""
     path = tmp_path_factory.mktemp("halfway") / "run.private"
     return train(make_plan("identity"), strategy, epochs=1, private_state=path)
 
@@ -105,7 +105,7 @@ def test_two_replicas_train_like_one(mechanism, together, alone):
 
 
 def test_replicas_have_one_buffer(together, alone):
-    # The noise buffer does not depend on the inner optimizer.
+    # Any inner optimizer will do, since the noise buffer does not depend on it.
     one, two = alone("bsr", "clipped"), together("bsr", "clipped")
     buffers = [m.optimizer.run.secrets.buffer for m in (one, two)]
     np.testing.assert_array_equal(*buffers)
@@ -114,7 +114,7 @@ def test_replicas_have_one_buffer(together, alone):
 
 
 class Keeping(keras.layers.Layer):
-    """Keeps its input, which on replicas is a tensor of the step's graph."""
+    """Stores its input, which on replicas is a tensor of the step's graph."""
 
     def call(self, x):
         self.seen = x
@@ -122,7 +122,7 @@ class Keeping(keras.layers.Layer):
 
 
 def constrained():
-    """Builds a layer that keeps its inputs, and one whose constraint reads them."""
+    """Builds a layer that stores its inputs, and one whose constraint reads them."""
     keeping = Keeping()
 
     def constraint(weights):
@@ -154,7 +154,7 @@ def test_a_constraint_of_kept_activations_is_refused(strategy):
 def test_equal_sums_of_two_replicas_do_not_show(strategy):
     plan, (x, y) = make_plan("bsr", test_seed=None), data
     weights = np.ones(len(x), np.float32)
-    # This record has weight 0, so its content changes no sum.
+    # The first record has weight 0, so its content changes no sum.
     weights[0] = 0.0
 
     def released(record):
@@ -183,7 +183,7 @@ def test_a_run_on_two_replicas_resumes(strategy, tmp_path):
                 self.model.save_weights(weights)
 
     straight = train(plan, strategy, private_state=path, callbacks=[Save()])
-    admission.forget()  # The resumed run is like one in another process.
+    admission.forget()  # As in a new process.
     resumed = built(train(plan, strategy, epochs=0), weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
@@ -295,9 +295,9 @@ def test_workers_train_like_one(count, tmp_path, monkeypatch):
         assert set(worker) == set(alone)
         for name in alone:
             np.testing.assert_array_equal(worker[name], each[0][name])
-            if name != "key":  # if last bits differ, neighbors on the grid
+            if name != "key":  # Neighboring grid points if the last bits differ.
                 np.testing.assert_allclose(worker[name], alone[name], atol=1e-5)
-    # Each worker drew a key, but all use the first worker's key.
+    # All workers use the same key, the one that the first worker drew.
     assert each[0]["key"].any()
 
 

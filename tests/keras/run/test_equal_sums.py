@@ -1,4 +1,4 @@
-"""Two histories that arrive at the same sum in different ways share no noise."""
+"""Two histories that reach the same sum in different ways share no noise."""
 
 import functools
 
@@ -24,12 +24,12 @@ def data():
 
 
 def releases_of_history(change=None, factors=(0.0, 0.0, 0.0)):
-    """Returns the noisy gradients of three steps with one key; weights do not change.
+    """Returns the noisy gradients of three steps with a fixed key and constant weights.
 
     Args:
       change: function that changes the data; it gets the inputs, the targets, and the
-        index of an example of the first batch.
-      factors: factor of each step's loss. At 0, all sums are equal to the last bit.
+        index of an example in the first batch.
+      factors: the factor that scales the loss in each step; with 0, all sums are zero.
     """
     admission.forget()
     plan = tf_bandmf.plan(
@@ -69,13 +69,14 @@ def other_target(x, y, place):
 
 
 HISTORIES = {"record": other_record, "target": other_target}
-# Noise of one coordinate: C has the coefficients 1 and 1/2, so columns of norm sqrt(1.25).
+# Noise of one coordinate: C has the coefficients 1 and 1/2, so the norm of each column
+# is sqrt(1.25).
 STEP = 3.0 / BATCH * np.sqrt(1.25)
 
 
 @pytest.fixture(scope="module")
 def unchanged():
-    """Returns the unchanged history, for each way of binding noise."""
+    """Returns a function that computes the unchanged history once per noise binding."""
     return functools.cache(lambda binding: releases_of_history())
 
 
@@ -95,7 +96,7 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     actual = difference[0].std() / (np.sqrt(2.0) * STEP)
     figure(f"{history}: the difference is noise, {actual:.1f} times that of two runs")
     assert 0.9 < actual < 1.1
-    # The control: if noise is bound to the sums alone, the releases are the same.
+    # Control: if noise is bound to the sums alone, the releases are equal.
     privatize = Run.privatize
 
     def of_sums_alone(self, sums, variables, step, keys, digest, *more):
@@ -125,9 +126,9 @@ def test_histories_that_meet_again_share_no_noise(unchanged, figure, monkeypatch
     difference = unchanged("as it is") - releases_of_history(factors=(1.0, 0.0, 0.0))
     actual = correlation(difference)
     figure(f"the differences of two steps are correlated by {actual:.2f}")
-    # This is the correlation within one run, since C's second coefficient is 1/2.
+    # The noise of successive steps is correlated, since C's second coefficient is 1/2.
     assert -0.6 < actual < -0.2
-    # All steps after the first different step have independent noise.
+    # From the first different step on, the noise is independent.
     assert min(difference.std(axis=1)) > STEP
     monkeypatch.setattr(SecretState, "_point", lambda self, digest, step: digest)
     without = unchanged("no chain") - releases_of_history(factors=(1.0, 0.0, 0.0))
@@ -138,11 +139,11 @@ ROWS, STDDEV = 60, 3.0
 
 
 def releases_of(rates, releases):
-    """Returns a table's releases of the rows that only the first of two steps read.
+    """Trains a lazy table for two steps, and returns the rows that step 0 read.
 
     Args:
-      rates: learning rates of the steps.
-      releases: steps after which the table is released.
+      rates: the learning rate of each step.
+      releases: the steps after which the table is released, and the rows are returned.
     """
     admission.forget()
     plan = tf_bandmf.plan(
@@ -159,13 +160,13 @@ def releases_of(rates, releases):
         plan,
         inner,
         model=keras.Model(ids, keras.layers.Flatten()(table(ids))),
-        # The gradient of this loss is 1 for all weights.
+        # The gradient of this loss is 1 in each entry of a row that was read.
         loss=lambda y, y_pred: keras.ops.sum(y_pred, axis=-1),
         settings={"tables": "lazy"},
     )
     model._prepare(None)
     built(model, key=bytes(32))
-    # No row is read twice.
+    # No two examples read the same row.
     x = np.arange(2 * EXAMPLES, dtype=np.int32).reshape(EXAMPLES, 2)
     batches = list(plan.batches(x, np.zeros([EXAMPLES, 1], "f4")).dataset(0))
     actual = []
@@ -183,14 +184,14 @@ def noise_of(*rates):
 
 
 def by_two_rates():
-    """Solves for the rows without noise from two copies with different second rates."""
+    """Solves for noise-free rows from two copies with different rates at step 1."""
     (a,), (b,) = releases_of((0.5, 0.6), {1}), releases_of((0.5, 2.0), {1})
     u, v = noise_of(0.5, 0.6), noise_of(0.5, 2.0)
     return (a * v - b * u) / (v - u)
 
 
 def by_one_more_release():
-    """Solves for the rows without noise from two copies, one with an extra release."""
+    """Solves for noise-free rows from two copies, one with an additional release."""
     (a,), (first, b) = releases_of((0.5, 0.5), {1}), releases_of((0.5, 0.5), {0, 1})
     return a - noise_of(0.5, 0.5) * (b - first) / noise_of(0.5)
 
@@ -215,9 +216,9 @@ def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
         nothing = tf.zeros([], tf.float64)
         return digest(self, [each._replace(rate=nothing) for each in sums], step)
 
-    # The control: noise is bound to the sums alone.
+    # Control: noise is bound to the sums alone.
     monkeypatch.setattr(RunTables, "digest", of_sums_alone)
-    # Two rows of three numbers, clipped to norm 1 together, at the first step's rate.
+    # A gradient of two rows of three numbers, clipped to norm 1, at a rate of 0.5.
     exact = 1.0 - 0.5 / BATCH / np.sqrt(6.0)
     np.testing.assert_allclose(solved(), exact, atol=1e-4)
     error = (actual - exact).std() / noise_of(0.5)

@@ -1,4 +1,4 @@
-"""If old states come back, no two releases share noise on different sums."""
+"""Runs restored from old files never add the same noise to different sums."""
 
 import shutil
 
@@ -16,7 +16,7 @@ LEARNING_RATE = 1.0
 
 
 class Switched(keras.losses.Loss):
-    """A loss whose code, but not its name, changes between two processes."""
+    """A loss that computes something else in another process under the same name."""
 
     sign = 1.0
 
@@ -52,7 +52,7 @@ def plan_of(mechanism):
 
 
 def begun(mechanism, folder):
-    """Starts a run that leaves files of its first step, and returns its plan."""
+    """Takes the first step of a run, saves its files, and returns its plan."""
     plan = plan_of(mechanism)
     model = make_model(plan)
     batches = model.begin_run(plan.batches(*data()), folder / "run.private")
@@ -63,7 +63,7 @@ def begun(mechanism, folder):
 
 
 def step_from_a_copy(plan, folder, world, sign):
-    """Resumes a run from a copy of its files; returns the weights of steps 1 and 2."""
+    """Resumes a run from copied files, and returns how step 2 changes the weights."""
     shutil.copy(folder / "run.private", folder / f"{world}.private")
     model = make_model(plan, folder / "1.weights.h5")
     batches = model.begin_run(plan.batches(*data()), folder / f"{world}.private")
@@ -91,7 +91,7 @@ def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
         step_from_a_copy(plan, tmp_path, world, sign)
         for world, sign in (("as it was", 1.0), ("changed", -1.0), ("again", 1.0))
     ]
-    # An equal sum gives the same release, bit for bit.
+    # Equal sums give equal releases, bit for bit.
     np.testing.assert_array_equal(releases[0], releases[2])
     # The releases are S + N and -S + N'. If N' = N, their difference is 2 S without
     # noise. If the noise is independent, the standard deviation of each of the 1640
@@ -106,7 +106,7 @@ def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
 
 
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
-    # The control: noise that is bound to the step alone cancels in the difference.
+    # Control: noise that is bound only to the step cancels in the difference.
     monkeypatch.setattr(
         secrets, "keyed_digest", lambda *values, **options: tf.zeros([2], tf.int32)
     )

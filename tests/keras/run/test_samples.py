@@ -1,4 +1,4 @@
-"""A secret sample belongs to one run: it depends on the run's key, not on an object."""
+"""A secret sample belongs to a run: it depends on the run's key alone."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ def make_model(plan, **changes):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Makes `fit` record its batches instead of training on them."""
+    """Replaces `fit` by a function that records its batches and does not train."""
     steps = []
 
     def fit(model, x, **settings):
@@ -54,11 +54,11 @@ def test_two_runs_on_one_object_have_two_samples(sampling, drawn):
         run = model.begin_run(batches)
         seen = [batch.indices.tolist() for batch in run.indices()]
         assert seen == samples[-1] and len(seen) == plan.num_steps
-        # Another batches object on the same data continues the run.
+        # A new batches object on the same data continues the run's sample.
         other = model.begin_run(plan.batches(data[0], np.arange(len(data[0]))))
         assert [batch.indices.tolist() for batch in other.indices(3)] == seen[3:]
         assert other.schedule_id == run.schedule_id
-    # The batches object itself belongs to no run, and has its own sample.
+    # The original batches object belongs to no run, and has a sample of its own.
     samples.append([batch.indices.tolist() for batch in batches.indices()])
     assert all(a != b for a, b in itertools.combinations(samples, 2))
 
@@ -75,7 +75,7 @@ def test_a_run_resumes_its_sample_with_nothing_but_the_key(tmp_path):
     assert seed.hex() not in json.dumps(kept._header)
     assert not [name for name in kept._header if "sampler" in name]
     assert plan.batches(*data).join(seed).schedule_id == begun.schedule_id
-    # Like another process, use a new batches object and the file's key.
+    # As in a new process: another batches object, and the key from the file.
     other = make_model(plan)
     other.set_weights(model.get_weights())
     del kept
@@ -89,7 +89,7 @@ def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(tmp_path):
     plan = make_plan("identity", sampling="poisson", batch_size=11, **SECRET)
     batches = plan.batches(*data)
     first, second = make_model(plan), make_model(plan, additional_run=True)
-    # A batches object that belongs to no run is assigned to the first run that uses it.
+    # A batches object without a run is assigned to the first run that uses it.
     for batch in itertools.islice(batches, 2):
         first.train_on_batch(batch)
     first.fit(batches, epochs=1, verbose=0)
@@ -98,7 +98,7 @@ def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(tmp_path):
     for batch in second.begin_run(plan.batches(*data)):
         second.train_on_batch(batch)
     assert second.optimizer.steps_taken == plan.num_steps
-    # A file would have only the key, which does not determine the first run's sample.
+    # A file would hold only the key, from which this sample does not follow.
     with pytest.raises(ValueError, match="Begin a custom loop with"):
         first.begin_run(batches, tmp_path / "run.private")
 
@@ -137,8 +137,8 @@ def test_samples_of_two_runs_are_independent_as_their_joint_guarantee_assumes():
         pairs.append(np.zeros([plan.num_steps, 400], bool))
         for step, indices in drawn.indices():
             pairs[-1][step, indices] = True
-    # An example of one sample is in the other with probability q, not 1. This fails by
-    # chance with probability 1e-6.
+    # Examples of one sample are in the other with probability q, not 1. The false-alarm
+    # rate is 1e-6.
     both, one = int((pairs[0] & pairs[1]).sum()), int(pairs[0].sum())
     share = scipy.stats.binomtest(both, one, q).proportion_ci(1 - 1e-6)
     assert share.low < q < share.high

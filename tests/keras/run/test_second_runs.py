@@ -1,4 +1,4 @@
-"""A new noise key on the same model or data is a second run, and must be announced."""
+"""Second runs, with a new noise key on the same model or data, must be announced."""
 
 import copy
 
@@ -29,7 +29,7 @@ def test_a_second_run_on_the_same_data_is_refused():
     second = make_private_model(plan)
     order = np.random.default_rng(1).permutation(len(x))
     half = make_plan("identity", num_examples=len(x) // 2, **SECRET)
-    # The same data in another order, with other targets, and a part of the data.
+    # The same data in another order, with other targets, or in part.
     for batches in (
         plan.batches(x, y),
         plan.batches(x[order], y[order]),
@@ -42,7 +42,7 @@ def test_a_second_run_on_the_same_data_is_refused():
     fold = make_private_model(half)
     with pytest.raises(RuntimeError, match="examples"):
         fold.fit(half.batches(x[::2], y[::2]), epochs=1, verbose=0)
-    # The first run continues; a run on other data is not a second run.
+    # The first run may continue, and a run on other data is not a second run.
     first.fit(plan.batches(x, y), epochs=1, verbose=0)
     assert first.optimizer.steps_taken == plan.num_steps
     second.fit(plan.batches(x + 1.0, y), epochs=1, verbose=0)
@@ -74,7 +74,7 @@ def test_an_additional_run_says_so():
         assert points["This run"].startswith("1 other run(s)")
         assert plan.fingerprint[:12] in points["This run"]
         assert points["Unit of privacy"] == "One device."
-    # An announcement counts once, and not for copies of the optimizer.
+    # An announcement counts once: a copy of the optimizer is not covered.
     config = second.optimizer.get_config()
     assert "additional_run" not in config
 
@@ -84,13 +84,13 @@ def test_a_new_key_for_the_same_model():
     plan = make_min_sep_plan(**SECRET)
     x, y = data[0][:4], data[1][:4]
     model = make_private_model(plan)
-    # A key that was never used does not count as a run.
+    # A key that was never used is not a run.
     unused = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
     unused.build(model.trainable_variables)
     model.train_on_batch(x, y)
     first = model.optimizer
     compile_model(model, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
-    # With the caller's own batches the data are unknown, but the weights are recognized.
+    # The data of caller-made batches are unknown, but the weights are recognized.
     with refused(model, RuntimeError, "second run"):
         model.train_on_batch(x, y)
     compile_model(model, first)
@@ -108,7 +108,7 @@ def test_a_run_that_is_resumed_is_the_same_run(tmp_path):
     resumed = built(make_private_model(plan), weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
-    # After another run in the same process, the resumed run would be a second one.
+    # After another run in this process, the resumed run is a second one.
     admission.forget()
     other = make_private_model(plan)
     other.fit(plan.batches(*data), epochs=1, verbose=0)

@@ -1,4 +1,4 @@
-"""The statement reflects the run: its data, its weights, and related runs."""
+"""Privacy statements of runs: their data, their weights, and related runs."""
 
 import math
 
@@ -26,7 +26,7 @@ import tf_bandmf.keras
 @pytest.mark.slow_cases("PyDataset", "in tf.data")
 @pytest.mark.parametrize("kind", ["PyDataset", "generator", "in tf.data", "tf.data"])
 def test_it_says_for_what_data_the_caller_vouches(kind):
-    # Cases need different examples, which a process recognizes in any container.
+    # Each case has its own examples, since a process recognizes those of earlier runs.
     moved = data[0] + len(kind), data[1]
     dataset = tf.data.Dataset.from_tensor_slices(moved)
     signature = tuple(tf.TensorSpec(s.shape, s.dtype) for s in dataset.element_spec)
@@ -56,7 +56,7 @@ def adapted(data):
 @pytest.mark.slow_cases("by class")
 @pytest.mark.parametrize("kind", ["class_weight", "by class", "each"])
 def test_it_says_that_classes_have_weights(kind):
-    """Balanced weights of private labels can move a step by 2.0 clip norms."""
+    """Class weights derived from private labels can move a step by 2.0 clip norms."""
     plan, model = plan_and_model("identity", batch_size=22, hidden=False)
     by_class = np.array([1.0, 1.0, 4.0], np.float32)
     each = np.linspace(0.5, 1.0, len(data[1]), dtype=np.float32)
@@ -100,7 +100,7 @@ def test_it_names_layers_that_were_adapted(where):
 
 
 def make_run(data=None, epsilon=4.0, **changes):
-    """Makes a model, with a secret key, and trains it for one step if there are data."""
+    """Makes a model with a secret key, and trains it for one step if data are given."""
     plan = make_plan(
         "identity", batch_size=22, epochs=1, epsilon=epsilon, test_seed=None
     )
@@ -131,7 +131,7 @@ def test_runs_on_the_same_examples_headline_what_they_spend_together():
         assert "for all runs together" in headline(model)
         assert f"Epsilon is {expected:.3g}" in statement.card().to_markdown()
         assert statement.remarks[0].startswith("1 other run(s)")
-    # With another optimizer, trained weights still carry the epsilon spent on them.
+    # The weights still carry the spent epsilon after a new optimizer is compiled.
     plan = plans[0]
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
     first.compile(optimizer, first.loss)
@@ -140,7 +140,7 @@ def test_runs_on_the_same_examples_headline_what_they_spend_together():
 
 
 def make_loaded(source):
-    """Makes a private model that gets weights before it is compiled, as tuners do."""
+    """Makes a private model whose weights are loaded before `compile`, as in tuners."""
     model = tf_bandmf.keras.make_private(make_plain_model(hidden=False))
     model.set_weights(source.get_weights())
     return make_private_model(source.optimizer.plan, model=model)
@@ -148,12 +148,12 @@ def make_loaded(source):
 
 @pytest.mark.invariant(15)
 def test_weights_that_were_loaded_are_in_the_headline():
-    """The headline must not give the epsilon of the last run as that of the model."""
+    """The headline must not give the last run's epsilon for weights that were loaded."""
     trained, (x, y) = make_run(data), data
     assert headline(trained).startswith("(epsilon = 4,")
     assert headline(make_run()).startswith("This run has taken no step yet")
     best = make_loaded(trained)
-    # A tuner returns its best model like this.
+    # The best model of a tuner looks like this.
     assert "has taken no step, and the model's weights were loaded" in headline(best)
     assert "trials" in headline(best)
     best.fit(best.optimizer.plan.batches(x + 1.0, y), epochs=1, verbose=0)

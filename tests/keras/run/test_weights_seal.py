@@ -1,4 +1,4 @@
-"""A run notices weights that anything but its private step changed."""
+"""A run notices any change to its weights outside of its private step."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ REFUSED = "not those that the last private step of this run left"
 
 @pytest.mark.invariant(19)
 def test_a_plain_model_that_shares_the_weights():
-    # Batches have one size, so that one trace suffices.
+    # All batches have the same size, so the step is traced once.
     plan, model = plan_and_model(batch_size=11, functional=True)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
@@ -36,7 +36,7 @@ def test_a_plain_model_that_shares_the_weights():
     model.train_on_batch(batches[2])
     statement = str(model.optimizer.statement())
     assert "Trained on public data." in statement and "vouches" in statement
-    # Each assertion of the caller covers only one change.
+    # When the caller vouches for a change, this covers no later change.
     model.layers[-1].bias.assign(tf.ones([3]))
     with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
         model.train_on_batch(batches[3])
@@ -51,7 +51,7 @@ def test_fit_is_refused_before_anything_runs():
         inner=keras.optimizers.SGD(0.1, momentum=0.5),
     )
     batches, began = plan.batches(*data), []
-    # No epoch improves by so much, so training stops and restores the first epoch.
+    # No epoch improves so much, so training stops and restores the first weights.
     stops = keras.callbacks.EarlyStopping(
         "val_loss", min_delta=1e9, patience=1, restore_best_weights=True
     )
@@ -60,7 +60,7 @@ def test_fit_is_refused_before_anything_runs():
     model.fit(batches, validation_data=data, **options)
     assert stops.best_epoch == 0
     taken = model.optimizer.steps_taken
-    # Weights that the callback restored are those of the run.
+    # Restored weights of the same run count as the run's weights.
     model.fit(batches, epochs=1, verbose=0)
     assert model.optimizer.steps_taken == taken + 1
     model.layers[-1].bias.assign_add([1.0] * 3)
@@ -112,7 +112,7 @@ def test_averages_of_the_run_are_its_own_and_hide_no_other_change():
         callbacks=[swap],
         verbose=0,
     )
-    # Keras has replaced the weights by their averages.
+    # The callback has replaced the weights by their moving averages.
     bias = model.layers[0].bias
     average = bias.numpy()
     bias.assign(tf.ones([4]))

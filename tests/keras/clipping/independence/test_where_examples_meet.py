@@ -221,7 +221,7 @@ def test_updates_read_no_metrics(kind):
         tracker = getattr(model, "_loss_tracker", None)
         return 0.0 if tracker is None else tf.convert_to_tensor(tracker.total)
 
-    # In eager mode, the constraint runs after the private update. With a rate of 0, that
+    # In eager mode, the constraint runs after the private update. With a rate of 0, the
     # update is a no-op, so any change of the weights would come from the constraint.
     inner = keras.optimizers.SGD(0.0 if kind == "constraint" else 0.1)
     if kind == "schedule":
