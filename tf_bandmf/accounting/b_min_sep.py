@@ -16,7 +16,7 @@ from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
-# NUM_DRAWS is the default number of draws for each direction. Each draw for a long run
+# NUM_DRAWS is the default number of draws per direction. Each draw for a long run
 # consists of many random numbers, so long runs use fewer draws (at least _LEAST_DRAWS),
 # with about _ENTRIES random numbers in total.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000

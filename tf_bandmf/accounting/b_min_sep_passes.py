@@ -171,7 +171,7 @@ class Passes:
         """
         (n, count), b = factors.shape, self.separation
         decay = -math.log1p(-probability) if probability < 1.0 else 0.0
-        # A step multiplies the largest of the sums by at most 2 exp(largest).
+        # A step increases the largest sum by a factor of at most 2 exp(largest).
         limit = min(
             _LARGEST_DECAY / max(decay, 1.0),
             _LARGEST_GROWTH / (largest + math.log(2.0)),

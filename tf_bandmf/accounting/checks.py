@@ -10,11 +10,11 @@ import numpy as np
 
 _LARGEST_NUMBER = sys.float_info.max
 # The smallest delta of a plan. The tails that the generated noise lacks
-# (`noise.box_muller`) have less than a thousandth of this probability, and so has a correct
-# guess of a 128-bit key.
+# (`noise.box_muller`) have less than a thousandth of this probability, and so does a
+# correct guess of a 128-bit key.
 SMALLEST_DELTA = 1e-20
-# The largest epsilon of a plan (a larger epsilon is meaningless), and the largest epsilon
-# that may be stated for a plan at another delta.
+# The maximum epsilon of a plan (a larger epsilon is meaningless), and the maximum
+# epsilon that may be stated for a plan at another delta.
 LARGEST_EPSILON, LARGEST_STATED_EPSILON = 1e4, 1e5
 
 

@@ -1,4 +1,4 @@
-"""Privacy losses of dp-accounting's events, each composed from the event's parts."""
+"""Privacy losses of dp-accounting events, composed from the parts of each event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tf_bandmf.accounting.checks import whole_number
 
 Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 
-# Allowances for rounding in convolutions by Fourier transforms: the minimum, and the amount
+# Allowances for rounding errors of Fourier convolutions: the minimum, and the amount
 # per query.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
 # A delta from dp-accounting may lie outside [0, 1] by this much.

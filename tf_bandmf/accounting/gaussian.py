@@ -3,7 +3,7 @@
 A correlated-noise run of any length is one Gaussian mechanism: the release of
 `C x + noise_stddev * z`, even if the gradients are chosen adaptively (arXiv:2202.08312,
 Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). The functions here are for a mechanism
-of sensitivity 1; `base.GaussianAccountant` is for a strategy.
+of sensitivity 1; `base.GaussianAccountant` applies them to a strategy.
 
 Every result is rounded to the safe side and then checked with the delta that dp-accounting
 computes from the privacy loss.
@@ -180,7 +180,7 @@ def grid_of(noise_stddev: float) -> float:
     A float32 sum plus float32 noise cannot take every value, and the set of missing values
     depends on the sum. Therefore the last bits of a released value would exclude some sums
     with certainty (Mironov, 2012, doi:10.1145/2382196.2382264). On the grid, each value is
-    the rounding of thousands of float32 normals, whatever the sum is. It is not proven that
-    no probability changes by more than delta.
+    the rounding of thousands of float32 normals, whatever the sum is. There is no proof
+    that every probability changes by at most delta.
     """
     return math.ldexp(1.0, math.frexp(noise_stddev)[1] - 11)

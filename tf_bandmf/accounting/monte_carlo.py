@@ -113,8 +113,8 @@ def betting_upper_bound(
     wealth over several bets. The bound is the smallest `mu` above which the wealth is
     at least `1 / beta`.
 
-    The bound falls if any of the values falls, so a bound on a monotone function of the
-    draws may be inverted without a union bound.
+    The bound is monotone in every value, so a bound on a monotone function of the draws
+    may be inverted without a union bound.
 
     Args:
       values: shape [N], identically distributed.

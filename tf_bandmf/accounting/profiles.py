@@ -29,8 +29,8 @@ def pair_profile(epsilon: float, delta: float) -> Profile:
     """Returns a profile that holds for any (epsilon, delta)-DP mechanism.
 
     It is the largest such profile (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem
-    3.3): everything is revealed with probability delta, otherwise the mechanism is
-    randomized response.
+    3.3): the mechanism reveals everything with probability delta, and otherwise
+    performs randomized response.
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
@@ -51,8 +51,8 @@ def zcdp_profile(rho: float) -> Profile:
 
     (Canonne, Kamath, Steinke, 2020, arXiv:2004.00010, Proposition 12). At the best order,
     the derivative of the exponent, `(2 alpha - 1) rho - epsilon + log(1 - 1 / alpha)`,
-    is 0. The derivative rises with alpha, so bisection finds this order. The bound holds
-    for any order.
+    is 0. The derivative increases with alpha, so bisection finds this order. The bound
+    holds for any order.
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Callable
 
-# The relative size of the first step to the safe side after root finding.
+# The relative size of the first correction to the safe side after root finding.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
 # The tolerance of a rough root; the step of the difference quotient that estimates the
@@ -47,12 +47,12 @@ def near_root(
     tolerance: float,
     slope: float = _FIRST_SLOPE,
 ) -> float:
-    """Returns the root of a falling function of the log noise, by the secant method.
+    """Returns the root of a decreasing function of log noise, by the secant method.
 
     The function is evaluated only a few times, near the root.
 
     Args:
-      excess: log of delta minus log of the wanted delta; smooth and falling.
+      excess: log of delta minus log of the target delta; smooth and decreasing.
       start: value at which the search begins.
       largest: returned if the function is >= 0 up to this value.
       tolerance: the search ends with a step of at most this length.
@@ -90,7 +90,7 @@ def smallest(
 
     Args:
       rough: a cheap approximation of `fine`.
-      fine: an upper bound on delta at x; slow, and falling.
+      fine: an upper bound on delta at x; decreasing in x, and slow to compute.
       delta: in (0, 1).
       start: value at which the search begins, > 0.
       largest: a value of x that is known to suffice.

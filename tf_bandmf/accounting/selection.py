@@ -7,8 +7,8 @@ truncated negative binomial distribution with shape eta >= 0 and parameter gamma
 special cases are the logarithmic (eta = 0) and the geometric distribution (eta = 1). See
 Papernot and Steinke, 2022, arXiv:2110.03620, Definition 1.
 
-`profile_epsilon` bounds epsilon of the choice from one run's epsilon as a function of delta
-(Koskela, Redberg and Wang, 2024, arXiv:2402.06701).
+`profile_epsilon` bounds the epsilon of this selection, given one run's epsilon as a
+function of delta (Koskela, Redberg and Wang, 2024, arXiv:2402.06701).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import scipy.optimize
 
 from tf_bandmf.accounting.checks import check_delta, is_number
 
-# The shape eta of the distribution of K, by name.
+# The shape eta for each named distribution of K.
 DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0}
 _SMALLEST_GAMMA = 1e-12
 _SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3

@@ -32,14 +32,14 @@ from tf_bandmf.accounting.simulator import (
 
 # The safety margin of a calibrated or stated estimate, in standard errors.
 SAFETY = 2.0
-# A check of a stated estimate uses few draws, so it allows a difference of this many
-# standard errors and of this factor.
+# A check of a stated estimate uses few draws, so it tolerates a difference of this many
+# standard errors, and a factor of this size.
 _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
-# The smallest delta that bounds aim at; for a smaller delta, the bound is about this
+# The smallest delta that a bound targets; for a smaller delta, the bound is about this
 # value.
 _LEAST_BOUNDED = 1e-6
-# Both in log noise: the distance below the noise without amplification at which the search
-# for a rough noise begins; the length of the last step of a search.
+# Two distances in log noise: how far below the noise without amplification a rough
+# search begins, and the length of a search's last step.
 _ROUGH_START, _PRECISION = 0.7, 1e-4
 # A direction is left out of the search if its delta plus _ERRORS standard errors is below
 # _MINOR times the delta of the other direction.
@@ -246,7 +246,7 @@ class SimulatedAccountant(Accountant):
     def _delta_bound(
         self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
     ) -> MonteCarloValue:
-        """Returns a bound on delta at confidence 1 - beta for both directions together."""
+        """Returns a bound on delta in both directions, at joint confidence 1 - beta."""
         runs = self._simulator.bound_runs(epsilon, noise, beta, aim, stage)
         value = max(
             run.bound(epsilon, largest, part, 1e-12) for run, largest, part in runs
@@ -290,7 +290,7 @@ def worst(runs: Sequence[Run], epsilon: float) -> MonteCarloValue:
 def _falling_root(
     function: Callable[[float], float], delta: float, upper: float, lower: float = 0.0
 ) -> float:
-    """Returns the epsilon in [lower, upper] at which a falling function equals delta."""
+    """Returns the epsilon in [lower, upper] at which a decreasing function is delta."""
 
     def excess(epsilon: float) -> float:
         return log(function(epsilon)) - math.log(delta)

@@ -34,9 +34,9 @@ _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
 # itself gets at least the share _DEFENSIVE, as protection against a bad pilot run.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-# Settings of the mixtures that are tried for a bound: shares of the target; shares of the
-# certain tilt (see `certain_tilts`) in the remainder; the smallest share of the target, and
-# of a kept tilt.
+# Settings of the mixtures that are tried for a bound: the shares of the target; the
+# shares of a tilt from `certain_tilts` in the remainder; the minimum share of the
+# target, and of a tilt that is kept.
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01
@@ -140,11 +140,11 @@ class Simulator(abc.ABC):
         return np.random.Generator(np.random.SFC64(seed))
 
     def rough_runs(self, noise: float) -> list[Run]:
-        """Returns runs of both directions with few draws, spread to serve every epsilon."""
+        """Returns one short run per direction, with draws that serve every epsilon."""
         return [self.at(noise, add)._pilot(is_rough=True)[1] for add in (False, True)]
 
     def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
-        """Returns runs of both directions, each from a proposal that suits epsilon."""
+        """Returns one run per direction, each from a proposal chosen for epsilon."""
         both = (self.at(noise, add) for add in (False, True))
         return [one.simulate(one.propose(epsilon), stage) for one in both]
 
@@ -156,8 +156,8 @@ class Simulator(abc.ABC):
         """Returns a guaranteed upper bound on each of `Run.values`.
 
         The density of the proposal relative to the target is at least
-        `sum_i exp(slope_i l + offset_i)` at every loss `l`. The bound is the supremum over
-        `l` of the value with this density; it falls as `epsilon` rises.
+        `sum_i exp(slope_i l + offset_i)` at every loss `l`. The bound is the supremum
+        over `l` of the value with this density; it decreases as `epsilon` increases.
         """
         slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
@@ -169,8 +169,8 @@ class Simulator(abc.ABC):
         if self.releases < math.inf:
             beyond = np.append(-_BEYOND[::-1], beyond)
         terms = np.outer(slopes, epsilon + beyond) + np.array(offsets)[:, None]
-        # In each cell (also the first and the last) the weight is largest at the left end,
-        # and the excess at the right end.
+        # In each cell, including the first and the last, the weight is largest at the
+        # left end, and the excess is largest at the right end.
         log_weights = np.append(-offsets[0], -np.logaddexp.reduce(terms, axis=0))
         excess = np.append(gaussian.gaussian_excess(self.releases, -beyond), 1.0)
         return float(np.max(excess * np.exp(log_weights))) * (1.0 + 1e-9)
@@ -236,8 +236,9 @@ class Simulator(abc.ABC):
     ) -> list[tuple[Run, float, float]]:
         """Returns (run, largest value, beta) for each direction.
 
-        The largest value holds for every epsilon from `epsilon` on. The number of draws is
-        such that the bound exceeds a delta of `aim` by about `BOUND_SLACK * aim`.
+        The largest value holds for every epsilon from `epsilon` on. The number of draws
+        is chosen so that the bound exceeds a delta of `aim` by about
+        `BOUND_SLACK * aim`.
 
         Raises:
           TooManyDraws: if a run would need too many draws.

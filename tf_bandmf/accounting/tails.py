@@ -48,7 +48,7 @@ def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     the last place, the rounding of `z^2 / 2`, and the rounding of the caller's `z`.
 
     Args:
-      z: in standard deviations, rising along the last axis, shape [..., N].
+      z: in standard deviations, increasing along the last axis, shape [..., N].
 
     Returns:
       Upper bounds on the masses, and bounds on their excess, both [..., N - 1].

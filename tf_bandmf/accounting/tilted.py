@@ -60,7 +60,7 @@ import scipy.optimize
 
 from tf_bandmf.accounting import tails
 
-# The increase of log delta that discretization may cause: for a result, and in a search.
+# How much discretization may increase log delta: for a result, and in a search.
 FINE, ROUGH = 0.0005, 0.05
 # Losses from noise beyond this many standard deviations count as infinite.
 _REACH = 12.0
@@ -82,7 +82,7 @@ _LEAST_LOG_THETA, _MOST_EXPONENT = -7.0, 2_000.0
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """Queries of one kind.
+    """A number of identical queries.
 
     Attributes:
       probability: q in (0, 1], with which a query samples an example.
@@ -111,7 +111,7 @@ class Law:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least loss, and the largest finite loss.
+        """The smallest loss, and the largest finite loss.
 
         If `add`, no loss exceeds `-log(1 - q)`. But with large noise no x within _REACH
         comes near that limit, and a step in proportion to the limit would be too wide.
@@ -145,7 +145,7 @@ class Law:
         return 32.0 * _UNIT * self.drop / least
 
     def losses(self, x: np.ndarray) -> np.ndarray:
-        """Returns the losses of `P` against `Q` at values x; they rise with x."""
+        """Returns the losses of `P` against `Q` at values x, increasing in x."""
         q, s = self.query.probability, self.query.noise
         exponents = (x - 0.5) / s**2
         if q == 1.0:
@@ -294,8 +294,7 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     sums = step * np.arange(start, start + places)
     # Each loss has two rounding errors: its own, and the rounding error of its cell's
     # ends. The sum of the absolute losses is at most the sum of the losses plus twice
-    # their distance below 0 (if `add`, minus the sum plus twice their distance above
-    # 0).
+    # their `drop` below 0 (if `add`, minus this sum plus twice their `drop` above 0).
     drop = float(counts @ [law.drop for law in laws])
     largest = float(np.abs(sums[[0, -1]]).max())
     rounding = 2.0 * float(counts @ [law.rounding for law in laws])

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from tf_bandmf.analysis.affine_scans import affine_scan, reverse, shifted
 
-# The minimum block size; the overhead of smaller matrices would dominate.
+# The minimum block size; with smaller blocks, overhead would dominate.
 _MIN_BLOCK = 16
 
 
@@ -248,7 +248,7 @@ def doubly_filtered_band(
     adjoint = _adjoint(m, layout.split_vector(weights, 0.0))
     cross = tf.matmul(c.state_inverse, m.state_inverse, transpose_b=True)
     cross = shifted(affine_scan(c.state_transfer, m.state_transfer, cross))
-    # Covariance of this block's input with the last m outputs before it.
+    # The covariance of this block's input with the last m outputs before this block.
     with_past = tf.matmul(tf.matmul(adjoint, m.transfer), cross, transpose_b=True)
     with_past = tf.matmul(c.inverse, with_past)
     fresh = tf.matmul(tf.matmul(c.inverse, adjoint), m.inverse)

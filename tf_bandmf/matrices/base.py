@@ -153,7 +153,7 @@ class LowerTriangular(abc.ABC):
         return None
 
     def normalize_columns(self) -> LowerTriangular:
-        """Returns `M D^-1` whose columns all have l2 norm 1, a `ColumnScaled`."""
+        """Returns the `ColumnScaled` matrix `M D^-1`, whose columns have l2 norm 1."""
         scale = 1.0 / self.column_norms()
         return KINDS["column_scaled"](self, scale)  # type: ignore[call-arg]
 
@@ -232,7 +232,7 @@ def check_num_rows(num_rows: int) -> int:
             f"{num_rows}."
         )
     if num_rows > LARGEST_NUM_STEPS:
-        # Every computation needs at least a few vectors with one float64 per step.
+        # Every computation needs at least a few float64 vectors of length num_rows.
         needed = f"{8 * int(num_rows):.3g}" if num_rows < 10**300 else "endless"
         raise ValueError(
             f"num_steps (num_rows) must be <= {LARGEST_NUM_STEPS:,}, found "

@@ -64,7 +64,7 @@ _VALUES = 2
 # most 8.
 _SUMMANDS = 8
 _LEVEL_WORDS = 2 * _VALUES * _BLOCK
-# The digest of this many numbers takes less than 0.5 ms on one core without XLA.
+# Hashing up to this many numbers takes less than 0.5 ms on one core without XLA.
 _FEW = 1 << 16
 # The size of the last step's key, in 32-bit numbers: five 64-bit numbers for each of
 # the two words of the result.

@@ -40,7 +40,7 @@ MOST_ENTRIES = 9
 class LinearUpdate(NamedTuple):
     """The SGD update by a mean gradient `g` at the learning rate `eta`.
 
-    `theta -= eta weight_decay theta`; without momentum `theta -= eta g`; with it
+    `theta -= eta weight_decay theta`; without momentum `theta -= eta g`; with momentum
     `v = momentum v - eta g`, then `theta += v`, or with Nesterov's look-ahead
     `theta += momentum v - eta g`, as in `keras.optimizers.SGD`.
     """
@@ -121,7 +121,7 @@ def row_system(
     Args:
       noise: noise of the strategy, `noise_system`.
       update: update of the optimizer.
-      stddev: standard deviation of the noise, `Plan.noise_stddev`.
+      stddev: standard deviation of the noise, from `Plan.noise_stddev`.
       batch_size: the public constant that noisy sums are divided by.
 
     Raises:

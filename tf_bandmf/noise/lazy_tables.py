@@ -1,4 +1,4 @@
-"""Tables whose rows get their noise only when they are read; see `lazy`.
+"""Tables in which a row gets its noise only when the row is read; see `lazy`.
 
 WARNING: between two releases, a row lacks the noise of the steps since it was last read.
 Anyone who sees the table between two releases learns which rows were touched. The table
@@ -94,7 +94,7 @@ class Jumps:
         return system[:, :m], system[:, m], system[:, m + 1]
 
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
-        """Returns how a sum enters the state *before* its step: the `u` with `F u = H`.
+        """Returns how a sum enters the state *before* its step: `u` with `F u = H`.
 
         Thus the stored state remains the state before the step; the step's noise is
         added later.
@@ -342,7 +342,7 @@ class LazyTable(Secret):
     def _jump(
         self, rows: tf.Tensor, block: tf.Tensor, jumps: Window, key: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns P and L of a static number of rows, and their normals from a block on."""
+        """Returns P, L and the normals (from `block` on) of a static number of rows."""
         numbers, block = rows.shape[0] * self._width, block + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
         places = self._clocks.sparse_read(rows) - jumps.first

@@ -113,11 +113,11 @@ _SOURCES = {
 
 
 def source_of(step_keys: tf.Tensor) -> WordSource:
-    """Returns the source for keys of this length, of static shape [..., key_words]."""
+    """Returns the word source for keys of static shape [..., key_words]."""
     return _SOURCES[step_keys.shape[-1]]
 
 
-# A function of keys, weights and the first block; returns normals in pairs, complex64.
+# A function from keys, weights and the first block to pairs of normals, complex64.
 _Blocks = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -205,7 +205,7 @@ def _blocks_in_chunks(num_blocks: int) -> _Blocks:
         return tf.map_fn(
             of_chunk,
             tf.range(num_chunks),
-            parallel_iterations=8,  # by threads
+            parallel_iterations=8,  # on several threads
             fn_output_signature=tf.complex64,
         )
 

@@ -1,4 +1,4 @@
-"""Recurrences that stream the rows of `C^-1 Z`, one class for each kind of matrix."""
+"""Recurrences that stream the rows of `C^-1 Z`, with one class per streaming method."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Recurrence(abc.ABC):
 
         Args:
           normals: function that returns the normals of any step up to this one.
-          buffer: float32, shape [memory_vectors, size], after the steps before.
+          buffer: float32, shape [memory_vectors, size], as left by the previous step.
           step: int64 scalar.
         """
         output, updates = self._row(normals, buffer, step)
@@ -74,7 +74,7 @@ class Regeneration(Recurrence):
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights, terms = self._rows.at(step), self._rows.terms
-        # Steps before the first have weight 0.
+        # Steps before step 0 have weight 0.
         steps = tf.maximum(step - tf.range(terms, dtype=tf.int64), 0)
         at_once = _TERMS_OF_GPU if device_kind() == "GPU" else 1
         together = min(terms, at_once if at_once > 1 else _TERMS)
@@ -110,7 +110,7 @@ class KeptNormals(Recurrence):
         weights = self._rows.at(step)
 
         def slot(j: tf.Tensor | int) -> tf.Tensor:
-            # Slots of steps before the first hold zeros.
+            # Slots for steps before step 0 hold zeros.
             return (step - tf.cast(j, tf.int64)) % self.memory_vectors
 
         fresh = normals(step[None], tf.constant(_ONE))
@@ -276,7 +276,7 @@ class _Rows:
         self._rows, self._row_scale = streaming.rows().astype(np.float32), row_scale
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns `M[step, step - j]`, shape [terms]; 0 for steps before the first.
+        """Returns `M[step, step - j]`, shape [terms]; 0 for steps before step 0.
 
         All entries are NaN past the horizon, so no noise is used twice even if a caller's
         compiled graph drops the assertion.

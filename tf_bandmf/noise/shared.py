@@ -1,4 +1,4 @@
-"""Functions that are traced once for all models, and keep no model in memory."""
+"""Functions that are traced once for all models, without keeping a model in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Option for functions that only few steps run: if they were inlined, all other steps
+# Option for functions that only a few steps run: if they were inlined, all other steps
 # would have to skip their ops one by one.
 NOT_INLINED = {"_noinline": True}
 by_itself = functools.partial(

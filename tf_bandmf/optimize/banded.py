@@ -195,7 +195,7 @@ def optimize(
       sensitivity 1 per column, or per group of columns.
     """
     config = configs.dumps(workload.to_config())
-    # A custom function is traced again, because it may return other values the next time.
+    # A custom function is traced every time, because its values may have changed.
     trace = _traced if objective in _NAMED else _traced.__wrapped__
     problem = trace(config, objective, len(start), separation)
     is_certified = is_certified and objective.is_convex
@@ -231,8 +231,8 @@ def optimize(
     return columns.numpy(), dataclasses.replace(result, value=value)
 
 
-# The last problem is cached, because a draft is usually followed by a plan of the same
-# problem.
+# The last problem is cached, because after a draft the same problem is usually solved
+# for a plan.
 @functools.lru_cache(maxsize=1)
 def _traced(
     config: str, objective: Objective, bands: int, separation: int | None

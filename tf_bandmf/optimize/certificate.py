@@ -3,8 +3,8 @@
 The weighted error `f(X) = tr(Omega A X^-1 A^T)` is convex in `X = C^T C` with gradient
 `-H`, `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Take any feasible `X'` with the
 same bands, that is, with `sum over j in group g of X'_jj <= 1` for every group of
-columns in which one example can take part. By `|X'_ij| <= sqrt(X'_ii X'_jj)` and `2
-|H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
+columns in which one example can take part. By `|X'_ij| <= sqrt(X'_ii X'_jj)` and
+`2 |H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
 
     <H, X'> <= U = sum over groups of max over i in the group of
                    H_ii + sum_{j != i} |H_ij| s_j / s_i
@@ -46,8 +46,8 @@ import numpy as np
 # The smallest weight, relative to the largest weight of a step; smaller weights have no
 # useful inverse.
 _LEAST_WEIGHT = 1e-12
-# The number of times that off-diagonal entries are removed. In rows where more than the
-# fraction _KEPT of them would remain, they are removed only in part.
+# How many times off-diagonal entries are removed. They are only partly removed in rows
+# where more than the fraction _KEPT of them would remain.
 _CORRECTIONS, _KEPT = 3, 0.5
 
 
@@ -76,7 +76,7 @@ def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> flo
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tangent:
-    """The tangent at a strategy, with weights of the steps, from which bounds follow.
+    """The tangent of the weighted error at a strategy; lower bounds follow from it.
 
     Attributes:
       weighted_error: f(X).
@@ -127,7 +127,8 @@ def corrected_bound(at: Tangent) -> float:
         best = max(
             best, max(trace, 0.0) ** 2 / dual_bound(left, at.norms, at.separation)
         )
-        # Where H is small compared to E, more would remain than is removed.
+        # Where H is small compared to E, a full correction would add more than it
+        # removes.
         more = _row_sums(quarter, n)
         kept = np.minimum(
             kept, _KEPT * reach / np.maximum(more, _KEPT * reach + 1e-300)

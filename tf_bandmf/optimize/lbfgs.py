@@ -213,7 +213,7 @@ class Minimizer:
           gap: function that returns the certified relative gap at given variables, or None.
 
         Returns:
-          The result; `value` is `exp(log_loss)`. A lack of convergence does not raise an
+          The result; `value` is `exp(log_loss)`. Missing convergence raises no
           exception: check `converged`.
 
         Raises:

@@ -25,8 +25,8 @@ from tf_bandmf.optimize.result import OptimizationResult
 
 # Orders of the norms; each stage starts at the optimum of the previous stage.
 _ORDERS = (8.0, 64.0, 512.0, 4096.0)
-# The smallest weight, relative to the mean; no step gets weight 0, because its error may
-# grow.
+# The smallest weight, relative to the mean; no step gets weight 0, because the error of
+# that step could grow.
 _LEAST_WEIGHT = 1e-2
 # The part of the bound's weights that is equal for all steps. Without this part, the errors
 # of some steps would be unconstrained, and the certificate inverts the weights.
@@ -35,8 +35,8 @@ _ALIKE = 3e-4
 # tolerance than other stages, but only a gap of _BOUND_GAP.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
-# A function of variables, options, and optionally of a function that returns the certified
-# gap at variables.
+# A function of variables, options, and optionally a function that returns the certified
+# gap at given variables.
 Minimize = Callable[..., OptimizationResult]
 # A function of variables and the weights of the steps, which returns a lower bound on the
 # weighted mean, and the errors.

@@ -17,9 +17,9 @@ class Objective:
       name: name in tables and diagnostics.
       reduction: function that maps squared errors, shape [n], float64, to a positive
         scalar.
-      is_convex: True if `reduction` is convex and non-decreasing in every error. Only then
-        is the problem convex in `C^T C`, so that an optimality gap can be certified. This
-        is not checked.
+      is_convex: True if `reduction` is convex and non-decreasing in every error. Only
+        then is the problem convex in `C^T C`, which a certified optimality gap
+        requires. Convexity is not checked.
     """
 
     name: str

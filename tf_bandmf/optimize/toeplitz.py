@@ -22,7 +22,7 @@ from tf_bandmf.workloads import Workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
 
-# The equivalent of each named objective for errors that grow from step to step.
+# The equivalent of each named objective if errors increase from step to step.
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
 # The longest first step. From the square root, a longer step would leave the region of
 # stable inverses.

@@ -65,7 +65,7 @@ class SquaredSensitivity:
         return value, gradient * np.sign(column)
 
     def of_coefficients(self, c: np.ndarray, inverse: bool) -> tuple[float, np.ndarray]:
-        """Returns the value, and its gradient, by coefficients [p] of `C` or of `C^-1`.
+        """Returns value and gradient at coefficients [p] of `C` or of `C^-1`.
 
         For coefficients of `C`, only the columns 0, b, 2b, ... count, which gives a lower
         bound if the entries of `C` are not positive and decreasing.
@@ -100,7 +100,7 @@ class SquaredSensitivity:
 
 
 def _smoothed_maximum(gram: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns the largest `<X, G> + mu log det G`, and its derivative by X."""
+    """Returns the largest `<X, G> + mu log det G`, and its gradient in X."""
     _, (best,) = vector_contributions.centered(gram[None], _BARRIER)
     mean = _BARRIER * np.trace(gram) / len(gram)
     log_det = float(np.linalg.slogdet(best)[1])

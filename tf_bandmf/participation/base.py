@@ -89,7 +89,7 @@ class Participation(abc.ABC):
             accountants ignore it.
 
         Raises:
-          ValueError: if the participation contradicts the strategy.
+          ValueError: if the participation is inconsistent with the strategy.
         """
         # dp-accounting takes a second to import.
         from tf_bandmf.accounting.base import GaussianAccountant
@@ -120,7 +120,7 @@ class Participation(abc.ABC):
         raise TypeError(self.no_schedule())
 
     def amplification(self) -> str:
-        """One sentence about the amplification that is claimed for the sampling."""
+        """One sentence about the amplification that the accountant claims."""
         return "No amplification by sampling is claimed."
 
     @property
@@ -195,7 +195,7 @@ def samplings() -> tuple[str, ...]:
 
 
 def from_config(config: Mapping[str, Any]) -> Participation:
-    """Rebuilds the participation of a `to_config` dictionary.
+    """Rebuilds a participation from its `to_config` dictionary.
 
     Raises:
       ValueError: if the kind is unknown or a field is invalid.

@@ -1,4 +1,4 @@
-"""Checks of the fields of participations."""
+"""Checks for fields of participations."""
 
 from __future__ import annotations
 

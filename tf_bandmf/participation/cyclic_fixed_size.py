@@ -20,7 +20,7 @@ class CyclicFixedSize(Cyclic):
     """Step `i` takes B examples of part `i mod b`, uniformly without replacement.
 
     This is Alg. 2 of arXiv:2306.08153. Example `j` belongs to part `j mod b`. As in Alg. 2,
-    the last `m mod b` examples are not used, so that all parts have the same size.
+    the last `m mod b` examples are not used, so all parts have the same size.
 
     Args:
       num_examples: m, size of the training set.

@@ -22,7 +22,7 @@ class FixedEpochOrder(WholeEpochs):
 
     This is the (k, b)-participation of multi-epoch training (arXiv:2306.08153, section 2):
     an example takes part at the steps i, i + b, ..., i + (k - 1) b for one i < b. The
-    batches are cut once from one order of the examples. Another shuffle in each epoch would
+    batches are cut once from one order of the examples. Reshuffling in each epoch would
     lower the separation to 1, and is not possible here.
 
     Args:

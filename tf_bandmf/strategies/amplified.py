@@ -4,7 +4,8 @@ Other families minimize the error at unit sensitivity, or per unit of column nor
 amplification by sampling, the noise depends on the whole Gram matrix of the bins, and on
 the budget: the best strategies for epsilon = 1 and epsilon = 8 differ. Such an optimization
 was published for banded Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta,
-arXiv:2410.06266); arXiv:2505.12128, section 6, leaves it open for banded inverses.
+arXiv:2410.06266); arXiv:2505.12128, section 6, leaves this optimization open for banded
+inverses.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _LARGEST_BINS = 2_048
 _LARGEST_LOGIT = 14.0
 # The number of simulated draws per direction of adjacency in the search.
 _DRAWS = 1_500
-# The number of iterations in a round, and the maximum change of a logit in a round, because
-# the round's draws only suit strategies near the round's start.
+# The number of iterations in a round, and the maximum change of a logit in a round,
+# because a round's draws are accurate only for strategies near the start of the round.
 _ITERATIONS, _REACH = 4, 1.0
-# The logit step of finite differences; the smallest relative decrease of an iteration, and
-# of a round, that continues the search.
+# The logit step of finite differences; the smallest relative decrease in an iteration,
+# and in a round, after which the search continues.
 _DIFFERENCE, _PRECISION, _LEAST_DECREASE = 0.02, 2e-4, 1e-3
 
 

@@ -22,7 +22,7 @@ from tf_bandmf.workloads import Workload, check_workload
 
 _MAX_BUFFERS = 10
 DEFAULT_BUFFERS = 4
-# The smallest relative gain in squared error that justifies another vector of memory.
+# The smallest relative decrease of the squared error that justifies another buffer.
 _LEAST_GAIN = 1e-4
 # The number of iterations after which the best starting points are chosen.
 _SCREENING_ITERATIONS = 12
@@ -199,7 +199,7 @@ def _recurrence(
 def _powers(
     change: np.ndarray, num_steps: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], np.ndarray]:
-    """Returns powers of a recurrence, by the binary digits of a number of steps.
+    """Returns powers of a recurrence for the binary digits of a number of steps.
 
     The identity is subtracted from all powers, because decays close to 1 would lose digits.
 
@@ -271,7 +271,7 @@ def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
 def _starts(
     problem: _Problem, theta: np.ndarray, theta_inverse: np.ndarray
 ) -> list[np.ndarray]:
-    """Returns starting points with one buffer more than theta.
+    """Returns starting points with one more buffer than theta has.
 
     The new pair of decays is placed at each point of a grid, close together (almost no
     weight) or far apart; the three best points of each kind are used.

@@ -5,7 +5,8 @@ workload, participation, family, its options, and the version of the library. A 
 entry cannot weaken a guarantee, because plans compute sensitivity, error and noise from
 the matrix that they contain. Entries that cannot be read are ignored.
 
-The environment variable `TF_BANDMF_CACHE` names another directory, or is "off".
+The environment variable `TF_BANDMF_CACHE` names another directory, or turns the cache
+"off".
 """
 
 from __future__ import annotations

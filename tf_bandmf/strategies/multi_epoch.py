@@ -4,9 +4,9 @@ This is the baseline 'MF [15]' of arXiv:2306.08153, Table 2: Choquette-Choo, McM
 Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning",
 arXiv:2211.06530. It minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C` such that
 columns of `C` in which one example can take part (`b`, `2b`, ... steps apart) are
-orthogonal; the sensitivity under fixed epoch order then depends on column norms alone. With
-one participation, columns do not have to be orthogonal, and the optimum is the best of
-all factorizations.
+orthogonal; under a fixed epoch order, the sensitivity then depends only on column
+norms. With one participation, columns do not have to be orthogonal, and the optimum is
+the best of all factorizations.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def dense(
 
     The noise of each step depends on the normals of all earlier steps, so a generator
     either stores `n` vectors or regenerates up to `n - 1`; `Strategy` assumes that it
-    regenerates them. With min-separation instead of fixed epoch order the sensitivity
-    is a bound (Alg. 4).
+    regenerates them. Under min-separation instead of a fixed epoch order, the
+    sensitivity is a bound (Alg. 4).
 
     Method: with the steps grouped by their position in the epoch, at the optimum
     `X^-1 A^T A X^-1 = L` is block diagonal, and the blocks of `X` are diagonal. Given

@@ -19,8 +19,8 @@ from tf_bandmf.strategies import cache
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
-# The maximum number of bands that are tried if the user gives none, because more memory is
-# the user's decision.
+# The maximum number of bands that are tried if the user gives none. Spending more
+# memory is the user's decision.
 _LARGEST_DEFAULT_BANDS = 32
 # Words that may follow the numbers in a specification, the last word first: word,
 # option, and value.
@@ -208,7 +208,8 @@ def build_strategy(
       is_draft: True to optimize only to the precision that a choice needs, in families that
         have drafts.
       **options: `bands`, `lambda_`, `gamma`, `num_buffers`, `column_normalized`,
-        `objective`, as far as the mechanism takes them. None counts as not given.
+        `objective`, if the mechanism takes them. None means that an option is not
+        given.
 
     Raises:
       ValueError: for an unknown mechanism, or an option that the mechanism does not take.

@@ -49,12 +49,12 @@ def square_root_coefficients(
 def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
     """Returns the banded square root: the first `bands` diagonals of `C = A^(1/2)`.
 
-    The noise generator stores `bands - 1` vectors of the model's size.
+    The noise generator stores `bands - 1` model-sized vectors.
 
     Args:
       workload: A.
-      bands: number of diagonals of `C`, 1 <= bands <= n. With bands <= b the
-        sensitivity is that of orthogonal columns.
+      bands: number of diagonals of `C`, 1 <= bands <= n. With bands <= b, columns in
+        which an example takes part are orthogonal.
       column_normalized: scale the columns of `C` to norm 1.
 
     Raises:
