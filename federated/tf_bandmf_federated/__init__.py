@@ -3,8 +3,7 @@
     plan = tf_bandmf.plan("banded", ..., sampling=tf_bandmf.MinSep(342, 6))
     process = tf_bandmf_federated.build_fed_avg(model_fn, plan, client_optimizer_fn=...)
 
-Names are imported when they are used, because TensorFlow Federated takes long to
-import.
+All public names are lazy imports, because importing TensorFlow Federated is slow.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from tf_bandmf_federated._version import __version__
 
-# The module of each public name.
+# The module that defines each public name.
 _MODULES = {
     "build_fed_avg": "tff.learning",
     "PrivateLearningProcess": "tff.learning",

@@ -3,22 +3,25 @@
     measured = measure_participation({round: names of the clients})
     guarantee = measured_guarantee(plan, measured)
 
-After a run, the smallest recorded separation b and the largest recorded number of
-participations k of any device determine the guarantee of the plan's strategy and noise
-under MinSep(b, k), as arXiv:2306.08153 reports its production run (section 6, App. K.1).
-The measured b may be below the number of bands; the columns of one device's participations
-then overlap, and the sensitivity is that of Theorem 3 (Alg. 4) or a sharper bound; see
-`tf_bandmf.analysis.sensitivity`.
+After a run, the smallest separation b and the largest participation count k recorded
+for any device determine the guarantee of the plan's strategy and noise under MinSep(b,
+k). The production run in arXiv:2306.08153 (section 6, App. K.1) is reported in the same
+way. The measured b may be below the number of bands; the columns for the participations
+of one device then overlap, and the sensitivity comes from Theorem 3 (Alg. 4) or a
+sharper bound; see `tf_bandmf.analysis.sensitivity`.
 
 Scope of the measured guarantee:
 
-- Neighboring data differ in what one device sent, not in when it took part. (This is the
-  papers' adjacency: "the participation pattern does not change".)
-- Therefore b and k are the same for neighbors, but they are exact functions of the times at
-  which all devices took part. Publishing b and k is not covered. A plan's guarantee,
-  enforced on the devices, does not depend on the measured b and k.
-- The record must contain every contribution that entered a sum. A record with more
-  entries, such as devices that dropped out, gives a larger epsilon, which is also valid.
+- Neighboring data sets differ in what one device sent, not in when that device took
+  part. (The papers define adjacency in the same way: "the participation pattern does
+  not change".)
+- Therefore b and k are the same for neighbors, but are computed without noise from the
+  times at which all devices took part, so the guarantee does not cover publishing b and
+  k. A plan's guarantee, enforced on the devices, does not depend on the measured b and
+  k.
+- The record must contain every contribution that entered a sum. A record with
+  additional entries, such as devices that dropped out, yields a larger epsilon, which
+  is also valid.
 """
 
 from __future__ import annotations
@@ -39,13 +42,13 @@ class MeasuredParticipation:
     """Participations of a run, measured from its record.
 
     Attributes:
-      num_rounds: number of rounds that were run, from round 0, with or without clients.
+      num_rounds: number of completed rounds, from round 0, with or without clients.
       num_clients: number of distinct clients that took part.
-      min_separation: smallest j - i of two rounds i < j in which one client took part;
-        None if nobody took part twice.
+      min_separation: smallest j - i over all pairs of rounds i < j in which the same
+        client took part; None if no client took part twice.
       max_participations: largest number of participations of one client; 0 if nobody took
         part.
-      num_participations: number of participations of all clients in all rounds.
+      num_participations: total number of participations over all clients and rounds.
       skipped_rounds: number of rounds without a released result, although clients took
         part; the numbers above include these rounds.
     """
@@ -78,7 +81,7 @@ class MeasuredParticipation:
     def with_one(
         self, round_number: int, last: int, count: int
     ) -> MeasuredParticipation:
-        """Returns these numbers after one more participation of a client.
+        """Returns the updated measurement after one more participation of a client.
 
         Args:
           round_number: round of the participation, from 0.
@@ -98,12 +101,12 @@ class MeasuredParticipation:
         )
 
 
-NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # the record before any round
+NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # the measurement before round 0
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredGuarantee:
-    """The guarantee of a run for its measured participations, and the plan's guarantee.
+    """A run's guarantee for the measured participation, next to the plan's guarantee.
 
     Attributes:
       plan: the run's plan.
@@ -126,7 +129,7 @@ class MeasuredGuarantee:
 
     @property
     def noise_multiplier(self) -> float:
-        """The standard deviation of the noise per unit of the measured sensitivity."""
+        """The noise standard deviation per unit of the measured sensitivity."""
         plan = self.plan
         return plan.unit_noise_stddev / self.sensitivity.value
 
@@ -145,7 +148,7 @@ class MeasuredGuarantee:
 def measure_participation(
     record: Mapping[int, Iterable[Hashable]], num_rounds: int | None = None
 ) -> MeasuredParticipation:
-    """Returns the separation and the participations of a record.
+    """Computes the separation and the participation counts from a record.
 
     Args:
       record: for each round, from 0, the names of the clients whose contribution entered
@@ -153,8 +156,9 @@ def measure_participation(
       num_rounds: number of rounds that were run; by default up to the last recorded round.
 
     Raises:
-      ValueError: if a round is negative or past `num_rounds`, or if a client occurs twice
-        in one round, because its contribution was then twice as large as a plan assumes.
+      ValueError: if a round is negative or past `num_rounds`, or if a client occurs
+        twice in one round, because the client then contributed twice as much as a plan
+        assumes.
     """
     cohorts = {round_number: [*names] for round_number, names in record.items()}
     last_of_record = max(cohorts, default=-1)
@@ -191,16 +195,16 @@ def measured_guarantee(
       delta: delta of the guarantee; by default the plan's.
 
     Raises:
-      TypeError, ValueError: if the plan is not for federated learning; if more rounds were
-        run than the plan has; if nobody took part; or if delta is so large, or the noise so
-        small, that epsilon is not a positive number.
+      TypeError, ValueError: if the plan is not for federated learning; if more rounds
+        were run than the plan has; if nobody took part; or if delta is so large, or the
+        noise so small, that there is no meaningful epsilon > 0.
     """
     check_plan(plan, whole_number("num_rounds", measured.num_rounds))
     if measured.max_participations == 0:
         raise ValueError("The record must have participations, found none to protect.")
     delta = plan.delta if delta is None else delta
     n = plan.num_steps
-    # If no client took part twice, the largest separation, n, is valid.
+    # If no client took part twice, even the largest separation, n, holds.
     separation = n if measured.min_separation is None else measured.min_separation
     participation = MinSep(separation, measured.max_participations)
     sensitivity = plan.strategy.sensitivity(participation)

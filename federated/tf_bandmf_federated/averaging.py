@@ -2,10 +2,10 @@
 
 The engine provides one function, `exchange`, which sends a round's model to devices and
 returns their answers. This module contains everything that privacy needs: updates are
-clipped again and added up as they arrive, with uniform weights (`exact_sum`); the round's
-noise is added to the sum, no matter which devices answered, and the result is divided by a
-constant. Memory is needed for the model, one update, and the sum, which takes at most as
-much as two models.
+clipped again and added up as they arrive, with uniform weights (`exact_sum`); the noise
+of the round is added to the sum, no matter which devices answered, and the result is
+divided by a constant. The memory holds the model, one update, and the sum, which takes
+at most twice as much as the model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 @dataclasses.dataclass(frozen=True)
 class Replies:
-    """The counts of a round's replies that are not updates.
+    """Counts of the replies in a round that contain no usable update.
 
     Attributes:
-      refused: number of devices that did not take part because of their own record.
-      late: number of replies to earlier rounds that arrived in this one and were discarded.
+      refused: number of devices that refused because of their own participation record.
+      late: number of replies to earlier rounds that arrived in this round and were
+        discarded.
       failed: number of devices that answered with an error, or without an update.
     """
 
@@ -42,13 +43,13 @@ class Replies:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A round's request to its devices.
+    """The request that the server sends to the devices of a round.
 
     Attributes:
       run: public name of the run.
       round_number: the round, from 0.
       weights: weights of the model; read-only.
-      names: names of the devices.
+      names: names of the addressed devices.
     """
 
     run: str
@@ -62,7 +63,7 @@ Exchange = Callable[[Request, Add], Replies]
 
 
 class FederatedAveraging:
-    """An `Engine` (see `rounds`) whose noise the server generates itself.
+    """An `Engine` (see `rounds`) in which the server itself generates the noise.
 
     Formal guarantee: see `tf_bandmf_federated.tff.learning.build_fed_avg`, which has the
     same mechanism: `(sum of clipped updates + stddev C^-1 Z) / clients_per_round`.
@@ -70,16 +71,16 @@ class FederatedAveraging:
     Args:
       plan: plan with `MinSep` participation.
       weights: weights before round 0, float32.
-      exchange: function that sends a request to its devices, and calls its second argument
-        with name and update of each device as soon as it answers, in any order. An update
-        may be discarded after the call. If `exchange` raises, the round has no result and
-        is run again.
+      exchange: function that sends a request to the named devices. As soon as a device
+        answers, in any order, the function calls its second argument with the device's
+        name and update. The update need not be kept after that call. If `exchange`
+        raises, the round has no result and is run again.
       clients_per_round: the public denominator; by default the plan's batch size.
       optimizer: server optimizer; by default SGD with learning rate 1.
 
     Attributes:
       plan: plan of the run.
-      settings: other values that define the run, as plain values.
+      settings: further plain values that define the run.
 
     Raises:
       TypeError: if a weight is not float32.
@@ -157,7 +158,7 @@ class FederatedAveraging:
         left = set(selected.names)
 
         def add(name: str, update: Sequence[np.ndarray]) -> None:
-            """Adds the update of a device to the sum, without keeping a copy."""
+            """Adds a device's update to the sum without keeping a copy of the update."""
             if name not in left:
                 raise ValueError(
                     "An update comes from a device that was not asked, or has sent one "
@@ -167,7 +168,7 @@ class FederatedAveraging:
             try:
                 arrays = [np.asarray(array) for array in update]
             except (TypeError, ValueError):
-                arrays = []  # a bad update must not end the training
+                arrays = []  # a malformed update must not end the training
             kinds = [(array.shape, array.dtype.kind) for array in arrays]
             if kinds != [(shape, "f") for shape in self._shapes]:
                 counts["misshapen"] += 1

@@ -10,8 +10,9 @@ import numpy as np
 
 from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
-# ROOM is below 1 by more than the relative error of products rounded to float32, and of a
-# quick norm, so that the server does not clip again what a device has clipped.
+# 1 - ROOM exceeds the relative error of products rounded to float32, and the relative
+# error of a quick norm, so that the server does not clip again what a device has
+# clipped.
 ROOM = 1.0 - 2.0**-17
 # Larger than the absolute error of a subnormal product rounded to float32.
 _TINY = float(np.finfo(np.float32).smallest_subnormal)
@@ -19,7 +20,7 @@ _TINY = float(np.finfo(np.float32).smallest_subnormal)
 _NORM_ERROR = 2.0**-36
 # Larger than the relative error of a quick norm; see `_quick_norm`.
 _QUICK_ERROR = 2.0**-18
-# The number of squares that are added up in float32.
+# The number of squares summed in float32 at a time.
 _ROW = 64
 # If the mean of squares is below this, squares may have underflowed in float32.
 _SMALLEST_MEAN = 2.0**-100
@@ -46,7 +47,7 @@ class Bounded(NamedTuple):
 
 
 def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
-    """Computes the factor of `clip_update` without applying it, for sums made in parts.
+    """Computes the clipping factor of `clip_update` without applying it.
 
     Args:
       update: arrays of floats, which are converted to float32.
@@ -63,7 +64,7 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
         norm = _quick_norm(arrays)
         if not (norm <= l2_norm_clip or norm > l2_norm_clip * (1.0 + 2.0**-16)):
-            norm = norm_of(arrays)  # the quick norm is too close to the clip, or NaN
+            norm = norm_of(arrays)  # too close to the clip norm, or NaN
     if not math.isfinite(norm):
         return Bounded(arrays, 0.0, False, False)
     if norm <= l2_norm_clip:
@@ -75,10 +76,11 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
 
 
 def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
-    """Returns `update * min(1, l2_norm_clip / norm)`, with a norm that is rounded up.
+    """Returns `update * min(1, l2_norm_clip / norm)`, where the norm is rounded up.
 
-    An update with a value that is not finite becomes zeros. The result's factor is 1,
-    because it was already applied. The arguments are those of `bound_update`.
+    An update with a non-finite value becomes zeros. The factor in the result is 1,
+    because the clipping factor was already applied. For the arguments, see
+    `bound_update`.
 
     Raises:
       TypeError: if an array does not contain real floats.
@@ -92,21 +94,21 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
     """Returns the l2 norm over all arrays, rounded up; NaN if a value is not finite.
 
     Squares are added up in float64, where squares of float32 numbers do not over- or
-    underflow: first in blocks of b numbers, with a relative error below b 2^-53, then the m
-    block sums, with a relative error below m 2^-53 (Higham, "The accuracy of floating point
-    summation", SIAM J. Sci. Comput. 14, 1993, eq. 2.6). For up to 10^9 numbers, the factor
-    that rounds the norm up exceeds both errors.
+    underflow: first within blocks of b numbers, with a relative error below b 2^-53,
+    then over the m block sums, with a relative error below m 2^-53 (Higham, "The
+    accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993, eq. 2.6). For
+    up to 10^9 numbers, the factor that rounds the norm up exceeds both errors.
     """
     total, _ = _added_up(_squares, arrays)
     return math.sqrt(total) * (1.0 + _NORM_ERROR) if math.isfinite(total) else math.nan
 
 
 def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
-    """Returns the norm five times as fast as `norm_of`; NaN if float32 is insufficient.
+    """Computes the norm five times as fast as `norm_of`; NaN if float32 is insufficient.
 
     Squares are added up in float32, in rows of 64, with a relative error below 64 2^-24
-    (Higham, as in `norm_of`); therefore the error of the norm is below 2^-19. The result is
-    NaN if overflow or underflow of squares may cause a larger error.
+    (Higham, as in `norm_of`); therefore the relative error of the norm is below 2^-19.
+    The result is NaN if overflow or underflow of squares could make the error larger.
     """
     total, size = _added_up(_quick_squares, arrays)
     if not (math.isfinite(total) and total >= size * _SMALLEST_MEAN):
@@ -117,7 +119,7 @@ def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
 def _added_up(
     squares: Callable[[np.ndarray], float], arrays: Sequence[np.ndarray]
 ) -> tuple[float, int]:
-    """Returns the sum of squares over all parts of all arrays, and their total size."""
+    """Returns the sum of squares over all arrays, and the total number of entries."""
     total = math.fsum(in_chunks(squares, arrays))
     return total, sum(array.size for array in arrays)
 

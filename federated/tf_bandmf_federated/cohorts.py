@@ -15,7 +15,7 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import may_take_part
 from tf_bandmf_federated.ledger import Ledger
 
-_LOOKED_UP = 2_000  # number of devices per look-up
+_LOOKED_UP = 2_000  # number of devices per ledger query
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Selected:
 
     Attributes:
       names: names of the devices.
-      past: each device's record before the round, int64, shape [devices, 2]: last round,
-        or `NEVER`, and number of participations.
+      past: the record of each device before the round, int64, shape [devices, 2]: last
+        round (or `NEVER`), and number of participations.
       available: number of available devices.
-      eligible: number of available devices that may take part. If more than 2,000 are
-        available, the number is estimated from the devices that were looked up until there
-        were enough.
+      eligible: number of available devices that may take part. If more than 2,000
+        devices are available, this number is extrapolated from the devices that were
+        looked up before enough eligible ones were found.
     """
 
     names: tuple[str, ...]
@@ -47,14 +47,16 @@ class Cohorts:
 
     Args:
       ledger: the run's ledger.
-      present: function of a round that returns the names of the available devices.
-      participation: b, and k if it is stated.
-      over_selection: factor >= 1 by which more devices are selected than wanted.
-      enough: number of eligible devices to look for, if larger than the number selected.
-      wait: function of the numbers of available and of eligible devices that returns True
-        to look again. It may sleep first, and may raise.
-      search: function that returns True to look again for the devices of an interrupted
-        round.
+      present: function that maps a round number to the names of the available devices.
+      participation: the participation: b, and k if there is a limit.
+      over_selection: factor >= 1 by which the number of wanted devices is multiplied.
+      enough: number of eligible devices to look for, if larger than the number of
+        devices to select.
+      wait: function of the number of available and the number of eligible devices;
+        returns True to look again. The function may sleep before it returns, and may
+        raise.
+      search: function that returns True if devices of an interrupted round should be
+        looked for again.
       seed: seed of the random choice; no privacy is claimed from this randomness.
 
     Raises:
@@ -81,7 +83,7 @@ class Cohorts:
 
         Args:
           round_number: round, from 0.
-          wanted: number of devices, which is multiplied by `over_selection`.
+          wanted: number of devices, before multiplication by `over_selection`.
         """
         asked = math.ceil(whole_number("wanted", wanted) * self.over_selection)
         while True:
@@ -99,7 +101,7 @@ class Cohorts:
         return Selected(names, past, available, eligible)
 
     def select_again(self, round_number: int, names: Sequence[str]) -> Selected:
-        """Returns the devices of an interrupted round, after a search for absent ones."""
+        """Returns the devices of an interrupted round; first searches for missing ones."""
         past = self.ledger.history(names, round_number)
         if not np.all(self._may(past, round_number)):
             raise ValueError(
@@ -120,10 +122,11 @@ class Cohorts:
     def _draw_free(
         self, present: Sequence[str], round_number: int, target: int
     ) -> tuple[list[str], int]:
-        """Returns eligible devices, and the number of devices that were looked up for them.
+        """Returns eligible devices, and the number of devices that were looked up.
 
-        The result has at least `target` devices, or all if there are fewer, in random
-        order; its first devices are a uniform choice among all eligible devices.
+        The result has at least `target` devices, or all eligible devices if there are
+        fewer, in random order; every prefix is a uniform choice among all eligible
+        devices.
         """
         free: dict[str, None] = {}  # ordered, without duplicates
         looked_at = 0

@@ -1,8 +1,8 @@
-"""The part of a plan from which a device decides if it refuses a round.
+"""The part of a plan by which a device decides whether to refuse a round.
 
 The policy is a small file and needs no TensorFlow. Call
-`DevicePolicy.from_plan(plan).save("policy.json")` once on the server's side; the
-devices' app contains the file.
+`DevicePolicy.from_plan(plan).save("policy.json")` once on the server side; the app on
+the devices contains the file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _FORMAT = "tf-bandmf-federated device policy 1"
 
 @dataclasses.dataclass(frozen=True)
 class DevicePolicy:
-    """The limits that a device enforces itself, for any request of a server.
+    """The limits that a device itself enforces on every server request.
 
     Attributes:
       plan: the plan's fingerprint, 64 hexadecimal digits.
       num_rounds: n; the rounds are 0, ..., n - 1.
-      min_separation: b, the smallest number of rounds from one participation to the next.
-      max_participations: k, the maximum number of participations in all rounds.
-      l2_norm_clip: zeta, the largest l2 norm of an update that leaves the device.
+      min_separation: b, the minimum number of rounds from one participation to the
+        next.
+      max_participations: k, the maximum number of participations over all rounds.
+      l2_norm_clip: zeta, the maximum l2 norm of any update that leaves the device.
 
     Raises:
       ValueError: if a number is out of range.
@@ -74,7 +75,7 @@ class DevicePolicy:
         Args:
           round_number: the round that the server names.
           last_round: round of the device's last participation, or -1.
-          participations: number of participations so far.
+          participations: number of the device's participations so far.
         """
         if not 0 <= round_number < self.num_rounds:
             return f"round {round_number} is not one of the plan's {self.num_rounds}"

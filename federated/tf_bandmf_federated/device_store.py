@@ -1,8 +1,9 @@
-"""A device's own record of its last participation, and of their number.
+"""A device's own record of its last participation and its number of participations.
 
-The record is kept in a folder of the device, outside of the app that trains, because the
-app comes and goes. Each plan has its own files in the folder: the record belongs to the
-plan and not to a run, so a second run of a plan continues the record of the first.
+The record is kept in a folder on the device, outside of the app that trains, because
+apps are installed and removed. Each plan has its own files in the folder: the record
+belongs to the plan and not to a run, so a second run of a plan continues the record of
+the first run.
 
 | file | |
 |---|---|
@@ -40,16 +41,16 @@ class Refused(Exception):
 
 
 class DeviceStore:
-    """A device's record for one plan, which several processes of the device may use.
+    """A device's record for one plan; several processes of the device may share it.
 
     Args:
       folder: folder that belongs to this device alone, created with mode 0700. A device
-        that loses it becomes a new device, with a new name and a new budget: keep it with
-        the device's data.
+        that loses the folder becomes a new device with a new name and a new budget:
+        keep the folder as long as the device's data.
       policy: the plan's policy.
 
     Raises:
-      PermissionError: if anybody but the owner may read one of its files.
+      PermissionError: if anybody but the owner may read one of the files.
       ValueError: if a file is damaged. The device then does not contribute.
     """
 
@@ -68,11 +69,11 @@ class DeviceStore:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Returns `device`, `last_round`, `receipt` and `participations`, for a server.
+        """Returns the `device`, `last_round`, `receipt` and `participations` for a server.
 
-        The device's name is random, and stays the same as long as the folder exists. The
-        last round is -1 before the first participation; the receipt is the server's receipt
-        for the last round.
+        The device's name is random, and remains unchanged as long as the folder exists.
+        The last round is -1 before the first participation; the receipt is the server's
+        receipt for the last round.
         """
         names = ("device", "last_round", "receipt", "participations")
         content = self._read()
@@ -81,21 +82,21 @@ class DeviceStore:
     def begin(
         self, round_number: int, request: str, receipt: str = ""
     ) -> list[np.ndarray] | None:
-        """Counts a participation in a round; the count is on disk before this returns.
+        """Counts a participation in a round; returns only when the count is on disk.
 
         Args:
           round_number: the round that the server names.
-          request: digest of everything from which the contribution is computed.
+          request: digest of everything that determines the contribution.
           receipt: the server's receipt for this round.
 
         Returns:
-          None if the device should compute the contribution and `keep` it; or the stored
-          contribution if the request is repeated. A repeated request always gets the same
-          answer, so a server that repeats a round learns nothing more.
+          None if the device should compute the contribution and `keep` it; or the
+          stored contribution if the request is repeated. A repeated request always gets
+          the same answer, so a server that repeats a round learns nothing new.
 
         Raises:
-          Refused: if the plan does not let this device take part now, or if the request is
-            repeated and its contribution was not stored.
+          Refused: if the plan forbids this device to take part now, or if the request
+            is a repetition whose contribution was not stored.
         """
         with self._locked():
             content = self._read()
@@ -122,10 +123,10 @@ class DeviceStore:
         return None
 
     def keep(self, request: str, contribution: Sequence[np.ndarray]) -> None:
-        """Stores the contribution for this request, before it leaves the device.
+        """Stores the contribution to this request, before anything leaves the device.
 
         Raises:
-          ValueError: if another request has begun in the meantime.
+          ValueError: if another request was begun in the meantime.
         """
         with self._locked():
             if self._read()["request"] != request:

@@ -1,4 +1,4 @@
-"""The rule by which devices may take part, the same on devices and on servers."""
+"""The eligibility rule for devices, shared by devices and servers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ def may_take_part(
     min_separation: int,
     max_participations: int | None,
 ) -> Any:
-    """Returns True if devices may contribute in a round (arXiv:2306.08153, section 3).
+    """Returns True where a device may contribute in a round (arXiv:2306.08153, section 3).
 
-    Two participations i < j of one device have j - i >= b, and a device has at most k.
+    Any two participations i < j of one device must have j - i >= b, and a device may
+    take part at most k times.
 
     Args:
-      last_rounds: each device's last round, from 0; `NEVER` if it has not taken part yet. A
-        number, an array or a tensor, like the other arguments.
-      participations: number of each device's participations before this round.
+      last_rounds: the last round of each device, from 0; `NEVER` if the device has not
+        taken part yet. All arguments may be numbers, arrays or tensors.
+      participations: number of participations of each device before this round.
       round_number: the round, from 0.
       min_separation: b.
       max_participations: k; None for no limit other than the separation.
 
     Returns:
-      bool, of the shape of `last_rounds`; False if the last round is this one or later.
+      bool, with the shape of `last_rounds`; False if the last round is this round or
+      later.
     """
     since = round_number - last_rounds
     free = (last_rounds <= NEVER) | (since >= min_separation)
@@ -37,7 +39,7 @@ def may_take_part(
 
 
 def contradicts_itself(last_round: Any, participations: Any) -> Any:
-    """Returns True if a record is impossible, such as one with a negative count."""
-    # `==` is not used because it compares identities of tensors in TFF's graphs.
+    """Returns True if a record is impossible, for example because of a negative count."""
+    # `==` would compare the identities of tensors in TFF's graphs.
     is_unknown = (last_round < NEVER) | (participations < 0)
     return is_unknown | ((last_round > NEVER) ^ (participations > 0))

@@ -1,18 +1,19 @@
-"""The sum of clipped updates, added one by one, with the same bits in any order.
+"""An order-independent sum of clipped updates: the bits are equal for any order.
 
-Sums of floats depend on their order, and a server that sorts updates must keep all of them
-in memory. Therefore each update is rounded toward zero to whole multiples of a unit, and
-whole numbers are added:
+A sum of floats depends on the order of addition, and a server that sorts updates must
+keep all of them in memory. Therefore each update is rounded toward zero to integer
+multiples of a unit, and these integers are added:
 
     added = trunc(update * factor / unit),   unit = 2^-24 times a power of two >= the clip
 
-Rounding toward zero does not increase any coordinate or norm, so the sensitivity is that of
-the clipped updates. An update loses less than one unit in each coordinate. The unit depends
-only on the clip norm: if it depended on the number of devices in a round, an additional
-device would change the rounding of all updates, and sums of neighbors would differ by more
-than the device's update.
+Rounding toward zero does not increase any coordinate or norm, so the sensitivity is as
+for the clipped updates. An update loses less than one unit in each coordinate. The unit
+depends only on the clip norm: if it depended on the number of devices in a round, an
+additional device would change the rounding of all updates, and neighboring sums would
+differ by more than the device's update.
 
-The sum takes as much memory as the model for up to 127 updates (int32), else twice as much.
+For up to 127 updates, the sum (int32) takes as much memory as the model; for more
+updates, it takes twice as much (int64).
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
 # A coordinate of a clipped update has at most 2^24 units.
 _BITS = 24
-# The maximum number of updates whose sum fits into int32, and into int64.
+# The maximum numbers of updates whose sums fit into int32 and int64.
 _FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
-# The number of coordinates that are added at a time.
+# The number of coordinates added at a time.
 _FOLDED = 1 << 16
 _LARGEST_EXPONENT = 80  # exponent of the clip norm; float32 also represents the unit
 
@@ -67,7 +68,7 @@ class ExactSum:
         self._left = most
 
     def add(self, update: Sequence[np.ndarray]) -> Bounded:
-        """Clips an update and adds it; an update that is not finite adds nothing.
+        """Clips an update and adds it to the sum; a non-finite update adds nothing.
 
         Args:
           update: arrays of floats with d numbers in total.
@@ -77,7 +78,7 @@ class ExactSum:
 
         Raises:
           TypeError: if an array does not contain real floats.
-          ValueError: if there are more than the maximum number of updates.
+          ValueError: if the maximum number of updates is exceeded.
         """
         bounded = bound_update(update, self._clip)
         if not bounded.is_finite:
@@ -102,10 +103,10 @@ class ExactSum:
 
         Args:
           noise: noise, float32, d numbers in consecutive parts.
-          stddev: standard deviation of the noise that is added, per unit of `noise`.
+          stddev: standard deviation of the added noise, per unit of `noise`.
           denominator: a public constant.
         """
-        # Each float32 overwrites integers that were already read.
+        # Each float32 overwrites only integers that were already read.
         noisy = self.units.view(np.float32)[: self.units.size]
         start, grid = 0, grid_of(stddev / denominator)
         for part in noise:
@@ -123,7 +124,7 @@ class ExactSum:
 
 
 def _fold(scale: np.float32, sums: np.ndarray, vector: np.ndarray) -> None:
-    """Adds a vector, in units rounded toward zero, to the sums."""
+    """Rounds a vector toward zero to whole units, and adds them to the sum."""
     size = min(_FOLDED, vector.size)
     scaled, whole = np.empty(size, np.float32), np.empty(size, np.int32)
     for block in blocks(0, vector.size, _FOLDED):

@@ -1,6 +1,6 @@
-"""Log lines for the operator, one per round: counts of devices, and epsilon so far.
+"""Log lines for the operator, one per round: device counts, and epsilon so far.
 
-The counts are exact, which the guarantee does not cover: do not publish the line.
+The counts are exact and not covered by the guarantee: do not publish these lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Health:
         self._epsilons: dict[tuple[int | None, int], float] = {}
 
     def epsilon(self, measured: MeasuredParticipation) -> float:
-        """Returns an upper bound on epsilon of the rounds so far, at the plan's delta."""
+        """Returns an upper bound on epsilon for the rounds so far, at the plan's delta."""
         if measured.max_participations == 0:
             return 0.0
         worst = (measured.min_separation, measured.max_participations)

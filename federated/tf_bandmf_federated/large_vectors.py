@@ -1,4 +1,4 @@
-"""Operations on large vectors, by a few threads, in parts that fit into the cache."""
+"""Multithreaded operations on large vectors, in parts that fit into the CPU cache."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ S = TypeVar("S")
 
 
 def blocks(start: int, end: int, size: int = BLOCK) -> Iterator[slice]:
-    """Yields slices of [start, end), of `size` numbers or fewer at the end, in order."""
+    """Splits [start, end) into consecutive slices of `size`; the last may be shorter."""
     for begin in range(start, end, size):
         yield slice(begin, min(begin + size, end))
 
 
 def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
-    """Calls `work(part, ...)` for all chunks of arrays in threads; returns ordered results.
+    """Calls `work(part, ...)` for all chunks of arrays in threads; results are in order.
 
     The division into chunks does not depend on the number of threads. A thread processes
     several arrays together if they are smaller than a chunk. NumPy releases Python's global
     lock during its operations.
 
     Args:
-      work: function of one-dimensional parts, one of each group, which are views of
-        contiguous arrays.
+      work: function of one-dimensional parts, one part per group; each part is a view
+        of a contiguous array.
       *groups: sequences of arrays; the arrays have the same sizes in all groups.
     """
     flat = [[np.reshape(array, -1) for array in arrays] for arrays in groups]
@@ -54,7 +54,7 @@ def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
 
 
 def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
-    """Yields `work(item)` for each item, in order; threads compute a few results ahead.
+    """Yields `work(item)` for each item, in order; threads precompute the next few results.
 
     The items must not depend on each other.
     """
@@ -77,7 +77,7 @@ def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None
 
 
 def _together(parts: list[Part]) -> Iterator[list[Part]]:
-    """Yields lists of consecutive parts that together have at most a chunk's size."""
+    """Yields lists of consecutive parts whose total size is at most one chunk."""
     some: list[Part] = []
     size = 0
     for number, part in parts:
@@ -92,7 +92,7 @@ def _together(parts: list[Part]) -> Iterator[list[Part]]:
 
 @functools.cache
 def _pool(threads: int) -> concurrent.futures.ThreadPoolExecutor:
-    """Returns a cached pool of threads, because starting threads takes time."""
+    """Returns a thread pool, cached because starting threads takes time."""
     return concurrent.futures.ThreadPoolExecutor(threads, "tf-bandmf vectors")
 
 

@@ -1,17 +1,18 @@
-"""The write-ahead record of a run, with the rounds that were begun, and the newest state.
+"""The write-ahead record of a run: the rounds that were begun, and the newest state.
 
 A round that is run twice, with two cohorts or two models, spends more than the plan.
-Therefore the ledger records a round's cohort before the round is sent to any device, and
-the round's result, with the state after it, before anything is released. After a crash, the
-program repeats the interrupted round with the same cohort: nothing of the round was
-released, and its noise is bound to its sum, even if the sum is now different.
+Therefore the ledger records the cohort of a round before any device is contacted, and
+the result of the round, with the resulting state, before anything is released. After a
+crash, the program repeats the interrupted round with the same cohort. This is safe even
+if the sum is now different: nothing of the round was released, and the noise is bound
+to the sum.
 
-The file is an SQLite database. Its journal ensures that an entry is either complete or
-absent, and on the disk before the call returns. It has three tables:
+The file is an SQLite database. Its journal ensures that an entry is written completely
+or not at all, and is on disk before the call returns. It has three tables:
 
-`entries`: each entry has a SHA-256 of itself and of the previous entry's digest. Their
-order is fixed: `run`, `finished`, `released` (of the first state, as round -1), and for
-each round `started`, `finished`, `released`.
+`entries`: each entry has a SHA-256 of its content and the previous entry's digest. The
+order of entries is fixed: `run`, `finished`, `released` (of the first state, as round
+-1), and for each round `started`, `finished`, `released`.
 
 | entry | fields |
 |---|---|
@@ -24,9 +25,8 @@ each round `started`, `finished`, `released`.
   cohorts of the entries, and the two are compared when the file is opened.
 `states`: the arrays of the newest state, which `finished` replaces.
 
-A skipped round has no result, so the state after it has the previous model. The file
-contains names of devices, and the state contains the noise key, so only the owner may read
-the file (mode 0600).
+A skipped round has no result, so the model stays unchanged. The file contains device
+names and, in the state, the noise key, so only the owner may read it (mode 0600).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from tf_bandmf_federated.accounting import NOTHING, MeasuredParticipation
 from tf_bandmf_federated.ledger_lock import LedgerLock
 from tf_bandmf_federated.state_rows import digest_of_rows, rows_of, state_of
 
-# The version of digests is part of the format, because a repeated round needs the same
-# digests.
+# The digest version is part of the format, because a repeated round must produce the
+# same digests.
 _FORMAT = f"tf-bandmf-federated ledger 9, digests {digests.VERSION}"
 _BEFORE_FIRST = "0" * 64
 _AFTER = {
@@ -60,10 +60,11 @@ _AFTER = {
     "released": "started",
 }
 _NO_ROUND = -1  # round number of the entries before round 0
-_WAIT = 1.0  # seconds to wait for the end of another connection
-# A transaction is on the disk when it ends. The connection locks the file from its first
-# access until it is closed, even against other connections of this process, so the journal
-# does not need shared memory. `ledger_lock` explains why there is a second lock.
+_WAIT = 1.0  # seconds to wait until another connection ends
+# A transaction is on disk when it ends. The connection locks the file from its first
+# access until it is closed, even against other connections of this process, so the
+# journal does not need shared memory. `ledger_lock` explains why there is a second
+# lock.
 _PRAGMAS = (
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
@@ -82,16 +83,17 @@ CREATE TABLE participations (
 CREATE TABLE states (
     number INTEGER PRIMARY KEY, name TEXT, dtype TEXT, shape TEXT, content BLOB)""",
 )
-# Selects each name's last round, or `NEVER`, and number of participations, before a round.
+# Selects the last round before a given round (or `NEVER`) and the number of
+# participations for each name.
 _HISTORY = """
 SELECT
     (SELECT ifnull(max(round), -1) FROM participations WHERE device = value AND round < ?1),
     (SELECT count(*) FROM participations WHERE device = value AND round < ?1)
 FROM json_each(?2)
 """
-# Checks that the participations are exactly the cohorts of the entries: they have the same
-# number, and each one has a match. CROSS JOIN fixes the order of the join, so that the
-# table's key is used.
+# Checks that the participations are exactly the cohorts of the entries: the row counts
+# are equal, and each participation has a match. CROSS JOIN fixes the join order, so
+# that the table's key is used.
 _IS_WHOLE = """
 SELECT count(*) = (SELECT count(*) FROM participations)
     AND count(*) = (SELECT count(*) FROM entries, json_each(names))
@@ -106,8 +108,9 @@ class RoundRecord:
 
     Attributes:
       round_number: the round, from 0.
-      point: SHA-256 of all entries up to the round's start, which include the digest of the
-        state before the round and a random number. The round's noise is bound to the point.
+      point: SHA-256 of all entries up to the start of the round, including the digest
+        of the previous state and a random number. The noise of the round is bound to
+        this digest.
       measured: the participations up to and including this round.
       skipped_because: reason for skipping the round; None for a round with a result.
     """
@@ -126,13 +129,13 @@ class Ledger:
       run: the run's plan and settings, which must be the same whenever the file is opened.
 
     Attributes:
-      expected: the next entry and its round, such as ("started", 0).
+      expected: the kind and the round of the next entry, such as ("started", 0).
 
     Raises:
       BlockingIOError: if another process has the file open.
       OSError: if the file cannot be read or written; every method may raise this error,
         which closes the ledger.
-      PermissionError: if anybody but the owner may read it.
+      PermissionError: if anybody but the owner may read the file.
       ValueError: if the file is damaged, or belongs to another run.
     """
 
@@ -149,8 +152,8 @@ class Ledger:
         self.expected = ("run", _NO_ROUND)
         self._database: sqlite3.Connection | None = None
         with self._guarded():
-            # Only a new file is opened here, because closing a file that this process also
-            # has open elsewhere would end SQLite's locks.
+            # Only a new file is opened here: closing a file that this process also has
+            # open elsewhere would release SQLite's locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             private_files.check_mode(path)  # SQLite gives its journal the same mode
@@ -187,17 +190,18 @@ class Ledger:
         )
 
     def cohort(self, round_number: int) -> tuple[str, ...]:
-        """Returns the sorted names of the devices with which a round began."""
+        """Returns the sorted names of the devices in the cohort of a round."""
         query = "SELECT device FROM participations WHERE round = ? ORDER BY device"
         with self._transaction() as database:
             rows = database.execute(query, [round_number]).fetchall()
         return tuple(name for (name,) in rows)
 
     def history(self, names: Sequence[str], round_number: int) -> np.ndarray:
-        """Returns the participations of devices before a round.
+        """Returns the participation record of each device before a round.
 
         Returns:
-          int64, shape [names, 2]: last round, `NEVER` for none, and participations.
+          int64, shape [names, 2]: last round (`NEVER` if there is none), and number of
+          participations.
         """
         query = [round_number, json.dumps(list(names))]
         with self._transaction() as database:
@@ -205,14 +209,14 @@ class Ledger:
         return np.array(rows, np.int64).reshape(-1, 2)
 
     def point_with(self, device: str, round_number: int) -> str | None:
-        """Returns the point of a round in which this device took part, or None."""
+        """Returns the point of a round if this device took part in the round, else None."""
         query = "SELECT 1 FROM participations WHERE device = ? AND round = ?"
         with self._transaction() as database:
             took_part = database.execute(query, [device, round_number]).fetchone()
         return self._rounds[round_number].point if took_part else None
 
     def seal(self, text: str) -> str:
-        """Returns a digest of a text that only this ledger can make."""
+        """Returns a keyed digest of a text, which only this ledger can compute."""
         return hashlib.blake2b(
             text.encode(), key=self._secret, person=b"round's receipt", digest_size=16
         ).hexdigest()
@@ -241,14 +245,14 @@ class Ledger:
         return state_of(rows, structure)
 
     def started(self, round_number: int, cohort: Sequence[str]) -> RoundRecord:
-        """Records that a round begins; its cohort counts as having taken part.
+        """Records that a round begins; counts a participation of each device in the cohort.
 
         Raises:
-          ValueError: if another entry comes next, or a name occurs twice.
+          ValueError: if a different entry is expected next, or a name occurs twice.
         """
         if len(set(cohort)) != len(cohort):
             raise ValueError("The cohort has a device twice. Give each name once.")
-        if any("\0" in name for name in cohort):  # SQLite's JSON ends a text there
+        if any("\0" in name for name in cohort):  # SQLite's JSON truncates there
             raise ValueError("Device names must not contain a zero character (NUL).")
         measured = self._rounds[-1].measured if self._rounds else NOTHING
         for last, count in self.history(cohort, round_number).tolist():
@@ -267,7 +271,7 @@ class Ledger:
     def finished(
         self, round_number: int, state: Any, skipped: str | None = None
     ) -> None:
-        """Records the state after a round, which may be released from now on.
+        """Records the state after a round; from now on, the result may be released.
 
         Args:
           round_number: -1 for the state before the first round.
@@ -283,7 +287,7 @@ class Ledger:
         )
 
     def released(self, round_number: int) -> None:
-        """Records that everything due after the round was released.
+        """Records that everything that was due after the round was released.
 
         Raises:
           ValueError: if another entry comes next.
@@ -315,7 +319,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Opens a transaction, which writes all changes or none, durably, when it ends."""
+        """Opens a transaction: when it ends, all changes or none are durably written."""
         if os.getpid() != self._owner or self._database is None:
             raise ValueError(
                 f"{self._path} is closed, or was opened by the process that forked this "
@@ -380,7 +384,8 @@ class Ledger:
         if self.expected[0] == "run":
             self._append({**expected, "secret": draw()})
             private_files.sync(os.path.dirname(os.path.abspath(self._path)))
-        # Other tables may contain a row twice, and triggers may change written values.
+        # A file with another schema could contain duplicate rows or have triggers that
+        # change values.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
         if self._database.execute(tables).fetchall() != [(sql,) for sql in _TABLES]:
             raise ValueError(self._damaged("Its tables"))
@@ -415,7 +420,7 @@ class Ledger:
             )
 
     def _take(self, entry: dict[str, Any], digest: str) -> None:
-        """Updates this object with an entry from the file."""
+        """Updates the attributes of this ledger from an entry of the file."""
         self._digest = digest
         kind, number = entry["entry"], entry["round"]
         if kind == "run":
@@ -436,7 +441,7 @@ class Ledger:
 
 
 def draw() -> str:
-    """Returns a random number with 128 bits from the operating system."""
+    """Returns a 128-bit random number from the operating system."""
     return secrets.token_hex(16)
 
 

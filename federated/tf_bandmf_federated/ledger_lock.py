@@ -1,9 +1,9 @@
-"""A lock that lets only one program use a ledger, where SQLite's locks do not suffice.
+"""A lock that gives one program exclusive use of a ledger, beyond SQLite's own locks.
 
-A process loses its POSIX locks on a file when it closes any descriptor of the file, for
-example after copying the file. Therefore there is a second lock, on a separate file. In
-addition, the end of a forked process would close the connection, and thereby remove the
-journal that its parent still writes.
+SQLite uses POSIX locks, which a process loses when it closes any descriptor of the
+file, for example after copying the file. Therefore there is a second lock, on a
+separate file. In addition, a forked process would close its copy of the connection on
+exit, and thereby remove the journal that the parent process still writes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from tf_bandmf.files.locks import Lock
 
 
 class LedgerLock:
-    """A lock on `<path>.lock` that forks do not keep, and a check that files stay in place.
+    """A lock on `<path>.lock`, not kept by forks, and a check that files stay in place.
 
     Args:
       path: path of the ledger.
 
     Raises:
-      BlockingIOError: if another program, or another ledger of this program, has the lock.
-      OSError: if the file has another name (a hard link), which would have its own lock.
+      BlockingIOError: if another program, or another ledger object of this program, has
+        the lock.
+      OSError: if the file has a second name (a hard link), which would have a separate
+        lock.
     """
 
     def __init__(self, path: str) -> None:
-        path = os.path.realpath(path)  # SQLite's journal is also there
+        path = os.path.realpath(path)  # SQLite puts its journal there
         self._paths = (path, f"{path}-wal")
         self._database: sqlite3.Connection | None = None
         self._numbers: list[int] = []
@@ -43,7 +45,7 @@ class LedgerLock:
         _LOCKS.add(self)
 
     def watch(self, database: sqlite3.Connection) -> None:
-        """Records the files that this connection has open, for `check`."""
+        """Records which files this connection has open, for `check`."""
         self._database, self._numbers = database, self._file_numbers()
 
     def check(self) -> None:
@@ -60,20 +62,20 @@ class LedgerLock:
             )
 
     def close(self) -> None:
-        """Ends the lock."""
+        """Releases the lock."""
         self._lock.close()
         self._database = None
 
     def leave(self) -> None:
-        """Leaves connection and lock to the parent, in a forked process."""
+        """In a forked process, leaves connection and lock to the parent process."""
         if self._database is not None:
-            # This reference ensures that the connection is never freed, and therefore never
-            # closed.
+            # This reference keeps the connection from being freed, and therefore from
+            # being closed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
         self._database = None
 
     def _file_numbers(self) -> list[int]:
-        # The inode number of an open file does not change.
+        # An open file keeps its inode number.
         return [os.stat(path).st_ino for path in self._paths]
 
 

@@ -1,4 +1,4 @@
-"""Checks of a plan for federated learning, and of the caller's arguments."""
+"""Checks plans for federated learning, and arguments that belong to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tf_bandmf.planning.statement import PrivacyStatement
 
 
 def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
-    """Returns a plan's participation, after checking that federated learning can keep it.
+    """Checks that federated learning can enforce a plan's participation, and returns it.
 
     Args:
       plan: plan whose steps are the rounds, and whose examples are the clients (user-level
@@ -20,9 +20,9 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
     Raises:
       TypeError: if `plan` is not a plan.
       ValueError: if the participation is not `MinSep` (devices come when they are
-        available, so nothing else can be enforced, and no amplification by sampling can be
-        claimed); if the plan has a reservation for private counts or evaluations; or if it
-        has fewer than `num_rounds` steps.
+        available, so nothing else can be enforced, and no amplification by sampling can
+        be claimed); if the plan has a reservation for private counts or evaluations; or
+        if the plan has fewer than `num_rounds` steps.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a tf_bandmf.Plan, found {type(plan).__name__}.")
@@ -48,7 +48,7 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
 
 
 def statement_of(plan: Plan) -> PrivacyStatement:
-    """Returns the plan's privacy statement, for devices instead of training examples."""
+    """Returns the plan's privacy statement, worded for devices instead of examples."""
     statement = plan.statement(unit="one device: all that it contributes in all rounds")
     return dataclasses.replace(
         statement,
@@ -58,7 +58,7 @@ def statement_of(plan: Plan) -> PrivacyStatement:
 
 
 def check_horizon(plan: Plan, round_number: int) -> None:
-    """Raises ValueError unless the plan has this round."""
+    """Raises ValueError if the round is beyond the plan's last round."""
     if not 0 <= round_number < plan.num_steps:
         raise ValueError(
             f"The plan has {plan.num_steps} rounds, found round {round_number}. Its "
@@ -70,8 +70,8 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
     """Returns the public denominator: the expected number of clients in a round.
 
     Raises:
-      ValueError: if plan and argument both lack the number, or contradict each other, or
-        the number is not finite and positive.
+      ValueError: if neither plan nor argument gives the number, if they contradict each
+        other, or if the number is not finite and positive.
     """
     stated = plan.expected_batch_size
     if clients_per_round is None:
@@ -95,7 +95,7 @@ def cohort_size(plan: Plan, clients_per_round: float | None) -> int:
     """Returns the number of devices to select for a round.
 
     Raises:
-      ValueError: as for `clients_per_round_of`, or if the number is not whole.
+      ValueError: as for `clients_per_round_of`, or if the number is not an integer.
     """
     size = clients_per_round_of(plan, clients_per_round)
     if size != int(size):

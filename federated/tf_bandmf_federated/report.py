@@ -1,10 +1,10 @@
 """The privacy report of a federated run, as Markdown.
 
-The points of the report are those of arXiv:2306.08153, App. K.1, which follows Ponomareva
-et al., 2023, section 5.3, and two more: the mechanism's parameters, and exclusions from the
-guarantee. The report states facts that follow from plan and measurement, for a run that
-followed the plan (as `build_fed_avg` does). Facts that only the operator knows are quoted
-as the operator's statements, or marked as not stated.
+The report covers the points of arXiv:2306.08153, App. K.1 (based on Ponomareva et al.,
+2023, section 5.3), and two further points: the mechanism's parameters, and exclusions
+from the guarantee. The stated facts are derived from plan and measurement, and hold for
+a run that followed the plan (as runs of `build_fed_avg` do). Facts that only the
+operator knows are quoted as the operator's statements, or marked as not stated.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _TEXT = pathlib.Path(__file__).with_name("report.txt")
 
 @dataclasses.dataclass(frozen=True)
 class OperatorStatements:
-    """Statements by the run's operator about facts that plan and measurement lack.
+    """The operator's statements about facts that plan and measurement do not contain.
 
-    The report marks each sentence as a statement of the operator, and None as not stated.
+    The report attributes each sentence to the operator, and marks None as not stated.
 
     Attributes:
       released: the released models (only the final one, or all), and their recipients.
       public_data: data used in addition to the private data, for example in pretraining.
-      devices: relation of devices to users.
-      enforcement: method by which the separation was enforced, and source of the record.
-      verifiability: location of code and configuration.
+      devices: how devices relate to users.
+      enforcement: how the separation was enforced, and where the record comes from.
+      verifiability: where code and configuration can be inspected.
     """
 
     released: str | None = None
@@ -59,7 +59,7 @@ def write_report(
     """Writes the report to a file, UTF-8.
 
     Args:
-      path: path of the file.
+      path: path of the report.
       plan: the run's plan.
       measured: the run's measurement: `PrivateFedAvg.measured`, `TrainingOutcome.measured`
         of `train_model`, or `measure_participation` of a record.
@@ -105,7 +105,7 @@ def _markdown(actual: MeasuredGuarantee, operator: OperatorStatements) -> str:
 def _values(
     actual: MeasuredGuarantee, operator: OperatorStatements
 ) -> dict[str, object]:
-    """Returns the values of the text's placeholders."""
+    """Returns the values for the placeholders in the report's text."""
     plan, measured = actual.plan, actual.measured
     planned = "The plan's guarantee does not hold."
     if actual.is_within_plan:

@@ -1,8 +1,8 @@
-"""The rounds of a run with any engine, from the ledger's first entry to the last release.
+"""The rounds of a run, with any engine, from the first ledger entry to the last release.
 
-`tff.training` describes the order of the steps, and the recovery after a crash. An engine,
-such as TensorFlow Federated or Flower, implements `Engine`: it runs the rounds and does not
-use the ledger.
+`tff.training` describes the order of the steps, and the recovery after a crash. An
+engine, such as TensorFlow Federated or Flower, implements `Engine`: the engine runs the
+rounds and does not use the ledger.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tf_bandmf_federated.cohorts import Cohorts, Selected
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
 
-# Flower does not include a file of this name in the bundle that it sends to every node.
+# Flower excludes files with this name from the bundle that it sends to every node.
 LEDGER_FILE = "ledger.sqlite3"
 _RESTARTS = ("replay", "skip")
 
@@ -29,7 +29,7 @@ class Engine(Protocol):
 
     Attributes:
       plan: plan of the run.
-      settings: other values that define the run, as plain values; the ledger stores them.
+      settings: further plain values that define the run; the ledger stores them.
     """
 
     plan: Plan
@@ -42,21 +42,21 @@ class Engine(Protocol):
         """Returns the state before round 0 of a new run."""
 
     def no_metrics(self) -> Any:
-        """Returns metrics of a round without a result, structured like other metrics."""
+        """Returns the metrics of a round without a result, with the usual structure."""
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
-        """Returns state and metrics after a round with the selected devices.
+        """Runs a round with the selected devices; returns the new state and metrics.
 
-        The noise is bound to the point, so a round that is repeated at the same point has
-        the same bits.
+        The noise is bound to the point, so repeating a round at the same point
+        reproduces the same bits.
         """
 
     def skip_round(self, state: Any, point: str) -> Any:
-        """Returns the state after a round without a result, which was begun at this point.
+        """Skips a round that was begun at this point; returns the state after the round.
 
-        The noise of later rounds may use the skipped round's normals. These normals are
-        bound to the point, because otherwise all histories that skip the round would share
-        them.
+        The noise of later rounds may reuse the normals of the skipped round. These
+        normals are bound to the point; otherwise, all histories that skip the round
+        would share them.
         """
 
     async def weights(self, state: Any) -> Any:
@@ -67,7 +67,7 @@ class Releasing(Protocol):
     """A destination of releases, such as a `tff.program.ReleaseManager`."""
 
     async def release(self, value: Any, key: Any) -> None:
-        """Releases a value, which replaces an earlier value with the same key."""
+        """Releases a value, replacing any earlier value with the same key."""
 
 
 class ProgramState(NamedTuple):
@@ -75,7 +75,7 @@ class ProgramState(NamedTuple):
 
     Attributes:
       state: the engine's state.
-      metrics: metrics of the last round, for a release that a crash interrupted.
+      metrics: metrics of the last round, kept in case a crash interrupts their release.
     """
 
     state: Any
@@ -84,20 +84,20 @@ class ProgramState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run with its parts, which can continue an interrupted run.
+    """All parts of a run: engine, cohorts, ledger and releases. Runs can be resumed.
 
     Attributes:
       engine: engine that runs the rounds.
-      cohorts: function of a run's ledger that returns the selector of devices.
+      cohorts: function that returns the device selector for a run's ledger.
       private_dir: folder for the ledger; created with mode 0700.
       clients_per_round: number of devices to select.
       total_rounds: number of rounds of the whole run; None for the plan's.
       models: destination of the model's weights.
-      release_every: number of rounds from one released model to the next.
+      release_every: number of rounds between released models.
       metrics: destination of the metrics, which are not private.
       interrupted_round: "replay" an interrupted round, or "skip" it.
-      after_round: function that is called with the state after each round of this call,
-        when everything due after the round was released.
+      after_round: function that is called with the state after each round, once
+        everything that was due has been released.
     """
 
     engine: Engine
@@ -132,13 +132,13 @@ class Run:
         """Runs the remaining rounds.
 
         Returns:
-          The state after the last round; and separation and participations, including those
-          of skipped rounds.
+          The state after the last round; and the measured separation and
+          participations, with skipped rounds included.
 
         Raises:
           BlockingIOError: if another program uses `private_dir`.
-          ValueError: if the ledger is damaged, or belongs to another run; or if more rounds
-            were begun than `total_rounds`. Errors of a round are passed on.
+          ValueError: if the ledger is damaged, or belongs to another run; or if more
+            rounds were begun than `total_rounds`. Errors within a round are passed on.
         """
         total, engine = self.num_rounds, self.engine
         os.makedirs(self.private_dir, mode=0o700, exist_ok=True)
@@ -174,7 +174,7 @@ class Run:
     async def _run_round(
         self, ledger: Ledger, cohorts: Cohorts, state: ProgramState, number: int
     ) -> ProgramState:
-        """Runs a round, or skips an interrupted round; returns the state after it."""
+        """Runs a round, or skips an interrupted round; returns the new state."""
         engine, record = self.engine, ledger.interrupted
         if record is not None and self.interrupted_round == "skip":
             reason = "interrupted"

@@ -1,9 +1,10 @@
-"""Server optimizers in NumPy, for engines without their own: SGD, Adam, Yogi.
+"""Server optimizers in NumPy, for engines that have none: SGD, Adam, Yogi.
 
-The direction of a step is the mean of the noisy updates, so what an optimizer computes
-from it is post-processing (Reddi et al., 2021, arXiv:2003.00295, Algorithm 2).
-Correlated noise cancels over many rounds only if the model is linear in the rounds'
-directions. It is designed for SGD with momentum; for Adam and Yogi it is a heuristic.
+Each step's direction is the noisy mean of the updates, so everything that an optimizer
+computes from the direction is post-processing (Reddi et al., 2021, arXiv:2003.00295,
+Algorithm 2). Correlated noise cancels over many rounds only if the model is linear in
+the directions. The noise is designed for SGD with momentum; for Adam and Yogi, it is a
+heuristic.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Arrays = list[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptimizer(abc.ABC):
-    """A pure function of weights, direction and state.
+    """A server optimizer: a pure function of weights, direction and state.
 
     Args:
       learning_rate: > 0.
@@ -40,21 +41,21 @@ class ServerOptimizer(abc.ABC):
         check_positive("learning_rate", self.learning_rate)
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
-        """Returns `slots` lists of zeros with the weights' shapes."""
+        """Returns `slots` lists of zeros with the shapes of the weights."""
         return [[np.zeros_like(w) for w in weights] for _ in range(self.slots)]
 
     @abc.abstractmethod
     def apply(
         self, weights: Arrays, direction: Arrays, state: list[Arrays]
     ) -> tuple[Arrays, list[Arrays]]:
-        """Returns weights and state after a round; `direction` points to better weights.
+        """Returns weights and state after a round; `direction` is the direction of descent.
 
-        All are float32. `weights` and `state` stay unchanged. The results may reuse the
-        memory of `direction`.
+        All arrays are float32. `weights` and `state` stay unchanged; the results may
+        reuse the memory of `direction`.
         """
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the optimizer's name and numbers, which must not change on restart."""
+        """Returns the name and hyperparameters, which must not change on restart."""
         return {"name": type(self).__name__, **dataclasses.asdict(self)}
 
 
@@ -71,7 +72,7 @@ class ServerSGD(ServerOptimizer):
     slots: ClassVar[int] = 1
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
-        """Returns one list, or none without momentum, which saves memory."""
+        """Returns one list of zeros; without momentum, no list, to save memory."""
         return super().initial_state(weights) if self.momentum else []
 
     def apply(

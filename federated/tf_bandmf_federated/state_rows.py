@@ -1,6 +1,6 @@
-"""Conversion of states to database rows: arrays by name, large ones in several parts.
+"""Converts states to database rows: arrays by name, large arrays in several parts.
 
-A state may contain the key of the noise, so only the owner may read the database.
+A state may contain the noise key, so only the owner may read the database.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tree
 
 from tf_bandmf_federated.large_vectors import blocks
 
-# SQLite's blobs have at most 10^9 bytes, and are copied when they are bound.
+# SQLite limits blobs to 10^9 bytes, and copies a blob when it is bound to a statement.
 _PART = 1 << 22  # numbers
 
 Row = tuple[str, str, str, Any]  # name, dtype, shape, content
@@ -26,7 +26,7 @@ def rows_of(state: Any) -> Iterator[Row]:
     """Yields the rows of a nested structure of arrays and numbers.
 
     Raises:
-      TypeError: if a leaf is neither.
+      TypeError: if a leaf is neither an array nor a number.
     """
     for name, leaf in _named(state):
         value = np.asarray(leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf)
@@ -50,10 +50,10 @@ def digest_of_rows(rows: Iterable[Row]) -> str:
 
 
 def state_of(rows: Iterable[Row], structure: Any) -> Any:
-    """Restores the state from its rows, in the structure of another state.
+    """Restores a state from its rows; `structure` is a state with the same structure.
 
     Raises:
-      ValueError: if the structure has other names, dtypes or numbers of dimensions.
+      ValueError: if `structure` has different names, dtypes or numbers of dimensions.
     """
     kinds: dict[str, tuple[str, str]] = {}
     parts: dict[str, list[bytes]] = {}
@@ -85,6 +85,6 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
 
 
 def _named(state: Any) -> Iterator[tuple[str, Any]]:
-    """Returns leaves, each with a unique name made from its index and path."""
+    """Returns all leaves, each with a unique name composed of its index and path."""
     for number, (path, leaf) in enumerate(tree.flatten_with_path(state)):
         yield f"{number} {'.'.join(map(str, path))}", leaf

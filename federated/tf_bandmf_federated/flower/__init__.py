@@ -1,8 +1,8 @@
 """Federated averaging with correlated noise on Flower (1.41, message API).
 
-The server uses `PrivateFedAvg`, a strategy. Devices use `private_client_app`, or
-`ParticipationMod` in a custom app. The rules that they enforce are in modules that do not
-depend on an engine.
+The server uses the strategy `PrivateFedAvg`. Devices use `private_client_app`, or
+`ParticipationMod` in a custom app. The rules that server and devices enforce are in
+engine-independent modules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# The module of each public name. Devices do not import TensorFlow.
+# The module that defines each public name. Imports are lazy, so devices do not load
+# TensorFlow.
 _MODULES = {
     "ParticipationMod": "client",
     "private_client_app": "client",

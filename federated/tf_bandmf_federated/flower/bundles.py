@@ -8,7 +8,7 @@ _APP = "tool.flwr"  # section of an app's pyproject.toml
 
 
 def check_outside_of_apps(folder: str, what: str) -> None:
-    """Raises ValueError if a folder is, or is below, the folder of a Flower app.
+    """Raises ValueError if a folder is a Flower app's folder, or inside one.
 
     `flwr run` bundles the files in an app's folder, and every SuperNode gets the bundle.
 

@@ -1,4 +1,4 @@
-"""The device's side: counts rounds, refuses requests, clips, and sends only the update."""
+"""The device side: counts rounds, refuses requests, clips, and sends only the update."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ Where = str | Callable[[Context], str]
 class ParticipationMod:
     """A Flower mod that enforces a plan's limits on the device.
 
-    On a `train` message, the device durably counts the round before its app is called. The
-    app's `ArrayRecord` of new weights becomes the update, clipped to the plan's norm; all
-    other records of the reply are dropped. If the device's record does not let it take
-    part, it answers with a refusal, and its app is not called. A repeated message gets the
-    stored first answer.
+    On a `train` message, the device durably counts the round before calling the app.
+    The app's `ArrayRecord` of new weights becomes the update, clipped to the plan's
+    norm; all other records of the reply are dropped. If the device's record forbids a
+    participation, the answer is a refusal, and the app is not called. A repeated
+    message gets the stored first answer.
 
     Put the mod first in the list of mods, so that the others run inside it, and call
-    `install`, because the mod alone does not make the app answer the server's query.
-    Messages other than `train` and this query are refused, because the answers would not be
-    private.
+    `install`: without this call, the app does not answer the server's query for the
+    device's name. Messages other than `train` and this query are refused, because the
+    answers would not be private.
 
     Args:
       policy: the plan's policy, `DevicePolicy.from_plan(plan)`. Requests for another plan
         are refused.
-      store: folder of this device, or a function of Flower's context that returns it (for
-        example from `context.node_config`). The folder must outlive the app, and belong to
-        one device.
+      store: folder of this device, or a function that returns the folder for Flower's
+        context (for example from `context.node_config`). The folder must outlive the
+        app, and belong to one device only.
     """
 
     def __init__(self, policy: DevicePolicy, store: Where) -> None:
@@ -64,12 +64,12 @@ class ParticipationMod:
         )
 
     def install(self, app: ClientApp) -> ClientApp:
-        """Makes the app answer the server's query for the device's name; returns app."""
+        """Makes the app answer the server's query for the device name; returns the app."""
         app.query(messages.QUERY_ACTION)(self.answer)
         return app
 
     def answer(self, message: Message, context: Context) -> Message:
-        """Returns the device's name and record, for the server's selection."""
+        """Returns the device's name and record, by which the server selects devices."""
         record = self._open(context).record
         about = ConfigRecord({"plan": self._policy.plan, **record})
         return Message(RecordDict({messages.REPLY: about}), reply_to=message)
@@ -94,7 +94,7 @@ class ParticipationMod:
             if config[messages.PLAN] != self._policy.plan:
                 raise Refused("the server and this device have different plans")
             store = self._open(context)
-            # The server compares the record before this round with its ledger.
+            # The server compares this record, from before the round, with the ledger.
             record = store.record
             about.update(last_round=record["last_round"], receipt=record["receipt"])
             request = _digest((self._policy.plan, run, number, trained), before)
@@ -129,7 +129,7 @@ class ParticipationMod:
         before: dict[str, np.ndarray],
         trained: list[str],
     ) -> list[np.ndarray]:
-        """Returns the app's clipped update of the trained arrays."""
+        """Returns the clipped update of the trained arrays from the app's reply."""
         reply = call_next(message, context)
         if reply.has_error():
             raise RuntimeError(reply.error.reason)
@@ -159,7 +159,7 @@ def private_client_app(
     store: Where,
     mods: Iterable[Mod] = (),
 ) -> ClientApp:
-    """Returns a `ClientApp` with a `ParticipationMod`, which answers the server's query.
+    """Returns a `ClientApp` with an installed `ParticipationMod`.
 
     Register the training function as with any `ClientApp`:
 
@@ -172,7 +172,8 @@ def private_client_app(
     Args:
       policy: the plan's policy.
       store: see `ParticipationMod`.
-      mods: further mods, which run inside the first; their output is clipped, or dropped.
+      mods: further mods, which run inside the `ParticipationMod`; their output is
+        clipped or dropped.
     """
     mod = ParticipationMod(policy, store)
     return mod.install(ClientApp(mods=[mod, *mods]))

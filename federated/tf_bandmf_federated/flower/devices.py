@@ -1,9 +1,9 @@
 """The devices behind Flower's nodes.
 
-A node's number lasts as long as the node's connection. A device's name is in the device's
-store, and lasts as long as the store's record of participations. Therefore the server asks
-nodes for their names: as many nodes as a round needs, in random order. A node that does not
-answer delays no round.
+A node number is valid only as long as the node's connection. A device name is part of
+the device's store, and lasts as long as the participation record there. Therefore the
+server asks nodes for device names: as many nodes as a round needs, in random order. A
+node that does not answer delays no round.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tf_bandmf_federated.flower.messages import QUERY, REPLY
 from tf_bandmf_federated.flower.receipts import Receipts
 
 log = getLogger("flwr").log  # Flower's logger
-# Seconds between a failed query and the next one; doubled each time, up to the longest
-# pause.
+# Seconds between a failed query and the next query to the same node; doubled after each
+# failure, up to the longest pause.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-# The pattern of names from `DeviceStore`.
+# The pattern of device names, as made by `DeviceStore`.
 _NAME = re.compile("[0-9a-f]{16,64}")
 # Reasons why a node cannot take part.
 OTHER_PLAN, STRANGER, FAILED = "another plan", "rounds of another run", "an error"
@@ -41,10 +41,10 @@ class Devices:
       begun: number of rounds that the server has begun. A device that claims to have taken
         part in a later round is left out.
       receipts: the run's receipts.
-      timeout: seconds to wait for the answers of queried nodes.
+      timeout: time in seconds to wait for the answers of queried nodes.
 
     Attributes:
-      nodes: the nodes that were connected at the last look.
+      nodes: the nodes that were connected when last checked.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Devices:
         self._begun, self._receipts = begun, receipts
         self._timeout = timeout
         self.nodes: list[int] = []  # updated by `present`; there may be a million
-        self._names: dict[int, str] = {}  # names of nodes that may take part
-        self._problems: dict[int, str] = {}  # problems of the other nodes
+        self._names: dict[int, str] = {}  # device names of usable nodes
+        self._problems: dict[int, str] = {}  # reasons against the others
         # The time of the next query to nodes whose query failed, and the pause after the
         # next failure.
         self._failed: dict[int, tuple[float, float]] = {}
@@ -71,21 +71,21 @@ class Devices:
         """Returns the names of connected devices that have answered the query.
 
         Raises:
-          RuntimeError: if a device has a receipt for a round in which the ledger does not
-            have the device.
+          RuntimeError: if a device has a receipt for a round whose cohort, according to
+            the ledger, does not include the device.
         """
         self._look()
         return list(self._names.values())
 
     def problems(self) -> dict[str, int]:
-        """Returns the numbers of connected nodes that cannot take part, by reason."""
+        """Counts, for each reason, the connected nodes that cannot take part."""
         return dict(collections.Counter(self._problems.values()))
 
     def ask(self, count: int) -> bool:
         """Asks more nodes for their names.
 
         Args:
-          count: number of wanted names, including pending ones.
+          count: number of wanted names, including pending queries.
 
         Returns:
           True if answers are pending.
@@ -101,7 +101,7 @@ class Devices:
             if node not in self._names and node not in settled
         )
         new = list(itertools.islice(unknown, max(0, count - awaited)))
-        # An answer is used even if it arrives long after the end of the wait for it.
+        # An answer is used even if it arrives long after its timeout.
         ttl = 20 * self._timeout
         queries = [Message(RecordDict(), node, QUERY, ttl=ttl) for node in new]
         for node, sent in zip(new, self._grid.push_messages(queries) if new else ()):
@@ -110,13 +110,13 @@ class Devices:
         return bool(new or awaited)
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
-        """Returns the nodes of devices, by name, as of the last call of `present`."""
-        # If a device has two nodes, the later one is alive.
+        """Returns the node of each named device, as of the last call of `present`."""
+        # If a device has two nodes, only the later node is alive.
         nodes = {name: node for node, name in self._names.items()}
         return {name: nodes[name] for name in names if name in nodes}
 
     def gone(self, nodes: Iterable[int]) -> set[int]:
-        """Returns those of the given nodes that are no longer connected."""
+        """Returns the subset of the given nodes that are no longer connected."""
         return set(nodes).difference(self._grid.get_node_ids())
 
     def _look(self) -> None:
@@ -162,9 +162,10 @@ class Devices:
                 self._problems[node] = problem
 
     def _is_of_this_run(self, name: str, about: ConfigRecord) -> bool:
-        """Returns True if a device claims participations only in rounds that began here.
+        """Returns True if a device claims only participations in rounds begun here.
 
-        Any device can claim a later round, so only a device with a receipt ends the run.
+        Any device can falsely claim a later round, so a later round ends the run only
+        if the device shows a receipt.
         """
         last_round = about.get("last_round")
         if not isinstance(last_round, int):

@@ -10,9 +10,9 @@
 | `QUERY` | none | |
 | its reply | `REPLY` | `plan`, `device`, `last_round`, `receipt`, `participations` |
 
-`problem` is "" if the device took part, "refused: ..." if its record does not let it, and
-"failed" if its app raised an error. Nothing else leaves a device: metrics of training would
-be exact, without noise.
+`problem` is "" if the device took part, "refused: ..." if the device's record forbids
+it, and "failed" if the app raised an error. Nothing else leaves a device: training
+metrics would be exact, without noise.
 """
 
 from __future__ import annotations

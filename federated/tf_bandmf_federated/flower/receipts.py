@@ -1,10 +1,10 @@
 """Receipts for rounds, from which a server detects rounds that its ledger lacks.
 
-A device that is asked to take part gets a receipt, which only the server's ledger can make,
-and stores it with its record. The device shows the receipt when it is asked for its name,
-and with each answer and refusal. If the ledger does not have the device in the receipt's
-round, the receipt came from another copy of the run, or from the time before an older
-folder was restored.
+A device that is asked to take part gets a receipt, which only the server's ledger can
+make, and stores it with its participation record. The device shows the receipt when
+asked for its name, and with each answer and refusal. If, according to the ledger, the
+device was not in the cohort of the round that the receipt names, the receipt was issued
+by another copy of the run, or before an older copy of the folder was restored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tf_bandmf_federated.ledger import Ledger
 
 
 class Receipts:
-    """Issues and checks receipts, each for a device, a round and the round's point.
+    """Issues and checks receipts; each one is for a device, a round and its ledger state.
 
     Args:
       ledger: the run's ledger.
@@ -33,12 +33,13 @@ class Receipts:
         return {name: self._receipt(name, round_number, draw) for name in devices}
 
     def check(self, device: str, about: ConfigRecord) -> None:
-        """Raises if a device shows a valid receipt that the ledger does not explain.
+        """Raises an error if a device's valid receipt contradicts the ledger.
 
         Anything other than this server's receipt for this device is ignored.
 
         Raises:
-          RuntimeError: if the device shows such a receipt.
+          RuntimeError: if the receipt is valid, but the ledger lacks this
+            participation.
         """
         number, shown = about.get("last_round"), str(about.get("receipt", ""))
         draw = shown.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The server's side: a strategy with a ledger, which can continue an interrupted run."""
+"""The server side: a strategy with a ledger, which can continue an interrupted run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ log = getLogger("flwr").log  # Flower's logger
 _PAUSE = 0.05  # seconds between two polls of the SuperLink
 _GONE = 5.0  # seconds between two checks for nodes that left during a round
 _DEFAULT_TIMEOUT = 3600.0  # Flower's default
-_ASKED = 1_000  # smallest number of nodes that are asked for their names
-_SHOWN = 200  # maximum number of logged characters of a device's answer
+_ASKED = 1_000  # minimum number of nodes queried for their names
+_SHOWN = 200  # maximum number of characters of a device's answer in the log
 _PULLED_BYTES = 1 << 26  # bytes of updates per pull, but at least one update
 
 
@@ -55,45 +55,51 @@ class PrivateFedAvg(Strategy):
     computed from them, over all restarts, if `private_dir` and each device's store stay
     private and whole. The server is trusted with the devices' updates.
 
-    A round's devices are chosen by their records in the ledger, which is written before
-    anything is sent. Each reply is clipped again; the sum has uniform weights, gets the
-    round's noise no matter who replied, and is divided by a constant. `start` continues an
-    interrupted run; `server_round` in Flower's records is the plan's round plus 1.
-    `tf_bandmf_federated.tff.training` describes the recovery after a crash.
+    The devices of a round are chosen by their records in the ledger, which is updated
+    before anything is sent. Each reply is clipped again; the sum has uniform weights,
+    gets the noise of the round no matter who replied, and is divided by a constant.
+    `start` continues an interrupted run; `server_round` in Flower's records is the
+    plan's round plus 1. `tf_bandmf_federated.tff.training` describes the recovery after
+    a crash.
 
     The metrics in `start`'s result are exact counts of devices, for the operator. Devices
     do not send metrics; evaluate on public data with `evaluate_fn`.
 
     Args:
       plan: plan with `MinSep` participation, whose steps are rounds.
-      private_dir: folder for the ledger, which contains the noise key and the state; it is
-        secret, and needed to continue. It must not be in the folder of a Flower app, whose
-        files are sent to every node.
-      clients_per_round: public denominator, and number of selected devices; by default the
-        plan's batch size.
+      private_dir: folder for the ledger, which contains the noise key and the state.
+        The folder is secret, and needed to continue a run. It must not be inside the
+        folder of a Flower app, because Flower sends an app's files to every node.
+      clients_per_round: public denominator, and number of devices to select; by default
+        the plan's batch size.
       server_optimizer: server optimizer; by default SGD with learning rate 1.
-      over_selection: factor >= 1 by which more devices are asked than `clients_per_round`,
-        so that about `clients_per_round` answer within `start`'s `timeout`, which must then
-        be given. All updates that arrive in time are added up; the denominator stays
-        `clients_per_round`. A round ends at the timeout, or when every device that is still
-        connected has answered, so that no device's training time or failure affects the
-        inclusion of another device's update. Later replies are counted as late.
+      over_selection: factor >= 1 by which the number of asked devices exceeds
+        `clients_per_round`, so that about `clients_per_round` answer within the
+        `timeout` of `start`, which is required if the factor is above 1. All updates
+        that arrive in time are added up; the denominator stays `clients_per_round`. A
+        round ends at the timeout, or when every device that is still connected has
+        answered, so that no device's training time or failure affects the inclusion of
+        another device's update. Later replies are counted as late.
       min_available: number of eligible devices to wait for before a round begins; by
         default `clients_per_round`.
-      max_wait: seconds to wait for these devices. Then the round runs with the available
-        ones; if there are none, `start` raises, and no round is spent.
-      query_timeout: seconds to wait for the names of nodes while too few are known.
-      not_trained: names of arrays that are not part of the update, of any dtype, such as
-        counters and moving averages: devices get them as they are in `initial_arrays`.
-      models: destination of the weights after each round, a list of arrays; the key is the
-        number of completed rounds, and an earlier entry with the same key must be replaced.
+      max_wait: seconds to wait for `min_available` devices. After this time, the round
+        runs with the available devices; if there are none, `start` raises an error, and
+        no round is spent.
+      query_timeout: seconds to wait for the names of nodes while too few names are
+        known.
+      not_trained: names of arrays that are not part of the update, of any dtype, such
+        as counters and moving averages: devices get these arrays unchanged from
+        `initial_arrays`.
+      models: destination of the weights (a list of arrays) after each round; the key is
+        the number of completed rounds, and a new value must replace an earlier value
+        with the same key.
       interrupted_round: "replay" an interrupted round, or "skip" it.
 
     Attributes:
       plan: plan of the run.
 
     Raises:
-      TypeError, ValueError: if an argument is wrong.
+      TypeError, ValueError: if an argument is invalid.
     """
 
     def __init__(
@@ -135,7 +141,7 @@ class PrivateFedAvg(Strategy):
 
     @property
     def measured(self) -> MeasuredParticipation:
-        """The separation and the participations of the run, for `write_report`.
+        """The measured separation and participations of the run, for `write_report`.
 
         Raises:
           ValueError: before `start` has returned.
@@ -165,17 +171,18 @@ class PrivateFedAvg(Strategy):
           grid: Flower's grid.
           initial_arrays: weights before round 0, float32. After a restart their values
             are ignored; names and shapes must be the same.
-          num_rounds: rounds of the whole run, over all restarts; by default the plan's.
-          timeout: seconds to wait for a round's replies, by default an hour; a device that
-            stays connected without answering extends the round to this time.
+          num_rounds: number of rounds of the whole run, over all restarts; by default
+            the plan's.
+          timeout: seconds to wait for the replies of a round, by default an hour; the
+            round lasts this long if a device stays connected without answering.
           train_config: record that is sent to devices with the model.
-          evaluate_config: must be None, because results from devices' data must not leave
-            the devices without noise.
+          evaluate_config: must be None, because results computed from the data on
+            devices must not leave them without noise.
           evaluate_fn: function of `server_round` and weights that evaluates on public data.
 
         Raises:
-          ValueError: if `evaluate_config` is given, or `timeout` is missing with
-            over-selection. For further errors, see `rounds.Run.finish`.
+          ValueError: if `evaluate_config` is given, or if `over_selection` is above 1
+            and `timeout` is missing. For further errors, see `rounds.Run.finish`.
         """
         if evaluate_config is not None:
             raise ValueError(
@@ -280,14 +287,14 @@ class PrivateFedAvg(Strategy):
         return ArrayRecord({name: arrays[name] for name in self._order})
 
     def _wait(self, available: int, eligible: int) -> bool:
-        """Asks nodes for their names, and waits for devices that may take part.
+        """Asks nodes for their names, and waits for eligible devices.
 
         Returns:
           True to look again.
 
         Raises:
-          RuntimeError: if there is no device after `max_wait`, because a round without
-            devices would spend one of the plan's rounds on noise alone.
+          RuntimeError: if there is no eligible device after `max_wait`, because a round
+            without devices would waste one of the plan's rounds on noise alone.
         """
         wanted = math.ceil(self._wanted * self._over_selection)
         lacking = max(wanted, self._min_available) - eligible
@@ -314,14 +321,14 @@ class PrivateFedAvg(Strategy):
         return False
 
     def _search(self) -> bool:
-        """Asks more nodes, to find the devices of an interrupted round."""
+        """Asks more nodes for their names, to find the devices of an interrupted round."""
         awaits = self._devices.ask(_ASKED)
         if awaits:
             time.sleep(_PAUSE)
         return awaits
 
     def _warn_of_too_few(self) -> None:
-        """Warns before the first round if too few devices are connected to take turns."""
+        """Warns before round 0 if too few devices are connected to keep the separation."""
         b, connected = self._participation.min_separation, len(self._devices.nodes)
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
@@ -336,7 +343,7 @@ class PrivateFedAvg(Strategy):
             )
 
     def _why_nobody(self) -> str:
-        """Returns the error for a round in which no node may take part, with advice."""
+        """Returns the error message, with advice, for a round without any eligible node."""
         b, wanted = self._participation.min_separation, self._wanted
         k = self._participation.participations(self.plan.num_steps)
         names = self._devices.present()
@@ -396,7 +403,7 @@ class PrivateFedAvg(Strategy):
                 look = time.monotonic() + _GONE
                 gone = self._devices.gone(nodes.values())
                 for message in [m for m, name in asked.items() if nodes[name] in gone]:
-                    del asked[message]  # the node is gone, so its reply is not awaited
+                    del asked[message]  # the node is gone, so do not wait for its reply
                     failed += 1
             if asked:
                 time.sleep(_PAUSE)
@@ -404,13 +411,13 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """Yields arrived replies, a few at a time, because each is as large as a model."""
+        """Yields arrived replies; pulls a few at a time, as each is as large as a model."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])
 
     def _send(self, request: Request, nodes: dict[str, int]) -> dict[str, str]:
-        """Sends the model; returns the devices' names by the number of their message."""
+        """Sends the model; returns a dictionary from message ids to device names."""
         config = ConfigRecord(
             {
                 **self._config,
@@ -423,8 +430,8 @@ class PrivateFedAvg(Strategy):
         )
         self._sent = self._record(request.weights)
         receipts = self._receipts.give(nodes, request.round_number)
-        # The records are made once for all devices, because making one costs as much as an
-        # update.
+        # All devices share the same records, because making a record costs as much as
+        # an update.
         common = {messages.ARRAYS: self._sent, messages.CONFIG: config}
         given = {
             name: ConfigRecord({messages.RECEIPT: receipt})
@@ -447,7 +454,7 @@ class PrivateFedAvg(Strategy):
     def _update_of(
         self, reply: Message, request: Request, name: str
     ) -> list[np.ndarray] | str:
-        """Returns the arrays that a device adds to the sum, or the reason for none."""
+        """Returns the arrays that a device adds to the sum, or the reason for a failure."""
         if reply.has_error():
             return f"error {reply.error.code}"
         about = reply.content.get(messages.REPLY)
@@ -465,14 +472,14 @@ class PrivateFedAvg(Strategy):
             return "it did not send the model's arrays"
         try:
             return [_numbers(arrays[name], self._sent[name]) for name in self._names]
-        except Exception as error:  # a bad reply must not end the training
+        except Exception as error:  # a malformed reply must not end the training
             return f"its arrays cannot be read: {type(error).__name__}"
 
 
 def _numbers(array: Array, sent: Array) -> np.ndarray:
-    """Returns `array.numpy()`, without a copy if its header is the one that was sent.
+    """Returns `array.numpy()`; makes no copy if the header equals the one that was sent.
 
-    Reading a header takes as long as all other operations on a small array.
+    Parsing a header takes as long as all other operations on a small array together.
     """
     start = len(sent.data) - 4 * math.prod(sent.shape)  # float32 data
     header = sent.data[:start]

@@ -2,7 +2,7 @@
 
 `CorrelatedNoiseFactory` is a drop-in `model_aggregator` of TFF's
 `build_unweighted_fed_avg`. `AdmittingFactory`, which `build_fed_avg` uses, also decides
-which clients are admitted: TFF passes it the clients' tags in place of weights, which a
+which clients are admitted: TFF passes the client tags in place of weights, which a
 private mean cannot have.
 """
 
@@ -33,11 +33,12 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """The noisy mean of clipped updates: `(sum + stddev * (C^-1 Z)[round]) / clients`.
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
-    plan's (epsilon, delta) for a client's whole data, IF every client keeps the plan's
-    `MinSep` and takes part at most once in a round. This factory does not see which clients
-    take part; enforce the participation elsewhere, or use `build_fed_avg`.
+    plan's (epsilon, delta) guarantee for a client's whole data, IF every client keeps
+    the plan's `MinSep` and takes part at most once in a round. This factory does not
+    see which clients take part; enforce the participation elsewhere, or use
+    `build_fed_avg`.
 
-    The measurements are exact counts of clients, int32, for the operator: they have no
+    The measurements are exact client counts, int32, for the operator: they contain no
     noise and are not part of the guarantee.
 
     Args:
@@ -61,7 +62,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         self._denominator = clients_per_round_of(plan, clients_per_round)
 
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
-        """Returns the process for a structure of float32 tensors.
+        """Creates the aggregation process for a structure of float32 tensors.
 
         Raises:
           TypeError: if a leaf is not float32 or its shape is not static.
@@ -86,9 +87,10 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
     """`CorrelatedNoiseFactory` that admits a client only if the plan's `MinSep` permits.
 
-    A client that comes too early, or too often, contributes exact zeros, which replace its
-    update on the client, before the sum. `early_clients` counts such clients. Devices know
-    their own past, so the weights are `tags.DEVICE_TAGS`.
+    A client that takes part too early or too often contributes exact zeros, which
+    replace the update on the client, before the sum. `early_clients` counts these
+    clients. Only devices know their own past, so they send `tags.DEVICE_TAGS` in place
+    of weights.
 
     Args:
       plan: plan with `MinSep` participation; the caller reserves its budget in a ledger.
@@ -102,7 +104,7 @@ class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
     def create(
         self, value_type: tff.Type, weight_type: tff.Type
     ) -> tff.templates.AggregationProcess:
-        """Returns the process for a structure of float32 tensors, and tags.
+        """Creates the aggregation process for a structure of float32 tensors, and tags.
 
         Raises:
           TypeError: if a leaf is not float32.
@@ -204,6 +206,6 @@ class _Core:
     def output(
         self, state: tff.Value, total: tff.Value
     ) -> tff.templates.MeasuredProcessOutput:
-        """Returns state, noisy mean and counts, from state and (sum, counts)."""
+        """Adds noise: maps state and (sum, counts) to state, noisy mean and counts."""
         new_state, result = tff.federated_map(self._noised, (state, total[0]))
         return tff.templates.MeasuredProcessOutput(new_state, result, total[1])

@@ -1,9 +1,10 @@
 """Simulated availability of devices in a round.
 
 Devices are available when they are charged, idle and on an unmetered network
-(arXiv:2306.08153, section 3 and App. K), so their number varies with the hour. An
-availability is a function of round and device's name that returns the probability that the
-device is available, or a bool. No privacy is claimed for this randomness.
+(arXiv:2306.08153, section 3 and App. K), so the number of available devices varies with
+the hour. An availability is a function of round and device name that returns the
+probability that the device is available, or a bool. No privacy is claimed for this
+randomness.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ Availability = Callable[[int, str], float]
 def diurnal(
     rounds_per_day: float, peak: float = 1.0, trough: float = 0.0, spread: float = 1.0
 ) -> Availability:
-    """Returns an availability that varies with a device's hour of the day.
+    """Returns an availability that varies with the time of day at the device.
 
     `trough + (peak - trough) (1 + cos(2 pi (round / rounds_per_day - phase))) / 2`
 
     Args:
-      rounds_per_day: the period, > 0; not necessarily a whole number.
+      rounds_per_day: the period, > 0; not necessarily an integer.
       peak: largest probability, in (0, 1].
       trough: smallest probability, in [0, peak].
-      spread: fraction of the day, in [0, 1], over which a hash of names spreads the
-        devices' peaks: 1 for devices all over the world, 0 for the same hour for all.
+      spread: fraction of the day, in [0, 1], over which a hash of the names spreads the
+        peaks of the devices: 1 for devices all over the world, 0 if all devices peak in
+        the same hour.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -72,5 +74,5 @@ def present(
 
 @functools.lru_cache(maxsize=1 << 20)
 def _fraction(name: str) -> float:
-    """Returns a number in [0, 1) for a name, the same on every machine."""
+    """Returns a pseudorandom number in [0, 1) for a name, the same on every machine."""
     return random.Random(f"availability {name}").random()

@@ -1,4 +1,4 @@
-"""Client work, which trains on the examples and passes tags to the aggregator."""
+"""TFF client work that trains on the examples and passes tags to the aggregator."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def tagged_client_work(
     """Returns client work for tagged elements.
 
     Args:
-      inner: client work that trains on examples, with uniform weights: the weight is 0 if
-        the update was not finite (TFF then sends zeros) and 1 otherwise.
+      inner: client work that trains on examples, with uniform weights: the weight is 0
+        if the update was not finite (in which case TFF sends zeros), and 1 otherwise.
 
     Returns:
       A process whose update weights are the `DEVICE_TAGS`. The tags of `CARRIED` are in
@@ -32,9 +32,9 @@ def tagged_client_work(
     element = collections.OrderedDict(example=example_type, tags=tags_type)
     data_type = tff.SequenceType(tff.to_type(element))
 
-    # This is a single computation, because a second one for each client would cost as much
-    # as a small model's step. It takes the first element without `reduce`, whose function
-    # TensorFlow would prepare for each client.
+    # This is a single computation, because a second computation per client would cost
+    # as much as a training step of a small model. It takes the first element without
+    # `reduce`, whose function TensorFlow would prepare for each client.
     @tff.tensorflow.computation(data_type)
     def examples_and_tags(dataset):
         absent = tf.nest.map_structure(_empty, dataset.element_spec)

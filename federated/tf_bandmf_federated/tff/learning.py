@@ -11,10 +11,10 @@
         output = process.next(state, data)
         state = output.state
 
-The next round of a state is `round_number(state)`. `skip_round` skips a round that was
-begun and must not be repeated. `next` refuses a second result of a round as long as the
-process lives; the ledger of `train_model` also covers other processes. A saved state
-contains the noise key.
+`round_number(state)` is the round that `next` runs on a state. `skip_round` skips a
+round that was begun and must not be repeated. Within one process, `next` refuses to
+compute a second result of a round; the ledger of `train_model` enforces this across
+processes. A saved state contains the noise key.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tf_bandmf_federated.tff.client_work import tagged_client_work
 from tf_bandmf_federated.tff.state_noise import NoiseInState, number_of_inputs
 from tf_bandmf_federated.tff.tags import DEVICE_TAGS
 
-# The templates of which TFF's own learning processes are composed.
+# The templates from which TFF composes its own learning processes.
 _TEMPLATES = tff.learning.templates
 
 Model = Union[
@@ -57,13 +57,13 @@ Model = Union[
 class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     """A `LearningProcess` that knows its plan and its next round.
 
-    Build a process with `build_fed_avg`. Its `next` is a TFF computation, which raises
-    ValueError when it is called on values if the state's round already has a result in this
+    Build a process with `build_fed_avg`. Its `next` is a TFF computation. When called
+    on values, `next` raises ValueError if the round already has a result in this
     process.
 
     Attributes:
       plan: plan of the run.
-      settings: other values that define the process, as plain values; a run's ledger stores
+      settings: further plain values that define the process; the ledger of a run stores
         them.
     """
 
@@ -97,14 +97,14 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return int(_aggregator(state)["round"])
 
     def prepare(self, state: Any, inputs: str) -> Any:
-        """Returns the state for a round that may be repeated with the same bits.
+        """Returns a state whose next round may be repeated, with the same bits.
 
-        This is for a program that records the beginning of rounds, such as `train_model`.
+        This is for programs that record when a round begins, such as `train_model`.
 
         Args:
           state: state before the round.
-          inputs: text that identifies the round's inputs, such as digests of cohort, data
-            and model; the round's noise is bound to this text.
+          inputs: text that identifies the inputs of the round, such as digests of
+            cohort, data and model; the noise of the round is bound to this text.
 
         Raises:
           ValueError: past the plan's last round.
@@ -116,17 +116,17 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         )
 
     def skip_round(self, state: Any, inputs: str = "") -> Any:
-        """Returns the state after a round with a discarded result; the model is unchanged.
+        """Skips a round, and returns the state after it; the model is unchanged.
 
         This is for a round that was begun and must not be repeated with its noise. The
         clients' participations in the round count. The guarantee holds, because the
-        releases are a part of the plan's releases.
+        releases are a subset of the plan's releases.
 
         Args:
           state: state before the round.
-          inputs: text that identifies the inputs of the interrupted round. The round's
-            normals, which later rounds may need, are bound to it; if it is empty, to a
-            random number.
+          inputs: text that identifies the inputs of the interrupted round. The normals
+            of the round, which later rounds may need, are bound to this text, or to a
+            random number if the text is empty.
 
         Raises:
           ValueError: past the plan's last round.
@@ -139,16 +139,18 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return _with_noise(state, after, current + 1)
 
     def begin(self, state: Any) -> tuple[bytes, int] | None:
-        """Returns run and round of a state, if `next` may compute its result now.
+        """Checks that `next` may compute a result for a state; returns its run and round.
 
-        The result is None if run and round are unknown (while TFF traces, for references of
-        its programs, and for anything other than a state of this process), or if a second
-        result does no harm (with a test seed, or after `prepare`). The first call for a run
-        reserves the run's budget in the ledger to which the plan is bound.
+        The result is None if run and round are unknown (while TFF traces, for value
+        references in TFF programs, and for anything other than a state of this
+        process), or if a second result does no harm (with a test seed, or after
+        `prepare`). The first call for a run reserves the run's budget in the ledger to
+        which the plan is bound.
 
         Raises:
-          ValueError: if the round already has a result, and was not prepared (`prepare`).
-          LedgerError: if the ledger does not let the run begin.
+          ValueError: if the round already has a result, and `prepare` was not called
+            for it.
+          LedgerError: if the ledger refuses the run.
         """
         try:
             noise, current = _aggregator(state)["noise"], self.round_number(state)
@@ -176,7 +178,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return use
 
     def has_failed(self, use: tuple[bytes, int]) -> None:
-        """Records that a round that `begin` admitted has no result."""
+        """Records that a round admitted by `begin` failed, and so has no result."""
         self._done.discard(use)
 
     def note_rounds(self, rounds: int) -> None:
@@ -186,11 +188,11 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
 
 
 class _NextOnce(tff.framework.ConcreteComputation):
-    """A process's `next`, which refuses a second result of a round.
+    """The `next` of a process; refuses to compute a second result of a round.
 
     Args:
-      computation: TFF's `next`, which is called.
-      process: process that records the rounds with results.
+      computation: the wrapped `next` computation of TFF.
+      process: the process that records which rounds have a result.
     """
 
     def __init__(
@@ -214,7 +216,7 @@ class _NextOnce(tff.framework.ConcreteComputation):
 
 
 def _aggregator(state: Any) -> Any:
-    """Returns the part of a process's state that has "round" and "noise".
+    """Returns the part of a process state that contains "round" and "noise".
 
     Raises:
       TypeError: if the state has no such part.
@@ -234,7 +236,7 @@ def _secret(state: Any) -> bytes:
 
 
 def _with_noise(state: Any, noise: Any, round_number: int | None = None) -> Any:
-    """Returns a copy of a state with other noise, and with another round if given."""
+    """Returns a copy of a state with a new noise state and, if given, a new round."""
     changed = collections.OrderedDict(_aggregator(state), noise=noise)
     if round_number is not None:
         changed["round"] = np.int64(round_number)
@@ -252,16 +254,16 @@ def build_fed_avg(
 ) -> PrivateLearningProcess:
     """Builds private federated averaging.
 
-    A client trains on its data; the difference of the weights is clipped to the plan's norm
-    on the client; the server adds `C^-1 Z` to the sum and divides by a constant. A client
-    that comes before the plan's separation has passed, or too often, or whose update is not
-    finite, contributes exact zeros and is counted. Weights are uniform. Rounds without
-    clients also get noise.
+    A client trains on its data; the change of the weights is clipped to the plan's norm
+    on the client; the server adds a row of `C^-1 Z` to the sum and divides by a
+    constant. A client contributes exact zeros and is counted if it takes part before
+    the plan's separation has passed or too often, or if its update is not finite.
+    Weights are uniform. Rounds without clients also get noise.
 
     Formal guarantee: user-level (epsilon, delta)-DP as the plan states, zero-out
     adjacency of one client's whole data, for the model weights of all rounds and
-    everything computed from them, if the clients' tags are true and no client comes
-    twice in one round (`train_model` ensures both). Metrics are outside the
+    everything computed from them, if the clients' tags are truthful and no client takes
+    part twice in one round (`train_model` ensures both). Metrics are outside the
     guarantee.
 
     Args:
@@ -269,8 +271,8 @@ def build_fed_avg(
       plan: with `MinSep` participation; its steps are rounds.
       client_optimizer_fn: a TFF optimizer.
       server_optimizer_fn: a TFF optimizer; by default SGD with learning rate 1.
-      clients_per_round: expected number of clients: the public denominator. By default
-        the plan's batch size.
+      clients_per_round: expected number of clients, used as the public denominator; by
+        default the plan's batch size.
       metrics_aggregator: None for no training metrics. TFF's
         `tff.learning.metrics.sum_then_finalize` gives exact metrics WITHOUT noise: they
         are not private.
@@ -281,8 +283,8 @@ def build_fed_avg(
 
     Raises:
       TypeError: if an argument is of the wrong type, or trainable weights are not float32.
-      ValueError: if the plan is unsuitable: it has another participation, another batch
-        size, or a ring buffer that is too large for TFF's state.
+      ValueError: if the plan is unsuitable: its participation is not `MinSep`, its
+        batch size differs, or its ring buffer is too large for TFF's state.
     """
     check_plan(plan)
     denominator = clients_per_round_of(plan, clients_per_round)
@@ -310,7 +312,7 @@ def build_fed_avg(
 
 
 def _initial_weights(model_fn: Model) -> tff.Computation:
-    """Builds the first weights as TFF's `build_weighted_fed_avg` does."""
+    """Builds the initial weights as TFF's `build_weighted_fed_avg` does."""
     if isinstance(model_fn, tff.learning.models.FunctionalModel):
         trainable, non_trainable = model_fn.initial_weights
 

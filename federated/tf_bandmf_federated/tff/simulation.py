@@ -1,4 +1,4 @@
-"""Simulated clients, with their data and their availability in each round.
+"""Simulated clients: data and availability in each round.
 
 source = SimulatedClients(client_data, plan, availability=diurnal(24, 0.5, 0.05))
 outcome = asyncio.run(train_model(process, source, private_dir="run/private"))
@@ -33,21 +33,24 @@ class SimulatedClients:
     """Clients with data on this machine, for `train_model`.
 
     Cohorts are selected uniformly among the available clients that may take part.
-    Clients may join and leave a run between two calls of `train_model`. A name must always
-    belong to one device; under a second name, a device would get a second budget.
+    Clients may join and leave a run between two calls of `train_model`. A name must
+    always belong to the same device; under a second name, a device would get a second
+    budget.
 
     Args:
-      clients: TFF's `ClientData`, or a dictionary from each client's name to a function
-        that makes the client's data set. After `preprocess`, elements are batches as in the
-        model's `input_spec`.
+      clients: TFF's `ClientData`, or a dictionary from client names to functions that
+        make the client's data set. After `preprocess`, elements must be batches that
+        match the model's `input_spec`.
       plan: plan with `MinSep` participation.
       availability: pure function of round and client's name that returns the probability
         that the client is available, such as `diurnal(24)`, or a bool. By default, all
         clients are always available.
-      preprocess: function of each client's data set, applied before the tags are added.
-      on_shortage: "error", or "fewer" to let a round with too few clients take those
-        available, possibly none. The public denominator of the noisy sum does not change,
-        so such a round has a smaller mean update, with the same privacy.
+      preprocess: function that is applied to the data set of each client before tags
+        are added.
+      on_shortage: "error", or "fewer" to run a round with too few clients on those
+        available, possibly none. The public denominator of the noisy sum does not
+        change, so a round with fewer clients has a smaller mean update, with the same
+        privacy.
       seed: integer >= 0, for reproducible cohorts; None for a fresh seed from the operating
         system. No privacy is claimed for this randomness.
 
@@ -87,7 +90,7 @@ class SimulatedClients:
             self._seed = hashlib.sha256(b"tf-bandmf cohorts %d" % number).digest()
 
     def available(self, round_number: int) -> list[str]:
-        """Returns the names of the clients available in a round, the same in each call."""
+        """Returns the names of the clients available in a round; deterministic."""
         return present(self.availability, round_number, self.names, self._seed)
 
     def cohorts(self, ledger: Ledger, wanted: int, num_rounds: int) -> Cohorts:
@@ -95,7 +98,7 @@ class SimulatedClients:
 
         Args:
           ledger: the run's ledger.
-          wanted: number of clients in a round.
+          wanted: number of clients per round.
           num_rounds: number of rounds of the run.
 
         Raises:
@@ -120,7 +123,7 @@ class SimulatedClients:
             ledger,
             self.available,
             self.participation,
-            enough=len(self.names),  # all, so that their number is exact
+            enough=len(self.names),  # all, for an exact count
             wait=check,
             seed=self._seed.hex(),
         )
@@ -128,9 +131,9 @@ class SimulatedClients:
     def check_enough(self, size: int, num_rounds: int) -> None:
         """Raises ValueError if there are too few clients for rounds of this size.
 
-        Any b consecutive rounds need different clients, and all rounds together at most
-        k participations per client. These conditions do not ensure that the clients are
-        available when they are needed.
+        Within any b consecutive rounds, all clients must be different, and each client
+        may take part at most k times. Even enough clients for these two conditions may
+        not be available when needed.
         """
         b = min(self.participation.min_separation, num_rounds)
         k = self.participation.participations(num_rounds)
@@ -145,9 +148,9 @@ class SimulatedClients:
             )
 
     def tagged(self, selected: Selected, round_number: int) -> list[tf.data.Dataset]:
-        """Returns the data of selected clients, each tagged with the client's own record.
+        """Returns the data of the selected clients, tagged with each client's own record.
 
-        Clients of an interrupted round that have left since are omitted.
+        Omits clients that have left since an interrupted round began.
         """
         names, datasets = set(self.names), []
         for name, (last_round, count) in zip(selected.names, selected.past.tolist()):
@@ -162,7 +165,7 @@ class SimulatedClients:
 def _clients(
     clients: Clients,
 ) -> tuple[tuple[str, ...], Callable[[str], tf.data.Dataset]]:
-    """Returns sorted names, and a function that makes a client's data set."""
+    """Returns the sorted names, and a function that makes a client's data set by name."""
     if isinstance(clients, tff.simulation.datasets.ClientData):
         names, make = clients.client_ids, clients.create_tf_dataset_for_client
     elif isinstance(clients, Mapping):

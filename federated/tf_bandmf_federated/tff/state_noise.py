@@ -1,8 +1,8 @@
-"""Noise generation with TFF's state, which has the keys of all rounds and the ring buffer.
+"""Noise generation within TFF's state, which holds all round keys and the ring buffer.
 
-The noise is a pure function for TFF's server computations, with a dictionary of tensors as
-its state. The state travels to TFF's worker and back in each round, which takes about 20
-times its size in memory, so a large ring buffer is an error.
+The noise is a pure function for TFF's server computations, with a dictionary of tensors
+as state. In each round, the state is sent to TFF's worker and back, which takes about
+20 times the state's size in memory, so a large ring buffer is an error.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ def check_fits(plan: Plan, num_parameters: int) -> None:
 
 
 class NoiseInState:
-    """The noise of rounds, whose state has the keys of all rounds and the ring buffer.
+    """Generates the noise of each round from a state with round keys and ring buffer.
 
     `step_keys`, uint64 [num_steps, 2], has 128 bits from the operating system for each
-    round (16 bytes each; with ChaCha20 [num_steps, 5], 320 bits). The keys of completed
-    rounds are bound to the sums to which their noise was added, by a digest with the key
-    `digest_key`, int32, and to `inputs`, int64, a number that identifies the round's
-    inputs. If `inputs` is 0, the caller gave none, and the running graph draws a number.
-    Therefore the noise after a restored older state is independent. With a test seed, which
-    gives no privacy, the noise depends only on the rounds. `buffer`, float32
-    [memory_vectors, num_parameters], is empty for strategies with a banded inverse.
+    round (16 bytes each; with ChaCha20 [num_steps, 5], 320 bits). The key of each
+    completed round is bound to the sum to which the noise was added, by a digest with
+    the key `digest_key`, int32, and to `inputs`, int64, a number that identifies the
+    inputs of the round. If the caller gives no `inputs` (0), the running graph draws a
+    random number. Therefore the noise after restoring an older state is independent.
+    With a test seed, which gives no privacy, the noise depends only on the rounds.
+    `buffer`, float32 [memory_vectors, num_parameters], is empty for strategies with a
+    banded inverse.
 
     Args:
       plan: plan that determines the strategy, and the test seed if it has one.
@@ -67,13 +68,13 @@ class NoiseInState:
         self._test_seed = plan.test_seed
 
     def initial_state(self) -> State:
-        """Returns the state before round 0, created by the running graph."""
+        """Returns the state before round 0, created while the graph runs."""
         n, d = self._generator.num_steps, self._generator.num_parameters
         if self._test_seed is None:
             keys = fresh_words([n, self._generator.key_words])
             words = fresh_words([digests.KEY_SIZE // 2])
-            # This is not a bitcast of the words, because Grappler would merge it with the
-            # previous bitcast.
+            # A bitcast of the words would not work here, because Grappler would merge
+            # it with the previous bitcast.
             parts = [tf.cast(half, tf.int32) for half in halves(words)]
             digest_key = tf.concat(parts, axis=0)
         else:
@@ -94,16 +95,16 @@ class NoiseInState:
         """Returns the noise of a round, and the state after the round.
 
         Args:
-          state: state after the rounds before.
+          state: state after the previous rounds.
           round_number: the round, int64 scalar.
-          total: sum to which the noise is added, float32, shape [num_parameters].
+          total: sum to which the noise will be added, float32, shape [num_parameters].
 
         Returns:
           Row `round_number` of `C^-1 Z`, float32, shape [num_parameters], and the state
           after the round.
 
         Raises:
-          InvalidArgumentError: at run time, if the round is past the plan's end.
+          InvalidArgumentError: at run time, if the plan has no such round.
         """
         keys, buffer = state["step_keys"], state["buffer"]
         step = self._generator.checked_step(round_number)
@@ -118,10 +119,10 @@ class NoiseInState:
         return noise, State(state, step_keys=keys, inputs=unsaid, buffer=buffer)
 
     def skip(self, state: State, round_number: int, inputs: str) -> State:
-        """Returns the state after a round without released noise; arrays, outside of TFF.
+        """Skips a round without releasing its noise; works on arrays, outside of TFF.
 
-        The round's normals, which later rounds may need, are bound to `inputs`, so no other
-        history that skips the round has the same normals.
+        The normals of the round, which later rounds may need, are bound to `inputs`, so
+        no other history that skips the round has the same normals.
         """
         keys = np.array(state["step_keys"])
         if self._test_seed is None:
@@ -133,7 +134,7 @@ class NoiseInState:
 
 
 def number_of_inputs(inputs: str) -> np.int64:
-    """Returns the `inputs` of a state for a text: a digest of 63 bits, never 0."""
+    """Converts a text to the `inputs` of a state: a 63-bit digest, never 0."""
     digest = hashlib.blake2b(inputs.encode(), digest_size=8).digest()
     return np.frombuffer(digest, np.int64)[0] | np.int64(1)
 

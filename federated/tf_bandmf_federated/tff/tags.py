@@ -1,8 +1,8 @@
-"""Tags, which store a device's own past inside the elements of its data.
+"""Tags, which carry a device's participation record within the elements of its data.
 
-TFF gives `next` exactly one argument per client, a sequence. Therefore each element is a
-dictionary of the model's `example` (a batch) and of `tags`, which are the same in all
-elements: int32, the numbers of `CARRIED` in their order.
+TFF gives `next` exactly one argument per client, a sequence. Therefore each element is
+a dictionary with `example`, a batch for the model, and `tags`, which are the same in
+all elements: the values of `CARRIED`, in that order, int32.
 
 | tag | known to | purpose |
 |---|---|---|
@@ -38,14 +38,16 @@ def tag_dataset(
     Args:
       dataset: data set of batches that match the model's `input_spec`.
       last_round: round (from 0) of the device's last participation, or -1. The device
-        records it durably before its contribution leaves the device.
+        must record a participation durably before the contribution leaves the device.
       participations: number of the device's earlier participations.
-      round_number: the round for which the data are meant, from
-        `process.round_number(state)`. In another round, these tags are an error, so make
-        new tags for every round, from a record that includes the last participation.
+      round_number: the round for which the data are tagged, from
+        `process.round_number(state)`. In any other round, these tags raise an error, so
+        make new tags for every round, from a record that includes the last
+        participation.
 
     Raises:
-      ValueError: if a number is not whole or out of range, or they contradict each other.
+      ValueError: if a number is not an integer or out of range, or if the numbers
+        contradict each other.
     """
     last = whole_number("last_round", last_round, least=NEVER)
     count = whole_number("participations", participations, least=0)
@@ -55,7 +57,8 @@ def tag_dataset(
             f"last_round must be -1 and participations 0, or last_round >= 0 and "
             f"participations >= 1, found {last_round} and {participations}."
         )
-    # This is not a map, because tracing a function for each client takes ten times as long.
+    # `Dataset.map` would take ten times as long, because it traces a function for each
+    # client.
     tags = tf.data.Dataset.from_tensors(tf.constant([last, count, now], tf.int32))
     return tf.data.Dataset.zip(
         collections.OrderedDict(example=dataset, tags=tags.repeat())

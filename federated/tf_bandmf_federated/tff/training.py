@@ -5,12 +5,13 @@
                     model_output_manager=..., train_metrics_manager=...)
     )
 
-However the program ends, call it again with the same arguments. The steps of a round are
+However the program ended, call `train_model` again with the same arguments to continue.
+The steps of a round are
 
     select -> ledger: started -> prepare, next -> ledger: finished, with the state
            -> release -> ledger: released
 
-and each arrow waits for the disk. Therefore, after a crash:
+and each arrow waits until the previous step is on disk. Therefore, after a crash:
 
 | the ledger's last entry | next step |
 |---|---|
@@ -18,11 +19,11 @@ and each arrow waits for the disk. Therefore, after a crash:
 | `finished` | the round's model, which the state contains, is released, possibly again |
 | `released` | the next round begins |
 
-Nothing of a round is released before its result is in the ledger, and its noise is bound to
-its sum, so the round may be repeated, even with other data. With
-`interrupted_round="skip"`, the round is skipped instead: its clients count as having taken
-part, and the unchanged model is released again if a release is due. Nothing is released
-twice with different content.
+Nothing of a round is released before the result is in the ledger, and the noise is
+bound to the sum, so the round may be repeated, even with different data. With
+`interrupted_round="skip"`, the round is skipped instead: its clients count as having
+taken part, and the unchanged model is released again if a release is due. No release is
+ever repeated with different content.
 
 TFF's own `tff.learning.programs.train_model` is not suitable: it does not wait until a
 state is saved, and it releases the whole state, including the noise key.
@@ -51,8 +52,8 @@ class TrainingOutcome:
 
     Attributes:
       model_weights: the weights after the last round; private as the plan states.
-      measured: separation and participations, for `measured_guarantee` and
-        `write_report`. Clients of skipped rounds are counted.
+      measured: measured separation and participations, for `measured_guarantee` and
+        `write_report`, with skipped rounds included.
     """
 
     model_weights: tff.learning.models.ModelWeights
@@ -73,38 +74,39 @@ async def train_model(
 ) -> TrainingOutcome:
     """Trains for the plan's rounds, or continues an interrupted run.
 
-    Formal guarantee: all values that `model_output_manager` gets, over all restarts, are
-    together (epsilon, delta)-DP as the plan states, if `private_dir` stays private and
-    complete. They are an output of the plan's mechanism, because one result of each round's
-    noise is released. Metrics are outside the guarantee.
+    Formal guarantee: all values that `model_output_manager` receives, over all
+    restarts, are jointly (epsilon, delta)-DP as the plan states, if `private_dir` stays
+    private and complete. The values are an output of the plan's mechanism, because only
+    one result of each round is released. Metrics are outside the guarantee.
 
     Args:
       process: a process from `build_fed_avg`.
-      clients: clients with the same plan. They may join and leave between two calls; each
-        name keeps its record.
+      clients: clients with the same plan. Clients may join and leave between two calls;
+        each name keeps its record.
       private_dir: folder for the ledger, which contains the state with the noise key;
-        created with mode 0700. The folder is as secret as the key, and needed to continue.
+        created with mode 0700. The folder is as secret as the key, and needed to
+        continue a run.
       clients_per_round: number of clients to select; by default the plan's
         `expected_batch_size`.
       total_rounds: number of rounds of the whole run; by default the plan's.
       model_output_manager: destination of the model's weights; the key is the number of
         completed rounds. An earlier entry with the same key must be replaced.
-      release_every: number of rounds from one released model to the next; the last
-        model is always released. After a skipped round, the previous model is released
-        again.
+      release_every: number of rounds between released models; the last model is always
+        released. After a skipped round, the previous model is released again.
       train_metrics_manager: destination of the process's metrics, with exact counts of
         clients, for the operator only: they are NOT private.
       interrupted_round: "replay" an interrupted round, or "skip" it.
 
     Raises:
       BlockingIOError: if another program uses `private_dir`.
-      TypeError, ValueError: if an argument is wrong, such as `total_rounds` below the
-        number of rounds begun; or if the file in `private_dir` is damaged, or belongs to
-        another run, plan or model. Errors of a round are passed on; call again to continue.
+      TypeError, ValueError: if an argument is invalid, such as `total_rounds` below the
+        number of rounds already begun; or if the file in `private_dir` is damaged, or
+        belongs to another run, plan or model. Errors within a round are passed on; call
+        `train_model` again to continue.
     """
     _check_same_plan(process, clients)
     first = await tff.program.materialize_value(process.initialize())
-    # TFF would silently continue with the hyper-parameters of a restored state.
+    # TFF would silently use the hyperparameters of the restored state.
     given = await tff.program.materialize_value(process.get_hparams(first))
     engine = _TffEngine(process, clients, first, tf.nest.map_structure(str, given))
     wanted = cohort_size(process.plan, clients_per_round)
@@ -175,5 +177,5 @@ def _check_same_plan(
 
 
 def _zeros(tensor_type: tff.TensorType) -> np.ndarray:
-    """Returns zeros of a tensor type."""
+    """Returns zeros for a TFF tensor type."""
     return np.zeros([size or 0 for size in tensor_type.shape or ()], tensor_type.dtype)

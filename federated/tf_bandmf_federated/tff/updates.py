@@ -1,4 +1,4 @@
-"""Admission and clipping of a client's update, before the sum."""
+"""Admits and clips the update of a client before it enters the sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_bandmf_federated.eligibility import NEVER, contradicts_itself, may_take_
 def is_early(
     tags: collections.OrderedDict, round_number: tf.Tensor, participation: MinSep
 ) -> tf.Tensor:
-    """Returns True if the plan's participation forbids a contribution of a device now.
+    """Returns True if the plan's participation forbids a device to contribute now.
 
     Args:
       tags: `last_round` and `participations`, int32 scalars.
@@ -25,7 +25,7 @@ def is_early(
 
     Returns:
       bool scalar. A last round at or after this round also counts as early, and so do
-      numbers that no valid record has, such as a last round of -5.
+      values that are impossible in a valid record, such as a last round of -5.
     """
     last, count = tf.cast(tags["last_round"], tf.int64), tags["participations"]
     b, k = participation.min_separation, participation.max_participations
@@ -36,8 +36,8 @@ def is_early(
 def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Operation:
     """Returns an assertion that a client's data were tagged for this round.
 
-    A program that reuses the tags of another round does not record participations, and
-    therefore does not enforce the separation.
+    A program that reuses the tags of another round does not update its participation
+    records, and therefore does not enforce the separation.
 
     Raises:
       InvalidArgumentError: at run time, if the data were tagged for another round.
@@ -58,30 +58,29 @@ def bounded_record(
     finite: tf.Tensor | bool = True,
     admitted: tf.Tensor | bool = True,
 ) -> tuple[Any, collections.OrderedDict]:
-    """Returns the update with norm at most `l2_norm_clip`, and counts (0 or 1) of changes.
+    """Returns the clipped update, and indicators (0 or 1) of what was changed.
 
-    The result is `update * min(1, l2_norm_clip / norm)`, or exact zeros if the client is
-    not admitted, or a value or the norm is not finite.
+    The result is `update * min(1, l2_norm_clip / norm)`, or exact zeros if the client
+    is not admitted, or if a value or the norm is not finite.
 
     Args:
       update: nested structure of float32 tensors.
       l2_norm_clip: zeta.
-      finite: bool scalar, False if the client has already removed values that are not
-        finite.
+      finite: bool scalar, False if the client has already replaced non-finite values.
       admitted: bool scalar.
     """
     # The norm is computed in float64, so that rounding does not make it too small.
     norm = tf.linalg.global_norm(
         [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(update)]
     )
-    # NaN or infinity in any value makes the norm NaN or infinite.
+    # If any value is NaN or infinite, so is the norm.
     finite = tf.math.is_finite(norm) & finite
     contributes = admitted & finite
     is_clipped = norm > l2_norm_clip
-    # ROOM is a larger margin than the rounding errors of factor and products.
+    # The margin ROOM exceeds the rounding errors of factor and products.
     factor = tf.where(is_clipped, l2_norm_clip * ROOM / norm, 1.0)
     factor = tf.cast(tf.where(contributes, factor, 0.0), tf.float32)
-    # Zero times NaN is zero here.
+    # The result is zero even where the value is NaN.
     record = tf.nest.map_structure(
         lambda leaf: tf.math.multiply_no_nan(leaf, factor), update
     )
@@ -96,7 +95,7 @@ def bounded_record(
 
 
 def flat(total: Any) -> tf.Tensor:
-    """Returns a nested structure of float32 tensors as one vector, by `tf.nest.flatten`."""
+    """Flattens a nested structure of float32 tensors to one vector (`tf.nest` order)."""
     return tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(total)], 0)
 
 
@@ -105,7 +104,8 @@ def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -
 
     Args:
       total: nested structure of float32 tensors of static shapes.
-      noise: float32, one vector over all of them, in the order of `tf.nest.flatten`.
+      noise: float32, one vector for all tensors of `total`, in the order of
+        `tf.nest.flatten`.
       stddev: standard deviation of the noise per unit of `noise`.
       denominator: a public constant.
     """
