@@ -2,9 +2,10 @@
 
 A profile is delta as a function of epsilon >= 0: an upper bound on the hockey-stick
 divergence of the outputs on any two neighbors, in both directions. Two mechanisms with
-known profiles compose, also adaptively, like pairs of distributions that have these
-profiles (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10). `dominating_loss` returns
-the privacy loss of such a pair, which dp-accounting can compose with any other loss.
+known profiles compose, even adaptively, like pairs of distributions that have these
+profiles (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10). `dominating_loss`
+returns the privacy loss of such a pair, which dp-accounting can compose with any other
+loss.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class SimulatedAccountant(Accountant):
         near: float,
         safety: float = 0.0,
     ) -> float:
-        """Returns the noise at which the estimate plus `safety` standard errors is delta.
+        """Returns the noise at which the estimate plus a safety margin equals delta.
 
         The draws are the same at every noise level, and for every accountant with the same
         number of bins.

@@ -1,4 +1,4 @@
-"""Banded lower-triangular matrices: Toeplitz matrices, and those with arbitrary entries."""
+"""Banded lower-triangular matrices, with constant diagonals or arbitrary entries."""
 
 from __future__ import annotations
 

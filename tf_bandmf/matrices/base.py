@@ -82,7 +82,7 @@ class LowerTriangular(abc.ABC):
 
     @property
     def stored_bands(self) -> int | None:
-        """The number of bands of `M`, or of `M^-1` if only that is banded, or None."""
+        """The number of bands of `M`, or else of `M^-1`; None if neither is stored."""
         return None
 
     def banded_inverse(self) -> LowerTriangular | None:

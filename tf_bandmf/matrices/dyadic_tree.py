@@ -179,7 +179,7 @@ def _join(
 
 
 def _undominated(ways: np.ndarray) -> np.ndarray:
-    """Returns the distinct undominated columns of [3, m]: no other column is <=."""
+    """Returns the distinct columns of [3, m] for which no other column is <=."""
     ways = np.unique(ways, axis=1)
     kept = ways[:, :0]
     # In lexicographic order a column can only be dominated by an earlier one.

@@ -1,4 +1,4 @@
-"""A keyed digest of a sum; it becomes part of the key of the noise added to that sum.
+"""A keyed digest of a sum, which becomes part of the key of the noise for this sum.
 
 The digest consists of plain integer operations, which XLA compiles into one pass.
 Compiling takes up to half a second, so on a CPU only the digests of long vectors are

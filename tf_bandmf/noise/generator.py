@@ -40,9 +40,10 @@ class NoiseGenerator:
     Its functions are pure: `initial_state(key)` and `next(state, step)`, as in optax.
     `next` runs a `tf.function`; eager code and other graphs may call it.
 
-    Formal guarantee: under a secret key the rows `0, ..., n - 1` are those of `C^-1 Z`
-    with independent standard normal `Z`, each row of `Z` used for one step only, up to
-    float32 rounding and the quality of the generator. Multiply by `Plan.noise_stddev`.
+    Formal guarantee: under a secret key the rows `0, ..., n - 1` equal the rows of
+    `C^-1 Z` with independent standard normal `Z`, each row of `Z` used for one step
+    only, up to float32 rounding and the quality of the generator. Callers multiply the
+    rows by `Plan.noise_stddev`.
 
     Several devices can share the work (arXiv:2405.15913, section 3.3): with
     `num_shards = R`, each device generates one of R parts of equal size and keeps the

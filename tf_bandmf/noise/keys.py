@@ -25,7 +25,7 @@ _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 
 
 class Secret:
-    """Mixin of objects that hold secrets: they are not shown, pickled or copied."""
+    """Mixin for objects that hold secrets: they are not shown, pickled or copied."""
 
     __slots__ = ()
 

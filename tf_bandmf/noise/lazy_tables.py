@@ -68,8 +68,8 @@ class Jumps:
         # the velocity.
         self._entered = int(np.count_nonzero(system.rate[0, :, m + 1]))
         self._decays = bool(np.any(system.rate[:, 0, 0]))
-        # These are variables because an update program may not capture other outside
-        # tensors.
+        # Variables, because an update program cannot capture other tensors from
+        # outside.
         self._system = [tf.Variable(part, trainable=False) for part in system]
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)

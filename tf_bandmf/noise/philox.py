@@ -53,7 +53,7 @@ def philox(
 def halves(
     words: tf.Tensor, half: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the lower and upper 32 bits of uint64; `half`: the constant 32."""
+    """Returns lower and upper 32 bits of uint64; `half` is a reusable constant 32."""
     half = tf.constant(32, tf.uint64) if half is None else half
     upper = tf.bitwise.right_shift(words, half)
     return tf.cast(words, tf.uint32), tf.cast(upper, tf.uint32)

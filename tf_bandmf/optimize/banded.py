@@ -131,7 +131,7 @@ class _Problem:
 
     @functools.cached_property
     def _programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Compiles errors and column norms; and a band of the Gram matrix, `C` and `M`."""
+        """Compiled functions: errors and norms; and the bands of `H`, `C` and `M`."""
 
         def errors(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             columns = self.columns(position)

@@ -169,7 +169,7 @@ class Minimizer:
         # TFP keeps several copies of the correction pairs in memory during an update.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
-        # A concrete function (see `value_and_gradient`), traced when the first state is
+        # A concrete function (see `value_and_gradient`), traced once the first state is
         # known.
         self._advance: Callable[..., Any] | None = None
 

@@ -1,4 +1,4 @@
-"""b-min-sep sampling: examples not in the last b - 1 steps, with probability p."""
+"""b-min-sep sampling: after each participation, an example rests for b - 1 steps."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tf_bandmf.workloads import Workload, check_workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
 
-# The stopping rules: choosing a strategy takes about three digits, a plan takes six.
+# The stopping rules: comparing strategies takes about three digits, a plan takes six.
 _DRAFT = Options(max_iterations=40, decrease_tolerance=2e-4)
 _PLAN = Options(decrease_tolerance=2e-7)
 # For more than _MOST_AT_ONCE steps, the start is first optimized for a quarter of the

@@ -110,7 +110,7 @@ class Family:
 
     @property
     def has_drafts(self) -> bool:
-        """True if `build` takes `is_draft`, for only the precision that a choice needs.
+        """True if `build` takes `is_draft`, for a precision that suffices to compare.
 
         "auto" builds only the chosen strategy at full precision.
         """
@@ -205,8 +205,8 @@ def build_strategy(
       mechanism: name of a family.
       workload: A, which also determines the number of steps.
       participation: participation for mechanisms that optimize their sensitivity.
-      is_draft: True to optimize only to the precision that a choice needs, in families that
-        have drafts.
+      is_draft: True to optimize only to the precision that comparing strategies needs,
+        in families that have drafts.
       **options: `bands`, `lambda_`, `gamma`, `num_buffers`, `column_normalized`,
         `objective`, if the mechanism takes them. None means that an option is not
         given.
