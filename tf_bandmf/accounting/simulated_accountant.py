@@ -257,8 +257,8 @@ class SimulatedAccountant(Accountant):
         self, delta: float, noise: float, rough: float, upper: float, confidence: float
     ) -> MonteCarloValue:
         """Returns a bound on epsilon at delta, near the estimate `rough`, <= `upper`."""
-        # The largest value is valid for every epsilon >= `least`, which does not depend on
-        # the main draws.
+        # The largest value is valid for every epsilon >= `least`, and `least` does not
+        # depend on the main draws.
         least, beta = 0.97 * rough, 1.0 - confidence
         try:
             runs = self._simulator.bound_runs(least, noise, beta, delta, MAIN)

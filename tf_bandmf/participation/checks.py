@@ -1,4 +1,4 @@
-"""Checks for fields of participations."""
+"""Checks of the fields that participations have in common."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_sizes(participation: Any, *names: str) -> None:
 
 
 def largest_binomial(trials: int, probability: float, overflow: float) -> int:
-    """Returns a quantile of a binomial, exceeded with probability at most `overflow`."""
+    """Returns a binomial quantile, exceeded with probability at most `overflow`."""
     import scipy.stats
 
     if probability >= 1.0:

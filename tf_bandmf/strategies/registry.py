@@ -110,7 +110,7 @@ class Family:
 
     @property
     def has_drafts(self) -> bool:
-        """True if `build` takes `is_draft`, for a precision that suffices to compare.
+        """True if `build` takes `is_draft`: a draft is precise enough to be compared.
 
         "auto" builds only the chosen strategy at full precision.
         """
