@@ -72,8 +72,9 @@ def make_private_model(
       functional: whether the default model is functional.
       hidden: whether the default model has a hidden layer.
       model: a model, or the layers of one; by default a small classifier.
-      clipping: argument of `PrivateOptimizer`. additional_run: argument of
-        `PrivateOptimizer`. loss_scale_factor: argument of `PrivateOptimizer`.
+      clipping: argument of `PrivateOptimizer`.
+      additional_run: argument of `PrivateOptimizer`.
+      loss_scale_factor: argument of `PrivateOptimizer`.
       settings: arguments of `make_private`.
       **changes: arguments of `compile`.
     """

@@ -1,1 +1,1 @@
-"""Per-example gradients, in most cases as products of smaller tensors, and their norms."""
+"""Per-example gradients and their norms; most are stored as products of factors."""

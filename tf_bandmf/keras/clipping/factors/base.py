@@ -1,13 +1,13 @@
 """Per-example gradients of one variable, in factored form.
 
-The per-example gradients of a kernel, [B, *kernel.shape], are too large to keep. For most
-layers they are a product of two smaller tensors. A factor holds them in such a form; it
-gives the squared norm per example, and the weighted sum over examples. Both are computed
-from the same float32 tensors, and the norm comes with a bound on rounding (see `norms`),
-so that each example's contribution to the sum is within the clip norm.
+The per-example gradients of a kernel, [B, *kernel.shape], are too large to store. For
+most layers they are a product of two smaller tensors, which a `Factor` stores instead.
+A factor computes the squared norm per example, and the weighted sum over examples, from
+the same tensors. The norm comes with a bound on rounding errors (see `norms`), so that
+each example's contribution to the sum is within the clip norm.
 
-Factors of one variable from several calls of its layer add up *before* the norm is
-taken: see `add_factors`.
+If a layer is called several times, the factors of a variable are added *before* the
+norm is taken: see `add_factors`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
 def prefers_forming(terms: int | None, size: int) -> bool:
-    """True if forming gradients of T outer products is faster than inner products.
+    """Returns whether forming gradients is faster than inner products of their T terms.
 
     Args:
       terms: T, or None if unknown.
@@ -46,8 +46,8 @@ class Measured(NamedTuple):
 
     Attributes:
       norms: [B], with bounds that hold for the terms of `weighted_sum`.
-      tensors: tensors with leading dimension B that the sum is computed from; float32, or
-        on accelerators also 16-bit floats, see `norms.kept`.
+      tensors: the tensors [B, ...] from which the sum is computed; float32, or on
+        accelerators also 16-bit floats, see `norms.kept`.
       weighted_sum: maps weights [B] and the (cleaned) tensors, one argument each, to the
         weighted sum of the per-example gradients, in the variable's shape.
     """
@@ -58,9 +58,9 @@ class Measured(NamedTuple):
 
 
 def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors [B, ...], with zeros for the examples for which `counts` is False.
+    """Sets tensors [B, ...] to zero for the examples that do not count.
 
-    Zero times infinity is not zero, so a weight of zero is not enough.
+    A weight of zero would not be enough, since zero times infinity is NaN.
     """
     return [
         tf.where(batches.expand_example(counts, tensor), tensor, zero)
@@ -95,7 +95,7 @@ class Factor(abc.ABC):
         return Instantiated(self.instantiate() * scale)
 
     def of_units(self, rows: int) -> Factor:
-        """Returns the gradients of units, each the sum of its rows' gradients.
+        """Returns the gradients of units, each the sum over the rows of a unit.
 
         Args:
           rows: K; rows [U * K, ...] become units [U, ...].
@@ -142,9 +142,9 @@ class Layout:
     """The conversion of a matrix [I, O] to a kernel: reshape, transpose, reshape.
 
     Attributes:
-      split: the shape that the matrix is reshaped to.
-      order: the order of axes to which it is then transposed.
-      shape: the shape of the kernel.
+      split: shape of the first reshape.
+      order: axes of the transpose.
+      shape: shape of the second reshape, which is that of the kernel.
     """
 
     split: tuple[int, ...]
@@ -176,9 +176,10 @@ class Product(Factor):
       left: [B, T, I].
       right: [B, T, O].
       layout: the conversion of [I, O] to the kernel.
-      copied: None; or a smaller tensor [B, ...] and the function that makes `left` from
-        it, only by copying its numbers. On accelerators, `left` is made once for the
-        norms and once more for the sum, and is not kept in between.
+      copied: None; or a smaller tensor [B, ...], and a function that makes `left` from
+      it by copying numbers alone. Accelerators store the smaller tensor, and make
+      `left`
+      twice: for the norms and for the sum.
     """
 
     left: tf.Tensor
@@ -194,7 +195,7 @@ class Product(Factor):
         return Product(left, right, self.layout)
 
     def of_units(self, rows: int) -> Product:
-        """See the base class: the terms of a unit are those of all its rows."""
+        """See the base class: a unit has the terms of all its rows."""
         left, right = join_terms(self.left, rows), join_terms(self.right, rows)
         return Product(left, right, self.layout)
 
@@ -212,7 +213,7 @@ class Product(Factor):
         source, right = norms.pinned(norms.kept(source), norms.kept(self.right))
         left = make(source)
         if terms == 1:
-            # There is only one outer product, so nothing cancels.
+            # A single outer product cannot cancel.
             measured = norms.of_outer_products(left, right)
         elif terms is not None:
             measured = norms.of_terms(left, right)
@@ -232,7 +233,7 @@ class Product(Factor):
     def summed(
         self, weights: tf.Tensor, left: tf.Tensor, right: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the sum over examples, with weights [B], from left and right sides."""
+        """Returns the weighted sum over examples from left and right sides."""
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
         right = right * batches.expand_example(weights, right)
         # This is one large matrix product over examples and terms.
@@ -267,7 +268,7 @@ def _tensordot(weights: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
     shape = gradients.shape[1:]
     if not shape.is_fully_defined() or shape.num_elements() == 0:
         return tf.tensordot(weights, gradients, axes=1)
-    # This takes four operations, where `tf.tensordot` takes forty; each costs start-up
+    # `tf.tensordot` would take forty operations instead of four; each costs start-up
     # time.
     rows = tf.reshape(gradients, [-1, shape.num_elements()])
     return tf.reshape(tf.linalg.matvec(rows, weights, transpose_a=True), shape)

@@ -1,27 +1,28 @@
-"""Norms of float32 gradients that rounding cannot make too small.
+"""Norms of float32 gradients, with upper bounds that allow for rounding errors.
 
-The bounds rest on one assumption about numerical kernels, and on one formula. Products of
-matrices and sums add up blocks of numbers in float32 (Eigen, oneDNN, XLA and cuBLAS do):
-with u = 2^-24, a sum of products is assumed to be wrong by at most
+The bounds rest on one assumption about numerical kernels, and on one formula. Eigen,
+oneDNN, XLA and cuBLAS compute matrix products and sums in float32, block by block. With
+u = 2^-24, the error of a sum of products is assumed to be at most
 
     κ u Σ|a_i b_i|,        κ = 64,
 
 which bounds the error of adding 64 numbers one after the other (N. Higham, Accuracy and
-Stability of Numerical Algorithms, section 3.1). Measured errors are 10^4 times smaller.
-Sums over positions and variables are kept in float64.
+Stability of Numerical Algorithms, section 3.1). Measured errors are 10^4 times smaller
+than this bound. Sums over positions and variables are in float64.
 
-The gradient of an example is a sum of terms, G = Σ_t l_t r_tᵀ, with S = Σ_t |l_t||r_t|. Its
-squared norm is measured in float32, from inner products of the terms or from G itself,
-and is wrong by at most 4 κ u S²: κ u for each of two inner products and for adding up
-their products, and the rest for roundings of S. The sum that is released is one
-contraction over examples and terms, which is wrong by at most κ u S times the example's
-weight, even if G is zero. So the norm that clipping uses is
+The gradient of an example is a sum of terms, G = Σ_t l_t r_tᵀ, with S = Σ_t |l_t||r_t|.
+Its squared norm is measured in float32, from inner products of the terms or from G
+itself. The error of the measured value is at most 4 κ u S²: κ u S² for each of two
+inner products, κ u S² for adding their products, and the rest for rounding S. The
+released sum is one contraction over examples and terms; an example adds to it an error
+of at most κ u S times the weight of the example, even if G is zero. So the norm that
+clipping uses is
 
     √(measured + 4 κ u S²) + κ u S.
 
-As 4 κ u = 2^-16, S is at most 256 times this norm: the contribution of an example is
-wrong by at most 1e-3 of the clip norm. For T independent terms, S is about √T times the
-norm, which comes out too large by 0.1% for T = 128, and by 0.8% for T = 1024.
+As 4 κ u = 2^-16, S is at most 256 times this norm, so the error of a contribution is at
+most 1e-3 of the clip norm. For T independent terms, S is about √T times the true norm,
+and the norm that clipping uses is too large by 0.1% for T = 128, by 0.8% for T = 1024.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.graphs import GraphOrParentsInXlaContext, gen_xla_ops
 from tf_bandmf.noise.devices import device_kind
 
-# The value of κ u in the formulas of the module's docstring.
+# The product κ u of the module docstring.
 ROUNDING = 64 * 2.0**-24
 # Numbers below `_TINY` may be flushed to zero; squared lengths may lose `_VANISHING`.
 _TINY, _VANISHING = 2.0**-126, 2.0**-86
 _SHORT = (tf.bfloat16, tf.float16)
-# The most floats that are added up in float32; their partial sums are added in float64.
+# The most floats that are added in float32; the partial sums are added in float64.
 _BLOCK = 1024
 
 
 class Norms(NamedTuple):
-    """Squared norms, and upper bounds that allow for rounding.
+    """Squared norms, and upper bounds that allow for rounding errors.
 
     Attributes:
       squared: [B, ...] float64, as measured.
-      bounds: [B, ...] float64, not below the squared norm of the contribution to the
-        sum. NaN or infinity if it cannot be bounded.
+      bounds: [B, ...] float64, upper bounds of the squared norm of what an example adds
+      to the sum at weight 1. NaN or infinity if there is no bound.
     """
 
     squared: tf.Tensor
@@ -56,24 +57,24 @@ class Norms(NamedTuple):
 
 
 def in_xla() -> bool:
-    """True if XLA compiles the current trace."""
+    """Returns whether XLA compiles the current trace."""
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def accelerator() -> bool:
-    """True if XLA compiles the current trace for a GPU.
+    """Returns whether XLA compiles the current trace for an accelerator such as a GPU.
 
-    Kernels of a GPU exchange large tensors through memory, and computing a tensor again
-    costs less than keeping it; on a CPU, the opposite holds.
+    GPU kernels exchange large tensors through memory, so recomputing a tensor costs
+    less than storing it; on a CPU, the opposite holds.
     """
     return in_xla() and device_kind() != "CPU"
 
 
 def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Returns the tensors, computed once for all operations that use them.
+    """Makes XLA compute tensors only once for all operations that use them.
 
-    XLA may otherwise compute a value again where it is used, with other roundings (such
-    as those of bfloat16). But the norm has to be that of the numbers that are summed.
+    Otherwise, XLA may recompute a value at each use, with different rounding (to
+    bfloat16, for example). But norms must be those of the summed numbers.
     """
     if not in_xla():
         return tensors
@@ -81,12 +82,12 @@ def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
 
 
 def kept(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor in the form in which it is kept until the norms are known.
+    """Returns a tensor in the dtype in which it is stored until the norms are known.
 
-    The tensor becomes float32, except that a 16-bit tensor is kept unchanged on
-    accelerators, and converted to float32 before each computation. The conversion is
-    exact: norms and sums are computed from the same numbers, and no float32 copy has to
-    be kept.
+    The tensor becomes float32. Only on accelerators, a 16-bit tensor is stored
+    unchanged, and converted to float32 before each computation. This conversion is
+    exact, so norms and sums are computed from the same numbers without a float32 copy
+    in memory.
     """
     if accelerator() and tensor.dtype in _SHORT:
         return tensor
@@ -96,11 +97,11 @@ def kept(tensor: tf.Tensor) -> tf.Tensor:
 def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     """Returns gradients Lᵀ R, float32, from tensors as `kept` returns them.
 
-    Products of 16-bit numbers are exact in float32, so that on accelerators no float32
-    copies are made of the operands. This is allowed only for gradients that are formed:
-    their norm is computed from the result, so the rounding of the sums does not matter.
-    The bounds for gradients that are not formed assume float32 products that round to
-    the nearest; products of 16-bit operands need not.
+    Products of 16-bit numbers are exact in float32, so accelerators multiply 16-bit
+    operands without float32 copies. This is allowed only for gradients that are formed:
+    their norm is computed from the result, so errors of its sums do not matter. The
+    bounds for gradients that are not formed assume that float32 matrix products round
+    to the nearest number, as products of 16-bit operands need not.
     """
     if left.dtype == right.dtype and left.dtype in _SHORT:
         return tf.matmul(left, right, transpose_a=True, output_type=tf.float32)
@@ -113,7 +114,7 @@ def clip_weights(
     l2_norm_clip: float | tf.Tensor,
     gamma: float | tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Returns the factors that bring the norms of gradients within the clip norm.
+    """Returns the weights that clip gradients to the clip norm.
 
     Args:
       bounds: [B] float64, upper bounds of squared norms.
@@ -122,9 +123,9 @@ def clip_weights(
         arXiv:2206.07136): gradients that are small compared with gamma stay small.
 
     Returns:
-      [B] float32: min(1, l2_norm_clip / norm), or with gamma l2_norm_clip / (norm + gamma),
-      less a margin of 1e-6 for the roundings of the weight and of its products;
-      undefined if the bound is not finite.
+      [B] float32: min(1, l2_norm_clip / norm); with gamma, l2_norm_clip / (norm +
+      gamma). A margin of 1e-6 covers rounding of the weight and of its products.
+      Undefined if the bound is not finite.
     """
     norms = tf.sqrt(bounds)
     shifted = norms if gamma is None else norms + gamma
@@ -135,13 +136,13 @@ def clip_weights(
 
 
 def of_last_axis(tensor: tf.Tensor) -> Norms:
-    """Norms of vectors [..., n], computed from their entries.
+    """Computes the norms of vectors [..., n] from their entries.
 
     Returns:
       Norms [...].
     """
     size = tensor.shape[-1]
-    # XLA fuses the conversion into the sum; without XLA, there are three passes.
+    # XLA fuses conversion, square and sum; without XLA, each would be a separate pass.
     block = None if in_xla() or size is None else _block(size)
     if block is None:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
@@ -149,7 +150,7 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
     if block < size:
         blocks = [size // block, block]
         tensor = tf.reshape(tensor, tf.concat([tf.shape(tensor)[:-1], blocks], 0))
-    # One operation, without a copy of all squares, takes a third of the time.
+    # A single operation is three times as fast as squares and a separate sum.
     roots = tf.cast(tf.math.reduce_euclidean_norm(tensor, -1), tf.float64)
     squared = tf.square(roots)
     if block < size:
@@ -158,7 +159,7 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
 
 
 def of_examples(gradients: tf.Tensor) -> Norms:
-    """Norms [B] of gradients [B, ...] that are added to the sum unchanged."""
+    """Computes the norms [B] of gradients [B, ...] that are formed."""
     size = gradients.shape[1:].num_elements()
     if gradients.shape.rank != 2:
         rows = -1 if size else tf.shape(gradients)[0]
@@ -167,7 +168,7 @@ def of_examples(gradients: tf.Tensor) -> Norms:
 
 
 def _block(size: int) -> int | None:
-    """The largest divisor of a size within `_BLOCK`; None if that divisor is below 32."""
+    """Returns the largest divisor of a size up to `_BLOCK`; None if it is below 32."""
     if size <= _BLOCK:
         return size
     block = next(n for n in range(_BLOCK, 0, -1) if size % n == 0)
@@ -175,7 +176,7 @@ def _block(size: int) -> int | None:
 
 
 def of_outer_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
-    """Norms of gradients l rᵀ: |l rᵀ| = |l| |r|, and nothing cancels.
+    """Computes the norms of gradients l rᵀ as |l| |r|, without cancellation.
 
     Args:
       left: [B, 1, I], as `kept` returns it.
@@ -189,7 +190,7 @@ def of_outer_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
 
 
 def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:
-    """Norms of sums of terms, by the formula of the module's docstring.
+    """Bounds the norms of sums of terms by the formula of the module docstring.
 
     Args:
       measured: [B] float64, the measured squared norms.
@@ -201,7 +202,7 @@ def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:
 
 
 def of_terms(left: tf.Tensor, right: tf.Tensor) -> Norms:
-    """Norms of gradients Lᵀ R from inner products of their rows.
+    """Computes the norms of gradients Lᵀ R from inner products of the rows of L and R.
 
         |Lᵀ R|² = Σ_st a_st b_st,    a_st = <l_s, l_t>,  b_st = <r_s, r_t>
 
@@ -216,15 +217,15 @@ def of_terms(left: tf.Tensor, right: tf.Tensor) -> Norms:
 
 
 def gram(rows: tf.Tensor) -> tf.Tensor:
-    """Inner products of rows [..., T, n], in float32."""
+    """Computes the inner products of rows [..., T, n] in float32."""
     rows = tf.cast(rows, tf.float32)
     return tf.matmul(rows, rows, transpose_b=True)
 
 
 def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
-    """The norms of `of_terms`, from inner products [B, T, T]."""
+    """Computes the norms of `of_terms` from inner products [B, T, T]."""
     total = tf.reduce_sum(tf.cast(tf.reduce_sum(lefts * rights, -1), tf.float64), -1)
-    # |l_t|² and |r_t|² are the diagonals: sums without cancellation.
+    # The diagonals are |l_t|² and |r_t|², sums without cancellation.
     lengths = [
         tf.sqrt(tf.cast(tf.linalg.diag_part(part), tf.float64) + _VANISHING)
         for part in (lefts, rights)
@@ -234,7 +235,7 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
 
 
 def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
-    """The same norms as `of_terms`, computed by forming the gradients."""
+    """Computes the norms of `of_terms` by forming the gradients."""
     left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
     measured = of_examples(tf.matmul(left, right, transpose_a=True)).squared
     lengths = of_last_axis(left).bounds * of_last_axis(right).bounds

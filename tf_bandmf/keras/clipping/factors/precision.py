@@ -1,12 +1,12 @@
-"""Settings of the process under which clipping would be wrong.
+"""Refuses process settings under which clipping would be wrong.
 
-Some of these settings round the operands of float32 products. A norm and the sum that
-it clips are computed in different ways, often by products of matrices. In float32 they
-agree to 1e-6. With operands rounded to TensorFloat-32, bfloat16 or float16 they agree
-to 1e-3 at best, and not at all where terms cancel. No margin of the clip norm can
-compensate for this: contributions could be larger than the plan assumes. Layers may
-compute in reduced precision: this changes the gradient that is clipped, but not the
-norm of the result.
+Some settings round the operands of float32 products. The norm of a gradient and the
+released sum are computed in different ways, often by matrix products. In float32 both
+agree to 1e-6. With operands rounded to TensorFloat-32, bfloat16 or float16, they agree
+to 1e-3 at best, and not at all if terms cancel. No margin of the clip norm can
+compensate for this: contributions could be larger than the plan assumes. Layers, in
+contrast, may compute in reduced precision, which changes the gradient but not the norm
+to which it is clipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 import tensorflow as tf
 
-# The lowest compute capability of GPUs that have TensorFloat-32.
+# The lowest compute capability with TensorFloat-32.
 _TENSOR_FLOAT_32_SINCE = (8, 0)
 _FPMATH_MODES = (
     "TF_SET_ONEDNN_FPMATH_MODE",
@@ -28,8 +28,8 @@ _FPMATH_MODES = (
 def check_process() -> None:
     """Refuses settings that round the operands of float32 products, or prevent tracing.
 
-    If TensorFlow ran all functions as Python code, a step's computations and state
-    could not be analysed.
+    If TensorFlow ran all functions eagerly, there would be no graph of the step to
+    analyze.
 
     Raises:
       RuntimeError: for such a setting; the message says how to change it.
@@ -95,7 +95,7 @@ def _some_gpu_rounds() -> bool:
 
 
 def _has_tensor_float_32(device: tf.config.PhysicalDevice) -> bool:
-    """True if a GPU has TensorFloat-32, or has an unknown compute capability."""
+    """Returns whether a GPU has TensorFloat-32 or an unknown compute capability."""
     details = tf.config.experimental.get_device_details(device)
     capability = details.get("compute_capability")
     return capability is None or tuple(capability) >= _TENSOR_FLOAT_32_SINCE

@@ -27,11 +27,11 @@ class Rows(Factor):
     Attributes:
       ids: [B, T] integers below `num_rows`; negative where there is no row.
       values: [B, T, O].
-      num_rows: rows of the table.
+      num_rows: number of rows of the table.
       stays_sparse: True if the weighted sum is `tf.IndexedSlices` of (ids, values), in
         which rows may occur several times.
-      product: None; or the gradients of a projection with the same table, which are added:
-        left [B, T, num_rows], right [B, T, O].
+      product: None; or the gradients of a projection with the same table, which are
+      added to those of the lookups: left [B, T, num_rows], right [B, T, O].
     """
 
     ids: tf.Tensor
@@ -53,7 +53,7 @@ class Rows(Factor):
         return total if other.product is None else total.add(other.product)
 
     def _with_product(self, other: Product) -> Factor | None:
-        """Returns the sum with a product; None unless its layout is that of the table."""
+        """Returns the sum with a product; None unless the layout fits the table."""
         shape = (self.num_rows, self.values.shape[-1])
         if self.stays_sparse or other.layout != Layout.plain(shape):
             return None
@@ -79,7 +79,7 @@ class Rows(Factor):
         batch = tf.shape(values)[0]
         offsets = tf.range(batch, dtype=tf.int64)[:, None] * self.num_rows
         ids = tf.cast(self.ids, tf.int64)
-        # Rows that do not exist have negative segments, which are dropped.
+        # Negative segments, for rows that do not exist, are dropped.
         segments = tf.where(ids >= 0, ids + offsets, -1)
         table = tf.math.unsorted_segment_sum(
             values, segments, tf.cast(batch, tf.int64) * self.num_rows
@@ -88,7 +88,7 @@ class Rows(Factor):
         return table if self.product is None else table + self.product.instantiate()
 
     def scaled(self, scale: tf.Tensor) -> Factor:
-        """See the base class: every value is multiplied by the scales of its row."""
+        """See the base class: each value is multiplied by the scales of its row."""
         if self.product is not None:
             return super().scaled(scale)
         scales = tf.gather(scale, tf.maximum(self.ids, 0))
@@ -104,7 +104,7 @@ class Rows(Factor):
         return Measured(measured, (values,), self.summed)
 
     def summed(self, weights: tf.Tensor, values: tf.Tensor) -> Any:
-        """Returns the sum of these values over examples, with weights [B]."""
+        """Returns the weighted sum of these values over examples."""
         ids = tf.reshape(self.ids, [-1])
         values = values * weights[:, None, None]
         values = tf.reshape(values, [-1, values.shape[-1]])
@@ -113,13 +113,12 @@ class Rows(Factor):
         return tf.math.unsorted_segment_sum(values, ids, self.num_rows)
 
     def _norms(self, values: tf.Tensor) -> Norms:
-        """Returns the gradients' norms, from sums of the values that go to the same row."""
+        """Returns the norms, after values that go to the same row are added."""
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
         values = tf.gather(values, order, batch_dims=1)
         shape = tf.shape(ids)
-        # Equal ids are adjacent now, so the runs of equal ids in each example get
-        # numbers.
+        # Equal ids are adjacent now; number the runs of equal ids within each example.
         starts = tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32)
         runs = tf.pad(tf.cumsum(starts, axis=1), [[0, 0], [1, 0]])
         runs += tf.range(shape[0])[:, None] * shape[1]
@@ -148,9 +147,9 @@ class Rows(Factor):
             tf.cast(product.left, tf.float32),
             tf.cast(product.right, tf.float32),
         )
-        # Inner products of the rows [e_id; l_t], and of [v_t; r_t], with e_k the k-th unit
-        # vector. An inner product with a unit vector is a single entry, so no tensor is as
-        # large as the table.
+        # Inner products of the rows [e_id; l_t], and of [v_t; r_t], where e_k is the
+        # k-th unit vector. An inner product with a unit vector is a single entry, so
+        # the unit vectors, which are as long as the table, are never materialized.
         equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.float32)
         entries = tf.gather(left, tf.maximum(ids, 0), axis=2, batch_dims=1)
         entries = tf.where(ids[:, None, :] >= 0, entries, 0.0)

@@ -1,1 +1,1 @@
-"""The sum of clipped gradients, and a check of it before the first step."""
+"""The sum of clipped gradients, and a self-check before the first step."""

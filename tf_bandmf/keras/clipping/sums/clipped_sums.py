@@ -1,4 +1,4 @@
-"""Computes the clipped gradient sums of a model: the entry point of clipping."""
+"""The entry point of clipping: computes the clipped gradient sums of a model."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     reader_of,
 )
 
-# Outcomes of an example. "used": its gradient was summed without clipping. Rows that pad a
-# batch are "used", too.
+# Possible outcomes of an example. "used" means that its gradient was summed unclipped;
+# padding rows of a batch are "used", too.
 OUTCOMES = ("used", "clipped", "zero", "bad")
 
 
-# The most elements of a variable that is measured and summed together with others. A
-# network has dozens of scales and biases; separately, each would need some twenty
-# operations, which the first step has to trace and optimize.
+# Variables with at most this many elements are measured and summed together. A network
+# has dozens of scales and biases; separately, each would need some twenty operations,
+# all of which TensorFlow traces and optimizes before the first step.
 _SMALL = 512
 
 
@@ -51,14 +51,14 @@ class ClippedGradients(NamedTuple):
       sums: aligned with `model.trainable_variables`: the sum over examples of
         min(1, l2_norm_clip / bound) times the example's gradient; float32, in the
         variable's shape.
-      norms: [B] float32, norms of the unclipped gradients over all variables, as
-        measured. Clipping uses upper bounds of them, see `factors.norms`.
-      losses: [B] float32, the loss of each example by itself, sample weights included.
+      norms: [B] float32, measured norms of the unclipped gradients over all variables.
+      Clipping uses upper bounds of these norms, see `factors.norms`.
+      losses: [B] float32, the per-example losses, sample weights included.
       outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] for
         units of K rows.
       outcomes: [B] int32, indices into `OUTCOMES`: the gradient was used unchanged,
-        clipped, zero, or bad: its norm or the loss is not finite, as for a label that
-        does not exist. Outcomes must be kept private, as norms must.
+      clipped, zero, or bad. It is bad if its norm or the loss is not finite, for
+      example for a label that does not exist. Outcomes are as private as norms.
     """
 
     sums: list[Any]
@@ -86,40 +86,40 @@ def clipped_gradient_sums(
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
-    This takes one forward and one backward pass: nothing is computed twice. An example
-    whose loss or norm is not finite, or that has a class or index that does not exist,
-    contributes exactly zero. Noise is not added here, and weight regularizers are left
-    out: see `regularization_gradients`.
+    This takes a single forward and backward pass. An example contributes exactly zero
+    if its loss or norm is not finite, or if its class or index does not exist. The sums
+    contain neither noise nor weight regularizers: see `regularization_gradients`.
 
-    For all data, an example's contribution is at most `l2_norm_clip` up to a relative
-    error of 1e-3: a bound on rounding is added to the norm. Therefore an example may be
-    clipped to less than `l2_norm_clip`, by less than 1e-3 where terms do not cancel.
+    For all data, the norm of an example's contribution is at most `l2_norm_clip`, up to
+    a relative error of 1e-3. To ensure this, a bound on rounding errors is added to the
+    measured norm, so a clipped contribution may be slightly shorter than
+    `l2_norm_clip`: by less than 1e-3 unless the terms of the gradient cancel.
 
     Args:
       model: a built and compiled model.
       x: inputs as the model takes them, tensors [B, ...].
       y: targets as the compiled loss takes them, [B, ...].
       sample_weight: optional weights [B] or [B, ...] as in `model.fit`.
-      l2_norm_clip: norm that every example's contribution is clipped to.
+      l2_norm_clip: largest norm of each example's contribution.
       microbatch_size: if given, examples are processed in groups of this size one
         after the other, which bounds memory; the result is the same.
-      loss_scale_factor: a power of two by which losses are multiplied before the
-        backward pass, and gradients divided before they are clipped, which is
-        exact: small gradients of layers that compute in float16 are not lost. An
-        example whose scaled gradient overflows contributes zero.
-      rows: None; or [B, K] bool, True for the rows that each unit has. Then x, y and
-        sample_weight have the shape [B, K, ...], and "example" means a unit, whose loss
-        is the mean of its rows' losses: see `tensors.multi_row`.
-      shares: None; or the fraction of the clip norm that each example is clipped to, [B]
-        float32 in [0, 1]. Values outside are moved into this range; NaN becomes 0.
+      loss_scale_factor: a power of two that multiplies losses before the backward
+      pass, so that small gradients do not vanish in float16 layers. Gradients are
+      divided by it before clipping, which is exact. An example whose scaled
+      gradient overflows contributes zero.
+      rows: None; or [B, K] bool, True for the rows that are present in each unit. Then
+      x, y and sample_weight have the shape [B, K, ...], and "example" means a unit,
+      whose loss is the mean over its rows: see `tensors.multi_row`.
+      shares: None; or [B] float32 in [0, 1], the fraction of the clip norm to which
+      each example is clipped. Values outside of this range are clipped; NaN becomes 0.
       clipping: flat or automatic, as a whole or in groups of weights. The attribute
         `scaling` is not read: give `scales`.
-      scales: None; or factors of the coordinates of each example's gradient before
-        clipping: positive float32, aligned with the trainable variables and in their
-        shapes. They must not depend on the batch.
-      readers: None; or functions that read tables in place of the layers' variables, by the
-        `id` of the variable. The sums of these tables are `tf.IndexedSlices`, in which rows
-        may repeat and negative ids mean no row.
+      scales: None; or factors that multiply the coordinates of each example's gradient
+      before clipping: positive float32, one tensor per trainable variable in its
+      shape. They must not depend on the batch.
+      readers: None; or functions that look up table rows instead of the layer's
+      variable, by the `id` of this variable. The sums of these tables are
+      `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
 
     Returns:
       Sums, norms, losses and predictions. With `scales`, sums and norms are those of the
@@ -166,23 +166,23 @@ def _clipped(
         return ClippedGradients(*in_groups(one_pass, data, size, microbatch_size))
     if static:
         return one_pass(data, tf.fill([static], True))
-    # Not every layer takes an empty batch, so an empty batch gets a padding example,
-    # which does not count.
+    # Some layers fail on an empty batch, so it gets a padding example that does not
+    # count.
     count = tf.maximum(size, 1)
     data = batches.pad_batch(data, count - size)
     clipped = one_pass(data, tf.range(count) < size)
-    # All results share these constants: each operation of a graph costs time.
+    # All results share these constants, since each operation of a graph costs time.
     part = tf.constant([0]), tf.reshape(size, [1]), tf.constant([1])
     results = batches.map_tensors(lambda t: tf.strided_slice(t, *part), clipped[1:])
     return ClippedGradients(clipped.sums, *results)
 
 
 def find_layers_alone(model: keras.Model, x: Any) -> None:
-    """Finds the layers that the pass will execute for each example by itself.
+    """Finds the layers that the pass will execute on each example alone.
 
     After this call, `layers_executed_alone` returns these layers. The step reuses the
-    result, unless the model contains the user's own code. Arguments and errors are
-    those of `clipped_gradient_sums`.
+    result, unless the model contains custom code. The arguments and errors are those of
+    `clipped_gradient_sums`.
     """
     check_supported(model)
     structure_of(model, batches.to_tensors(x), model.trainable_variables)
@@ -200,11 +200,11 @@ def _one_pass(
       clip: the settings of clipping.
     """
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        # Random generators of replicas do not work in inner functions.
+        # With replicas, random generators do not work in nested functions.
         return _pass_in_graph(model, data, valid, clip)
 
-    # The analysed graph is separate: tensors that layers keep from it cannot be used by
-    # regularizers, constraints and metrics. The graph does not know the size of the batch.
+    # The pass is analyzed in a separate graph with unknown batch size. Regularizers,
+    # constraints and metrics cannot use tensors that a layer stored from this graph.
     def traced(leaves: list[tf.Tensor], valid: tf.Tensor) -> ClippedGradients:
         return _pass_in_graph(model, batches.with_leaves(data, leaves), valid, clip)
 
@@ -243,12 +243,13 @@ def _pass_in_graph(
 
 
 class Part(NamedTuple):
-    """Gradients of variables of one group that are measured together.
+    """Variables of one group whose gradients are measured together.
 
     Attributes:
-      positions: indices of the variables among the model's trainable ones.
-      group: index of their group.
-      measured: gradients of the only variable; or of several, flattened and concatenated.
+      positions: indices of the variables among the trainable variables of the model.
+      group: index of the group.
+      measured: the gradients; those of several variables are flattened and
+        concatenated.
     """
 
     positions: tuple[int, ...]
@@ -257,7 +258,7 @@ class Part(NamedTuple):
 
 
 def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
-    """Bounds of the groups' squared norms, [G, B] float64; 0 for a group without parts."""
+    """Upper bounds of squared norms per group, [G, B] float64; 0 for an empty group."""
     members: list[list[tf.Tensor]] = [[] for _ in range(clip.norms.shape[0])]
     for part in parts:
         members[part.group].append(part.measured.norms.bounds)
@@ -267,7 +268,7 @@ def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
 
 
 def _all(of_groups: tf.Tensor) -> tf.Tensor:
-    """True for each example, [B], for which a condition holds in all groups, [G, B]."""
+    """Returns, for each example, whether a condition [G, B] holds in all groups."""
     return tf.reduce_all(of_groups, axis=0)
 
 
@@ -283,7 +284,7 @@ def _measured(
     )
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
-    # This uses no gradient tape, which would have to record the whole pass.
+    # A gradient tape would have to record the whole pass.
     taps = [tap for _, call in forward.calls for tap in call.taps]
     gradients = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
     factors: dict[int, list[Factor]] = {}
@@ -318,7 +319,7 @@ def _measured(
 
 
 def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[Part]:
-    """Measures gradients, given by position; small ones of one group are concatenated."""
+    """Measures the gradients of variables; small variables of a group share a part."""
     together: dict[int, list[int]] = {}
     for position, factor in factors.items():
         is_small = not accelerator() and 0 < _size(factor) <= _SMALL
@@ -336,7 +337,7 @@ def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[
 
 
 def _size(factor: Factor) -> int:
-    """The size of a variable if its gradients are formed and of known shape, else 0."""
+    """Returns the number of elements if gradients are formed and it is known, else 0."""
     if type(factor) is not Instantiated:
         return 0
     return factor.gradients.shape[1:].num_elements() or 0
@@ -345,8 +346,8 @@ def _size(factor: Factor) -> int:
 def _dense(gradient: Any) -> tf.Tensor | None:
     """Returns the gradient for a tap as a dense tensor; None stays None.
 
-    The gradient of an operation that gathers from its input (a loss with sparse labels,
-    in a batch of unknown size) is sparse.
+    Operations that gather from their input, such as a loss with sparse labels, have
+    sparse gradients.
     """
     if gradient is None:
         return None
@@ -360,7 +361,7 @@ def _weighted_sums(
     weights: Sequence[tf.Tensor],
     counts: tf.Tensor,
 ) -> list[Any]:
-    """Sums the gradients of the examples that count, with their weights in each group."""
+    """Sums the weighted gradients of the examples that count, for each variable."""
     sums: dict[int, Any] = {}
     for part, total in zip(parts, _sums_of(parts, weights, counts), strict=True):
         pieces, shapes = [total], [tuple(variables[i].shape) for i in part.positions]
@@ -372,7 +373,7 @@ def _weighted_sums(
 
 
 def _sum_of(variable: Any, total: Any) -> Any:
-    """Returns the sum of a variable's gradients; zeros if it has none."""
+    """Returns the gradient sum of a variable; zeros if it has no gradient."""
     shape, is_table = tuple(variable.shape), reader_of(variable) is not None
     if total is None:
         total = tf.zeros(shape, tf.float32)
@@ -395,10 +396,10 @@ def _sum_of(variable: Any, total: Any) -> Any:
 def _sums_of(
     parts: Sequence[Part], weights: Sequence[tf.Tensor], counts: tf.Tensor
 ) -> list[Any]:
-    """Computes the weighted sums of parts, on accelerators one after the other.
+    """Computes the weighted sum of each part, on accelerators one after the other.
 
-    A GPU would otherwise zero and weight the gradients of several layers at once. The last
-    layer comes first, as its gradients have been in memory the longest.
+    Otherwise, a GPU could hold cleaned copies of the gradients of several layers at
+    once. The last layer comes first, as its gradients have been in memory the longest.
     """
     tensors = [list(part.measured.tensors) for part in parts]
 

@@ -1,4 +1,4 @@
-"""A numerical check of clipping, for rules and layers that the analysis cannot prove.
+"""A numerical check of clipping, for rules and layers that cannot be proved correct.
 
 Training runs this check for models with registered rules or vouched layers. It uses
 made-up examples, because a refusal must not depend on any record.
@@ -29,17 +29,17 @@ from tf_bandmf.keras.compat.keras_objects import all_layers, tensorflow_value
 from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
-# Relative tolerances: gradients computed in bfloat16 carry 8 bits, in float16 11 bits.
+# Relative tolerances by dtype: gradients have 8 bits in bfloat16, 11 bits in float16.
 _TOLERANCES = {"bfloat16": 3e-2, "float16": 1e-2}
-# All weights are drawn once for each entry: True for both signs (for gates behind `relu`,
-# among others), False for positive (for weights that are variances).
+# Each entry is a random draw of all weights: True with both signs (which opens gates
+# behind `relu`, for example), False with positive values (as variances need).
 _DRAWS = (True, True, False)
-# The batch is the first example, and copies of the second multiplied by these factors.
+# Factors of the copies of the second example in the checked batch.
 _OTHERS = (1.0, math.nan, 0.0, 1e3, 1.0, 1.0)
 
 
 def needs_self_check(model: keras.Model) -> bool:
-    """True if a user vouched for a layer of the model, or registered a rule for it."""
+    """Returns whether the user vouched for a layer, or registered a rule for one."""
     if vouched_classes(model):
         return True
     units = find_units(model, model.trainable_variables)
@@ -54,15 +54,15 @@ def self_check(
     *,
     loss_scale_factor: float | None = None,
 ) -> None:
-    """Compares clipped gradients of a batch with gradients of examples taken one by one.
+    """Compares the clipped gradients of a batch with gradients of single examples.
 
-    The reference is a plain gradient tape on a batch of one, which knows nothing of taps
-    and rules. The batch holds a made-up example, and copies of a second one: unchanged,
+    The reference is a plain gradient tape on a batch of one, without taps and rules.
+    The batch holds a made-up example, and four copies of a second one: unchanged, and
     multiplied by NaN, by 0 and by 1000. All weights and state are drawn at random
     several times, because a gate that is closed now may open later. Random layers are
-    deterministic during the check, and the model is left unchanged. The analysis of the
-    model finds other layers that mix examples; this check is for registered rules, and
-    for layers whose class was vouched for.
+    deterministic during the check, and the model is left unchanged. The check is for
+    registered rules, and for layers whose class the user vouched for; the analysis of
+    the model finds all other layers that mix examples.
 
     Args:
       model: a built and compiled model.
@@ -101,7 +101,7 @@ def self_check(
                         state.assign(tf.cast(values, state.dtype))
                 each = np.stack([alone(one) for one in batches.single_examples(data)])
                 lengths = np.linalg.norm(each, axis=1)
-                # At least one of the first two examples is clipped.
+                # This clip norm clips at least one of the first two examples.
                 longest = max(filter(math.isfinite, lengths[:2]), default=0.0)
                 clip = clip or float(longest) / 2 or 1.0
                 _compare(model, step(data, clip), each, lengths, clip, rtol)
@@ -121,7 +121,7 @@ def self_check(
 def _compare(
     model: keras.Model, clipped: Any, each: Any, lengths: Any, clip: float, rtol: float
 ) -> None:
-    """Compares norms and the sum of a batch with each example's gradient and its length.
+    """Compares the norms and the sum of a batch with the gradient of each example.
 
     Raises:
       ClippingMismatchError: if norms or sums differ.
@@ -137,7 +137,8 @@ def _compare(
             )
     weights = np.minimum(1.0, clip / np.maximum(lengths[counts], 1e-300))
     terms = weights[:, None] * each[counts]
-    # The size of the terms: in their sum, they may cancel and leave only rounding errors.
+    # Errors are relative to the size of the terms: the sum itself may cancel to a
+    # rounding error.
     size = np.linalg.norm(terms)
     differences = _flat(clipped.sums).numpy() - terms.sum(axis=0)
     if not np.linalg.norm(differences) <= rtol * size + 1e-6:
@@ -163,17 +164,17 @@ _CAUSES = (
 def _with_others(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the first of two examples, and copies of the second times `_OTHERS`."""
     first, other = tensor[:1], tensor[1:]
-    # Classes, ids and strings are not multiplied.
+    # Classes, ids and strings cannot be multiplied.
     is_float = tensor.dtype.is_floating
     others = [other * factor if is_float else other for factor in _OTHERS]
     return tf.concat([first, *others], axis=0)
 
 
 def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], Any]:
-    """Returns a function that gives a plain tape's gradient of a batch of one, flat.
+    """Returns a function that computes the flat gradient of a batch of one with a tape.
 
-    The gradient is NaN where the loss is not finite: such an example adds nothing to the
-    sum, and there is nothing to compare.
+    The gradient is NaN if the loss is not finite: such an example adds nothing to the
+    sum, so there is nothing to compare.
     """
     variables = [tensorflow_value(v) for v in model.trainable_variables]
     loss = compiled_loss(model)
@@ -204,9 +205,9 @@ def _flat(gradients: Sequence[Any]) -> tf.Tensor:
 
 
 def _drawn(rng: np.random.Generator, old: Any, has_both_signs: bool) -> Any:
-    """Draws values of about the present size, or about 0.1 where they are 0 or not finite.
+    """Draws values, away from zero, of about the same size as the present ones.
 
-    The values are kept away from zero.
+    Where present values are 0 or not finite, the size is about 0.1.
     """
     size = float(np.sqrt(np.mean(np.square(old.astype(np.float64)))))
     values = rng.uniform(0.2, 1.2, old.shape)

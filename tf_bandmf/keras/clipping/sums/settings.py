@@ -1,13 +1,13 @@
 """The settings of clipping, and their checks.
 
-If groups of weights are clipped to C_1, ..., C_G, a contribution's norm is at most
+If groups of weights are clipped to C_1, ..., C_G, the norm of a contribution is at most
 
     C = sqrt(C_1^2 + ... + C_G^2)
 
 (He et al., 2022, arXiv:2212.01539, section 3; Bu et al., 2022, arXiv:2206.07136,
-section 3.2). Here C is the plan's clip norm, and groups have shares of it: sensitivity,
-noise and guarantee are the same as without groups. The groups and their shares are
-public: they are chosen before training.
+section 3.2). Here C is the clip norm of the plan, and each group has a share of C, so
+sensitivity, noise and guarantee are the same as without groups. The groups and their
+shares are public: they are chosen before training.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
-# Shares are between `_LEAST` and 1 / `_LEAST`: float32 has to represent their ratios.
+# Shares are from `_LEAST` to 1 / `_LEAST`, so that float32 can represent their ratios.
 _LEAST = 1e-6
-# The gamma of automatic clipping; Bu et al. find this value good everywhere.
+# The gamma of automatic clipping; in Bu et al. this value worked in all experiments.
 GAMMA = 0.01
 
 
 def check_groups(groups: Any) -> str | dict[str, float] | None:
-    """Returns a checked copy of `groups` of `Clipping`.
+    """Checks the `groups` of `Clipping`, and returns a copy.
 
     Args:
       groups: None, "layers", or shares by regular expressions.
@@ -78,10 +78,10 @@ def _first_match(groups: Mapping[str, float], path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """The way in which each example's gradient is clipped to the plan's norm C.
+    """How the gradient of each example is clipped to the clip norm C of the plan.
 
-    With all settings, a contribution's norm is at most C, so the guarantee is the same
-    with every mechanism. Choose it without looking at the data.
+    Under all settings, the norm of a contribution is at most C, so the privacy
+    guarantee does not depend on them. Choose the settings without looking at the data.
 
     Attributes:
       kind: "flat": a gradient longer than C is shortened to it. "automatic": each
@@ -89,10 +89,11 @@ class Clipping:
         arXiv:2206.07136): C and the learning rate then act as one parameter, and there
         is no clip norm to tune.
       groups: None: a gradient is clipped as a whole. "layers": each layer is clipped
-        separately, to C / sqrt(number of layers). Or shares of C by regular expressions
-        that are searched in the paths of weights, such as `{"embedding": 1, ".*": 2}`:
-        the first match is a weight's group, and the squares of the groups' clip norms
-        add up to C^2 (group-wise clipping, He et al., 2022, arXiv:2212.01539).
+        separately, to C / sqrt(number of layers). Or a dictionary from regular
+        expressions to shares of C, such as `{"embedding": 1, ".*": 2}`: the first
+        expression found in the path of a weight is its group, and the squared clip
+        norms of the groups add up to C^2 (group-wise clipping, He et al., 2022,
+        arXiv:2212.01539).
       scaling: None; or "second_moment" with Adam, AdamW, Nadam or RMSprop: gradients are
         clipped and noised in the coordinates in which that optimizer takes its steps
         (scale-then-privatize, Ganesh et al., 2025, arXiv:2507.01129; see
@@ -125,13 +126,13 @@ class Clipping:
     def grouping(
         self, variables: Sequence[Any], l2_norm_clip: float
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Assigns trainable variables to groups, and divides the clip norm C among these.
+        """Assigns trainable variables to groups, and divides the clip norm C.
 
-        Group g gets C share_g / sqrt(sum of squared shares); the sum is over groups that
-        have variables.
+        Group g gets C share_g / sqrt(sum of squared shares), where the sum is over
+        groups that have variables.
 
         Returns:
-          The number of the group of each variable, and the clip norm of each group; the
+          The group number of each variable, and the clip norm of each group; the
           squares of these norms add up to at most C^2.
 
         Raises:
@@ -148,13 +149,13 @@ class Clipping:
             names = [_first_match(groups, variable.path) for variable in variables]
             shares = {name: groups[name] for name in dict.fromkeys(names)}
         numbers = {name: number for number, name in enumerate(shares)}
-        # Rounding must not make the squares add up to more than C^2.
+        # After rounding, the squares must still not add up to more than C^2.
         scale = l2_norm_clip / math.hypot(*shares.values()) * (1.0 - 2.0**-48)
         clips = tuple(scale * share for share in shares.values())
         return tuple(numbers[name] for name in names), clips
 
     def remarks(self) -> list[str]:
-        """Returns sentences for the statement of a run with these settings."""
+        """Returns sentences on these settings for the privacy statement."""
         remarks = []
         if self.groups is not None:
             remarks.append(
@@ -170,7 +171,7 @@ class Clipping:
         return remarks
 
     def to_config(self) -> dict[str, Any]:
-        """Returns the settings for a file; groups become pairs, which keep their order."""
+        """Returns the settings for a file, with groups as ordered pairs."""
         groups = self.groups
         pairs = [[*p] for p in groups.items()] if isinstance(groups, dict) else groups
         return {**dataclasses.asdict(self), "groups": pairs}
@@ -189,14 +190,14 @@ _LARGEST_SCALE = 2**127
 
 
 class Clip(NamedTuple):
-    """The way in which a pass clips gradients.
+    """The checked settings with which one pass clips gradients.
 
     Attributes:
-      groups: for each trainable variable, the number of its group.
+      groups: the group number of each trainable variable.
       norms: clip norms of the groups, [G] float64; their squares add up to at most C^2.
       is_automatic: True if gradients are clipped automatically.
-      scale: the power of two by which losses are multiplied in the backward pass.
-      scales: factors of the gradients' coordinates before they are clipped; or empty.
+      scale: the power of two that multiplies losses in the backward pass.
+      scales: factors that multiply gradient coordinates before clipping; or empty.
     """
 
     groups: tuple[int, ...]
@@ -206,11 +207,11 @@ class Clip(NamedTuple):
     scales: tuple[tf.Tensor, ...] = ()
 
     def allowed(self, shares: tf.Tensor) -> tf.Tensor:
-        """Returns the groups' clip norms, [G, B] float64, for examples with shares [B]."""
+        """Returns the clip norm of each group for examples with shares [B]: [G, B]."""
         return self.norms[:, None] * tf.cast(shares, tf.float64)
 
     def weights(self, bounds: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
-        """Returns the weights of each group's gradients in the sum, [G, B] float32.
+        """Returns the weight of each gradient in the sum, by group, [G, B] float32.
 
         Args:
           bounds: upper bounds of squared norms, [G, B] float64.
@@ -227,7 +228,7 @@ def how_to_clip(
     loss_scale_factor: float | None,
     scales: Sequence[tf.Tensor] | None,
 ) -> Clip:
-    """Makes the `Clip` of `clipped_gradient_sums` from its arguments, and checks them."""
+    """Checks arguments of `clipped_gradient_sums`, and makes a `Clip` from them."""
     if not (math.isfinite(l2_norm_clip) and l2_norm_clip > 0):
         raise ValueError(
             f"`l2_norm_clip` must be positive and finite, found {l2_norm_clip}."
