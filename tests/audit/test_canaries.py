@@ -1,4 +1,4 @@
-"""The white-box audit: close to epsilon for correct mechanisms, and seldom above it."""
+"""White-box audits of correct mechanisms: close to epsilon, and seldom above epsilon."""
 
 import functools
 

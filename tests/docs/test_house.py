@@ -1,4 +1,4 @@
-"""The package stays below its ceilings of code lines, and the page names each folder."""
+"""Folders keep their ceilings of code lines, and docs/inside.md names each folder."""
 
 import re
 

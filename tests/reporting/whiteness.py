@@ -15,8 +15,8 @@ class Whiteness:
     """P-values of tests of one sample of noise.
 
     Attributes:
-      p_values: by name of the test; for each, the smallest over steps, pairs of steps
-        and lags, times their number (Bonferroni), at most 1.
+      p_values: by test name, the smallest p-value over steps, pairs of steps and lags,
+        times the number of comparisons (Bonferroni), at most 1.
     """
 
     p_values: dict[str, float]

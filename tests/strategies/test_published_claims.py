@@ -26,7 +26,7 @@ def test_figure_1_best_bandwidth_of_bsr_is_b_and_of_bisr_is_below(momentum, deca
     bsr = [strategies.bsr(workload, p).rmse(workload, participation) for p in bands]
     assert bands[int(np.argmin(bsr))] == b
     assert bands[int(np.argmin(bisr))] < b
-    # For few bands, the banded inverse is far better.
+    # For few bands, BISR has far less error than BSR.
     assert bisr[2] < 0.8 * bsr[2]
 
 
