@@ -1,10 +1,10 @@
-"""Compares times of federated rounds with TFF's tree aggregation (federated stack).
+"""Times federated rounds relative to TFF's tree aggregation (federated stack).
 
     python benchmarks/federated_rounds.py --turns 12
 
-The model has 1,001,000 weights; each of 20 clients trains on one batch. The contenders run
-their rounds in turns, so that a loaded machine slows all of them; `ratio` is the median
-over turns of the time relative to TFF's tree in the same turn.
+The model has 1,001,000 weights; each of 20 clients trains on one batch. The contenders
+take turns, so that load on the machine slows all of them equally; `ratio` is the median
+over turns of a contender's time relative to TFF's tree in the same turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tf_bandmf
 import tf_bandmf_federated
 
 CLIENTS, WIDTH, ROUNDS, SEPARATION = 20, 1000, 2052, 342
-NOT_COUNTED = 2  # number of warm-up turns, because TFF compiles at the first call
+NOT_COUNTED = 2  # warm-up turns, because TFF compiles at the first call
 OURS = ("lambda_cgd", "bisr:4", "blt")
 
 

@@ -1,16 +1,17 @@
-"""Compares the times of private and ordinary Keras training, in turns in one run.
+"""Times private Keras training relative to ordinary training, in alternating turns.
 
     python benchmarks/keras_steps.py --models mlp,cnn,transformer --rounds 6
     python benchmarks/keras_steps.py --models cnn --microbatch-size 64
     python benchmarks/keras_steps.py --models cnn,transformer --fit --rounds 4
 
-A step consists of forward pass, backward pass and SGD update on a batch in memory, without
-metrics. "clipped" clips and sums the gradients of single examples, without noise; the
-others add the noise of their mechanism; "kept" is lambda_cgd with `keep_normals=True`.
-`wall` and `cpu` are ratios of medians to the ordinary step; `start` is the ratio of
-processor times of the first step, which traces and compiles (without the self-check of
-`fit`). `peak` is the memory that a process needed for the step alone. `--fit` compares
-whole epochs of `model.fit`, with the same sampler and accountant for every mechanism.
+A step consists of forward pass, backward pass and SGD update on a batch in memory,
+without metrics. "clipped" clips and sums per-example gradients without noise; all other
+variants add the noise of their mechanism; "kept" is lambda_cgd with
+`keep_normals=True`. `wall` and `cpu` are ratios of median times, relative to the
+ordinary step; `start` is the ratio of CPU times for the first step, which traces and
+compiles (without the self-check of `fit`). `peak` is the memory that the step adds to
+its process. `--fit` compares whole epochs of `model.fit`, with the same sampler and
+accountant for every mechanism.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from tf_bandmf.keras.clipping import clipped_gradient_sums
 
 MECHANISMS = ("identity", "lambda_cgd", "kept")
 BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128}
-# The number of steps per measurement, which take tenths of a second, so that the resolution
-# of clocks does not matter.
+# The number of steps per measurement: enough for tenths of a second, so that clock
+# resolution does not matter.
 STEPS = {"mlp": 40, "cnn": 4, "transformer": 3}
 VOCABULARY, LENGTH, WIDTH = 1000, 64, 128
 
@@ -165,7 +166,7 @@ def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
             inner.apply([total / size for total in clipped.sums], variables)
         else:
             run = optimizer.run
-            # The same step is repeated.
+            # The measurement repeats the same step.
             number, keys = tf.constant(0, tf.int64), run.secrets.step_keys(0)
             noisy = run.privatize(
                 clipped.sums, variables, number, tf.constant(keys), number
@@ -193,10 +194,10 @@ def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
 def in_turns(
     functions: dict[str, Callable[[], Any]], repeats: int, rounds: int
 ) -> dict[str, tuple[float, float, float]]:
-    """Returns median wall and processor seconds of calls, and those of the first call."""
+    """Returns wall and CPU seconds: the medians over calls, and the first call's values."""
     taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in functions}
     first = {}
-    # One-time work of the process must not count for the first contender.
+    # The first contender must not be charged for one-time work of the process.
     tf.function(lambda x: x @ x)(tf.ones([2, 2]))
     for kind, function in functions.items():
         used = time.process_time()
@@ -214,8 +215,8 @@ def in_turns(
 
 
 def peak(kind: str, name: str, options: Any) -> None:
-    """Prints the megabytes that running a step adds to a process that has built it."""
-    # XLA's compiler takes a hundred megabytes once per process, for any model.
+    """Prints the megabytes that running a step adds after the step has been built."""
+    # XLA's compiler takes about a hundred megabytes once per process, for any model.
     noise.standard_normals(tf.constant([0, 0], tf.uint64), 1)
     step = step_of(kind, name, options)
     before = largest_memory()

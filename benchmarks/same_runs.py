@@ -1,13 +1,14 @@
-"""Saves and compares noise and weights of small private runs with fixed seeds.
+"""Saves or compares noise and final weights of small private runs with fixed seeds.
 
     python benchmarks/same_runs.py --save before.json
     python benchmarks/same_runs.py --compare before.json
     python benchmarks/same_runs.py --save before.json --only poisson # only these runs
 
 Run the program with two versions of the library (`PYTHONPATH`) on one machine: a change
-that promises the same behaviour must not change any bits. For a change that sums in another
-order, the program prints the difference of weights. `benchmarks/results/same_runs.json` is
-from the machine that it names; another machine may round differently.
+that promises the same behaviour must not change any bits. For a change that alters the
+order of summation, the program prints the difference between the weights.
+`benchmarks/results/same_runs.json` names the machine that produced it; another machine
+may round differently.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tf_bandmf.noise.keys import NoiseKey
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS, WIDTH, CLASSES = 24, 4, 2, 6, 3
 NUM_STEPS = NUM_EXAMPLES // BATCH_SIZE * EPOCHS
 ROWS_PER_USER = 2
-# The number of words of models that read whole numbers.
+# The vocabulary size of models with integer inputs.
 WORDS = 7
 
 
@@ -95,12 +96,14 @@ class Run:
 
     Attributes:
       model, inner: functions that build the network and Keras' optimizer.
-      plan, private, make, batches, fit, compile: more arguments of `plan`,
-        `PrivateOptimizer`, `make_private`, `Plan.batches`, `fit` and `compile`.
+      plan, private, make, batches, fit, compile: further arguments of `plan`,
+        `PrivateOptimizer`, `make_private`, `Plan.batches`, `fit` and `compile`,
+        respectively.
       reserve: arguments of `Plan.reserve`.
       policy: dtype policy of the layers.
-      replicas: number of logical processors.
-      is_resumed: True if another model runs the second epoch, from the private file.
+      replicas: number of logical devices.
+      is_resumed: True if a second model resumes from the private file and runs the
+        second epoch.
     """
 
     mechanism: str = "bsr:3"
@@ -269,7 +272,7 @@ def machine() -> str:
 
 
 def difference(before: dict[str, str], now: dict[str, str]) -> str:
-    """Returns a description of the difference of two runs; empty if there is none."""
+    """Describes the difference between two runs; empty if there is none."""
     if before == now:
         return ""
     words = [] if before["noise"] == now["noise"] else ["other noise"]

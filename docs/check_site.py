@@ -3,10 +3,10 @@
     python docs/check_site.py docs/_build/html
 
 Links within the site must lead to a file and, if they name one, to an anchor there.
-External links must be well-formed `https` URLs, and those to arXiv must have an
+External links must be well-formed `https` URLs, and arXiv links must contain an
 identifier. `make linkcheck`, which needs a network, checks that external links work.
 
-The search must find the page of each of `SUBJECTS`.
+The site search must find the right page for each entry of `SUBJECTS`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import urllib.parse
 
 _HOST = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}")
 _ARXIV = re.compile(r"/(abs|pdf)/(\d{2}(0[1-9]|1[0-2])\.\d{4,5}(v\d+)?|[a-z-]+/\d{7})")
-# Subjects, as stems of the search index, with the page that must be found for each.
+# Subjects, as stems in the search index, each with the page that must be found.
 SUBJECTS = {
     "earli stop": "private-metrics",
     "batchnorm": "models",
@@ -43,7 +43,7 @@ SUBJECTS = {
     "multi gpu": "keras",
     "learn rate schedul": "choosing-budget",
 }
-# Relations of links that only browsers follow.
+# The `rel` values of links that only browsers follow.
 _WITHOUT_FILE = ("data", "javascript", "mailto")
 
 
@@ -52,7 +52,7 @@ class Page(html.parser.HTMLParser):
 
     Attributes:
       anchors: every `id` and `name`.
-      links: every `href` and `src`, in their order.
+      links: every `href` and `src`, in document order.
     """
 
     def __init__(self, text: str) -> None:
@@ -62,7 +62,7 @@ class Page(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Collects anchors and links of a tag."""
+        """Collects the anchors and links of a tag."""
         for name, value in attrs:
             if name in ("id", "name") and value:
                 self.anchors.add(value)
@@ -71,7 +71,7 @@ class Page(html.parser.HTMLParser):
 
 
 def wrong_links(site: pathlib.Path) -> list[str]:
-    """Returns a line for each broken link, with the page that has it."""
+    """Returns a line for each broken link, with the page that contains the link."""
     pages = {
         path.resolve(): Page(path.read_text("utf-8"))
         for path in site.rglob("*.html")
@@ -125,7 +125,7 @@ def _what_is_wrong_outside(
 
 
 def lost_subjects(index: str) -> list[str]:
-    """Returns a line for each subject whose page the search index does not find."""
+    """Returns a line for each subject whose page the search does not find."""
     search = json.loads(index[index.index("(") + 1 : index.rindex(")")])
     lost = []
     for subject, page in SUBJECTS.items():

@@ -1,7 +1,8 @@
 """Configuration of the documentation site: `make docs` builds it.
 
 Docstrings are written for readers of the source: names in single backticks, code as
-indented blocks, tables in Markdown. `to_rst` turns them into what Sphinx reads.
+indented blocks, tables in Markdown. `to_rst` converts docstrings to the
+reStructuredText that Sphinx reads.
 """
 
 import os
@@ -32,14 +33,15 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
-# Notebooks have their outputs: `make notebooks`.
+# Notebooks are stored with their outputs by `make notebooks`, so Sphinx does not run
+# them.
 nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-# Names in docstrings stand in single backticks.
+# Single backticks in docstrings mark names in code.
 default_role = "code"
 
-# The federated distribution needs another environment; see federated/README.md.
+# The federated package needs a separate environment; see federated/README.md.
 autodoc_mock_imports = ["tensorflow_federated", "tensorflow_privacy"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -58,7 +60,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(ROOT / "docs" / "_static" / "scorer.js")
 html_show_sourcelink = False
-# These have no pages below or beside them.
+# Pages without neighboring pages, which need no navigation sidebar.
 html_sidebars = {name: [] for name in ("index", "keras", "recipes", "pitfalls")}
 html_theme_options = {
     "navigation_depth": 2,
@@ -70,7 +72,7 @@ html_theme_options = {
 }
 
 _INDENTED = re.compile(r" {4,}\S")
-# |g| is a norm here, not a substitution of reStructuredText.
+# |g| is a norm here, not a reStructuredText substitution.
 _NORM = re.compile(r"(?<![`\w])\|(\w+)\|")
 _SECTION = re.compile(
     r"(Args|Attributes|Returns|Raises|Yields|Note|Notes|Example|Examples):$"
@@ -112,7 +114,7 @@ class ArxivLinks(SphinxTransform):
             inside = (nodes.literal, nodes.literal_block, nodes.reference)
             if isinstance(text.parent, inside) or not self.identifier.search(text):
                 continue
-            # Texts and identifiers in turn.
+            # `split` alternates between texts and identifiers.
             parts = self.identifier.split(text)
             made = []
             for words, number in zip(parts[::2], [*parts[1::2], None]):
@@ -129,7 +131,7 @@ def setup(app):
     def convert(app, what, name, obj, options, lines):
         lines[:] = to_rst(lines)
 
-    # Before napoleon.
+    # This must run before napoleon.
     app.connect("autodoc-process-docstring", convert, priority=400)
     return {"parallel_read_safe": True}
 

@@ -1,4 +1,4 @@
-"""Counts the house: lines by folder; rooms, floors and arrows of `tf_bandmf.keras`.
+"""Counts code lines per folder, and the rooms, floors and arrows of `tf_bandmf.keras`.
 
     python docs/count_house.py            # prints what it counts
     python docs/count_house.py --write    # and writes the lines into docs/inside.md
@@ -6,8 +6,9 @@
     python docs/count_house.py --lower    # lowers the ceilings to what is there
     python docs/count_house.py --trace    # files and functions that one step goes through
 
-A room is a folder without folders in it, or a file beside folders. An arrow leads from a
-room to one that it imports. A room's floor is the length of the longest way down from it.
+A room is a folder without subfolders, or a file next to folders. An arrow leads from a
+room to a room that it imports. The floor of a room is the length of the longest path of
+arrows that starts there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tf_bandmf"
 PAGE = ROOT / "docs" / "inside.md"
 BEGIN, END = "<!-- lines -->", "<!-- end of lines -->"
-# What each folder is for: the table of docs/inside.md, in the order of the map there.
+# The purpose of each folder: the table in docs/inside.md, in the order of the map on
+# that page.
 FOLDERS = {
     "files": "configurations with arrays, files that hold secrets",
     "matrices": "lower-triangular matrices that are banded or have such an inverse",
@@ -60,9 +62,10 @@ FOLDERS = {
     "keras": "all of it",
 }
 
-# Code lines that a folder may have today, and those that it shall reach. The ceiling of
-# today only ever goes down: a change that takes lines away runs `--lower`, and one that
-# needs more in a folder takes them from another. "other" is what lies beside folders.
+# For each folder, the maximum number of code lines today, and the target. The maximum
+# only ever goes down: after a change that removes lines, run `--lower`; a change that
+# needs more lines in one folder takes the allowance from another folder. "other" covers
+# all files that are not in one of these folders.
 CEILINGS = {
     "keras": (8_901, 7_000),
     "accounting": (2_053, 2_150),
@@ -98,7 +101,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_lines(text: str) -> int:
-    """Lines of a module that hold code: no blank lines, comments or docstrings."""
+    """Returns the code lines of a module, without blank lines, comments and docstrings."""
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
@@ -112,13 +115,13 @@ def code_lines(text: str) -> int:
 
 
 def lines_of(folder: pathlib.Path) -> tuple[int, int]:
-    """Lines of all files in a folder, and those of code."""
+    """Returns the number of lines in a folder, and the number of code lines."""
     texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
     return sum(len(text.splitlines()) for text in texts), sum(map(code_lines, texts))
 
 
 def counts_of(root: pathlib.Path) -> dict[str, int]:
-    """Code lines of each folder that has a ceiling."""
+    """Returns the number of code lines in each folder that has a ceiling."""
     counts = {}
     for name in CEILINGS:
         patterns = ELSEWHERE.get(name, [f"tf_bandmf/{name}/**/*.py"])
@@ -128,7 +131,7 @@ def counts_of(root: pathlib.Path) -> dict[str, int]:
 
 
 def above_ceilings(counts: dict[str, int]) -> list[str]:
-    """A line for each folder that has more code lines than its ceiling."""
+    """Returns a message for each folder with more code lines than its ceiling."""
     return [
         f"{name}: {count:,} code lines, {count - CEILINGS[name][0]:,} above the ceiling "
         f"of {CEILINGS[name][0]:,}."
@@ -138,7 +141,7 @@ def above_ceilings(counts: dict[str, int]) -> list[str]:
 
 
 def lowered(text: str, counts: dict[str, int]) -> str:
-    """The source of this file with ceilings that are no higher than the counts."""
+    """Returns the source of this file, with ceilings lowered to the current counts."""
     for name, (today, to_reach) in CEILINGS.items():
         row = rf'"{name}": \([\d_]+, [\d_]+\)'
         ceiling = f'"{name}": ({min(today, counts[name]):_}, {to_reach:_})'
@@ -148,7 +151,7 @@ def lowered(text: str, counts: dict[str, int]) -> str:
 
 
 def table() -> str:
-    """The rows of the page."""
+    """Returns the rows of the table in docs/inside.md."""
     rows = ["| folder | lines | code | for |", "|---|---|---|---|"]
     for name, purpose in FOLDERS.items():
         lines, code = lines_of(PACKAGE / name)
@@ -159,7 +162,7 @@ def table() -> str:
 
 
 def room_of(path: pathlib.Path) -> str:
-    """The room of a file."""
+    """Returns the room that a file belongs to."""
     folder = path.parent
     inner = [f for f in folder.iterdir() if f.is_dir() and f.name != "__pycache__"]
     place = path.with_suffix("") if inner else folder
@@ -167,7 +170,7 @@ def room_of(path: pathlib.Path) -> str:
 
 
 def arrows_of(folder: pathlib.Path) -> dict[str, set[str]]:
-    """The rooms of a folder, and which of them each imports when it is run."""
+    """Returns the rooms of a folder, each with the rooms that it imports at run time."""
     files = sorted(folder.rglob("*.py"))
     arrows: dict[str, set[str]] = {room_of(path): set() for path in files}
     for path in files:
@@ -181,7 +184,7 @@ def arrows_of(folder: pathlib.Path) -> dict[str, set[str]]:
 
 
 def _run_time(tree: ast.AST) -> list[ast.AST]:
-    """Import statements, but for those of types."""
+    """Yields the import statements of a module, except those for type checking."""
     nodes: list[ast.AST] = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -200,7 +203,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def _file_of(name: str) -> pathlib.Path | None:
-    """The file of a module, or of the module of a name."""
+    """Returns the file of a module, or of the module that contains a name."""
     parts = name.split(".")
     for end in (len(parts), len(parts) - 1):
         place = ROOT.joinpath(*parts[:end])
@@ -211,10 +214,10 @@ def _file_of(name: str) -> pathlib.Path | None:
 
 
 def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
-    """The floor of each room; the lowest is 1.
+    """Returns the floor of each room; the lowest floor is 1.
 
     Raises:
-      ValueError: if rooms import one another in a circle.
+      ValueError: if rooms have cyclic imports.
     """
     floors: dict[str, int] = {}
 
@@ -233,7 +236,7 @@ def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
 
 def traced() -> str:
     """Files and functions that `fit` of a small MLP calls, and its first two steps."""
-    # Only this count needs the package and TensorFlow.
+    # A local import, because only this function needs the package and TensorFlow.
     import keras
     import numpy as np
 
@@ -291,7 +294,7 @@ def traced() -> str:
 
 
 def main() -> None:
-    """Prints the counts, and writes those of lines."""
+    """Prints the counts, and with `--write` stores the line counts in docs/inside.md."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")

@@ -23,9 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "utility" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "figures" / "accuracy.png"
-# DP-SGD of Tramèr and Boneh (arXiv:2011.11660) at epsilon = 3.
+# Published results of Tramèr and Boneh (arXiv:2011.11660) for DP-SGD at epsilon = 3.
 PUBLISHED = {"fashion-mnist": 0.897, "cifar-10": 0.67, "fashion-mnist-cnn": 0.86}
-# For each row, the value of arXiv:2505.12128, Table 2, at epsilon = 9.
+# For each row, the published value from arXiv:2505.12128, Table 2, at epsilon = 9.
 PUBLISHED_ROWS = {
     "cifar-10-cnn": {
         "DP-SGD, no sampling": 0.390,
@@ -48,7 +48,7 @@ TITLES = {
     "cifar-10-cnn-epsilon-1": "CIFAR-10 (as JPEG), network from pixels, ε = 1",
     "cifar-10-cnn-epsilon-0.5": "CIFAR-10 (as JPEG), network from pixels, ε = 0.5",
 }
-# Samplings, as they occur in the names of rows.
+# Samplings, as written in row names.
 SAMPLINGS = ("no sampling", "balls in bins", "Poisson")
 HEAD = """\
 # Accuracy at a budget
@@ -151,7 +151,7 @@ def picture(tasks: dict[str, list[dict[str, str]]]) -> None:
 
 
 def without_sampling(name: str) -> str:
-    """Returns a row's name without a last part that says how batches are drawn."""
+    """Returns a row's name without the final part that names the sampling, if any."""
     rest, _, last = name.rpartition(", ")
     return rest if last in SAMPLINGS else name
 

@@ -86,7 +86,7 @@ def trained(
 
 
 def measured(y: np.ndarray, p: np.ndarray, threshold: float) -> list[float]:
-    """Returns mean probability, balanced accuracy, and area under the curve."""
+    """Returns the mean probability, balanced accuracy, and area under the ROC curve."""
     return [
         float(p.mean()),
         float(sklearn.metrics.balanced_accuracy_score(y, p > threshold)),

@@ -1,8 +1,8 @@
 """Compares correlated noise with DP-SGD on Fashion-MNIST at the same (epsilon, delta).
 
-The program trains with each mechanism at its advised learning rate, and reports mean and
-standard error of the test accuracy. No mechanism is amplified by sampling: all use the same
-fixed epoch order.
+The program trains with each mechanism at its advised learning rate, and reports the
+mean and standard error of the test accuracy. There is no amplification by sampling: all
+mechanisms use the same fixed epoch order.
 
     python examples/fashion_mnist.py             # downloads the data with Keras' loader
     python examples/fashion_mnist.py --data DIR  # *-ubyte or *-ubyte.gz files in DIR

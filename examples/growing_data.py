@@ -1,10 +1,11 @@
-"""Compares ways to train a model each week on growing data, at one yearly epsilon.
+"""Compares ways to train a model every week on growing data, at one yearly epsilon.
 
     python examples/growing_data.py
 
-The program prints the table of docs/several-runs.md: the noise in the released models, per
-coordinate and unit of clip norm, in units of the mean gradient; first the root mean square
-over the year's releases, then the noise of the last release. Nothing is trained.
+The program prints the table in docs/several-runs.md: the noise per coordinate of the
+released models, for clip norm 1, in units of the mean gradient; first the root mean
+square over all releases of the year, then the noise in the last release. Nothing is
+trained.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from tf_bandmf.accounting import gaussian
 
 EPSILON, DELTA = 4.0, 1e-6  # for the whole year
 WEEKS, STEPS = 52, 40  # steps of one week
-BATCH = (
-    500  # a week brings 20,000 records, or one batch's worth of each of 20,000 users
-)
+BATCH = 500  # 20,000 new records per week, or new data of each of 20,000 users
 WINDOW = 4  # weeks
-# Closed-form strategies, from which the best is chosen; optimized ones may be even better.
+# Closed-form strategies, from which the best one is chosen; optimized strategies may be
+# even better.
 CANDIDATES = ("identity", "lambda_cgd", "bisr:4", "bisr:32", "bsr:8", "bsr:32")
-# The noise of a mechanism that spends the whole year's budget.
+# The noise multiplier of a mechanism that spends the budget of the whole year.
 YEAR = gaussian.calibrate_noise_stddev(EPSILON, DELTA)
 
 
@@ -35,13 +35,13 @@ def errors(plan: tf_bandmf.Plan) -> np.ndarray:
 
 
 def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
-    """Returns error, name, released errors and plan of the mechanism with best releases.
+    """Finds the mechanism with the smallest error over the releases.
 
     Args:
-      num_steps: steps of the mechanism.
-      uses: number of times that it uses the data of a unit.
+      num_steps: number of steps of the mechanism.
+      uses: number of times that the mechanism uses the data of a unit.
       separation: smallest number of steps between two uses.
-      shares: number of such mechanisms that share the year's budget.
+      shares: number of equal mechanisms that share the yearly budget.
     """
     candidates = []
     for name in CANDIDATES:
@@ -62,7 +62,7 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
 
 
 def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
-    """Returns errors of weekly models, mechanism and epsilon, if each week has a plan."""
+    """Returns the errors, mechanism and epsilon if each week has a separate plan."""
     _, name, (last,), plan = best(STEPS, 1, STEPS, shares)
     after = last / batches
     if continued:  # each week begins with the previous model and its noise
@@ -71,7 +71,7 @@ def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
 
 
 def whole_year(uses: int, separation: int, batch: int) -> tuple:
-    """Returns errors, mechanism and epsilon if one model continues over all weeks."""
+    """Returns the errors, mechanism and epsilon if one run continues over all weeks."""
     _, name, released, plan = best(WEEKS * STEPS, uses, separation, 1)
     return released / batch, name, plan.epsilon
 

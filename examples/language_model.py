@@ -1,11 +1,12 @@
 """Private LoRA fine-tuning of a causal language model from KerasHub.
 
-A small GPT-2 learns bytes of the Python language reference without privacy, as a stand-in
-for a public model. Then adapters of rank 8 are trained on private text of another kind, in
-windows of 32 bytes (the unit of privacy): with correlated noise that needs no noise state,
-and with DP-SGD at the same (epsilon, delta). For each mechanism, the learning rate is the
-best of a few on validation text; the printed perplexity is on other held-out text. The
-adapter is saved and loaded into an ordinary KerasHub model, which generates text.
+A small GPT-2 learns bytes of the Python language reference without privacy, as a
+stand-in for a public model. Then adapters of rank 8 are trained on private text of
+another kind, in windows of 32 bytes (the unit of privacy): with a correlated-noise
+mechanism that stores no noise, and with DP-SGD at the same (epsilon, delta). For each
+mechanism, the best of a few learning rates is chosen on validation text; the printed
+perplexity is measured on other held-out text. The adapter is saved and loaded into an
+ordinary KerasHub model, which generates text.
 
     python examples/language_model.py              # private: docstrings of Python
     python examples/language_model.py --text FILE  # private: a text file of your own
@@ -50,7 +51,7 @@ class Mechanism(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Windows of a text in three parts, each an array [N, LENGTH + 1] of bytes."""
+    """Three parts of a text, each an array [N, LENGTH + 1] of byte windows."""
 
     training: np.ndarray
     validation: np.ndarray
@@ -87,7 +88,7 @@ def docstrings(characters: int) -> str:
 
 
 def windows(text: str) -> np.ndarray:
-    """Returns windows of bytes, each with the next byte, int32, shape [N, LENGTH + 1]."""
+    """Returns byte windows, each with the byte that follows, int32, [N, LENGTH + 1]."""
     codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
     count = (len(codes) - 1) // LENGTH
     starts = LENGTH * np.arange(count)[:, None]
@@ -95,7 +96,7 @@ def windows(text: str) -> np.ndarray:
 
 
 def split(text: str) -> Text:
-    """Returns nine tenths for training, and halves of the rest for validation and test."""
+    """Splits off nine tenths for training; halves the rest into validation and test."""
     rows = windows(text)
     first, second = len(rows) * 18 // 20, len(rows) * 19 // 20
     return Text(rows[:first], rows[first:second], rows[second:])
@@ -107,7 +108,7 @@ def inputs_of(tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def build_model() -> keras_hub.models.GPT2CausalLM:
-    """Builds a GPT-2 with 31,000 parameters, over bytes."""
+    """Builds a byte-level GPT-2 with 31,000 parameters."""
     backbone = keras_hub.models.GPT2Backbone(
         vocabulary_size=VOCABULARY,
         num_layers=2,
@@ -138,7 +139,7 @@ def adapted(public: list[np.ndarray]) -> keras.Model:
 
 
 def perplexity(model: keras.Model, held_out: np.ndarray) -> float:
-    """Returns the perplexity per byte of windows."""
+    """Returns the per-byte perplexity of windows."""
     x, y = inputs_of(held_out[:, :-1]), held_out[:, 1:]
     if not isinstance(model, tf_bandmf.keras.extending.PrivateTraining):
         compiled(model, "sgd")
@@ -146,7 +147,7 @@ def perplexity(model: keras.Model, held_out: np.ndarray) -> float:
 
 
 def pretrain(tokens: np.ndarray, epochs: int) -> list[np.ndarray]:
-    """Returns the weights of a model that is trained without privacy."""
+    """Trains a model without privacy, and returns its weights."""
     keras.utils.set_random_seed(0)
     model = build_model()
     steps = epochs * (len(tokens) // 128)
@@ -160,7 +161,7 @@ def pretrain(tokens: np.ndarray, epochs: int) -> list[np.ndarray]:
 def train_privately(
     public: list[np.ndarray], tokens: np.ndarray, plan: Any, rate: float
 ) -> keras.Model:
-    """Returns the public model with adapters, after training them with a plan."""
+    """Trains adapters for the public model with a plan; returns the adapted model."""
     keras.utils.set_random_seed(1)
     model = tf_bandmf.keras.make_private(adapted(public))
     # `fit` ends with a moving average of the weights, as `advise` recommends. This is
@@ -182,7 +183,7 @@ def train_privately(
 
 
 def generated(model: keras.Model, prompt: np.ndarray) -> str:
-    """Returns a prompt [T] of bytes with the model's continuation."""
+    """Returns a prompt, an array [T] of bytes, with the model's continuation."""
     codes = np.zeros((1, 2 * LENGTH), np.int32)
     codes[0, : len(prompt)] = prompt
     mask = (np.arange(2 * LENGTH) < len(prompt)).astype(np.int32)[None]
@@ -195,7 +196,7 @@ def generated(model: keras.Model, prompt: np.ndarray) -> str:
 def compare(
     public: list[np.ndarray], text: Text, arguments: argparse.Namespace
 ) -> keras.Model:
-    """Trains with every mechanism and learning rate; returns the first one's best model."""
+    """Trains with all mechanisms and rates; returns the first mechanism's best model."""
     chosen = []
     for title, options in MECHANISMS:
         plan = tf_bandmf.plan(
@@ -262,8 +263,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{model.privacy_statement()}\n")
     print("This statement covers one run, without the other runs of this comparison.")
     model.backbone.save_lora_weights(arguments.adapter)
-    # The file does not name the layers that have adapters, so the model needs the same
-    # adapters before it loads the file.
+    # The file does not say which layers have adapters, so add the same adapters to the
+    # model before loading the file.
     plain = adapted(public)
     plain.backbone.load_lora_weights(arguments.adapter)
     print(

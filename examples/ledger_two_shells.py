@@ -2,9 +2,9 @@
 
     python examples/ledger_two_shells.py privacy.db
 
-runs both, as two shells would. To do this by hand, add `first` to the command in one shell
-and, once the file exists, `second` in another shell. No model is trained: the example calls
-`ledger.begin`, as the first step of `fit` does.
+runs both processes, as two shells would. To do this by hand, add `first` to the command
+in one shell and, once the file exists, `second` in another shell. No model is trained:
+the example calls `ledger.begin`, as the first step of `fit` does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def plan_for(ledger: tf_bandmf.Ledger, epsilon: float) -> tf_bandmf.Plan:
 
 
 def say(name: str, text: str) -> None:
-    """Prints a message of a shell."""
+    """Prints a message in the name of a shell."""
     lines = textwrap.fill(
         f"{name + ':':8}{text}", 90, subsequent_indent=" " * 8, break_on_hyphens=False
     )
@@ -48,7 +48,7 @@ def run_of(name: str) -> str:
 
 
 def shell(url: str, name: str) -> None:
-    """Makes a plan, waits for a line on the standard input, and begins the run."""
+    """Makes a plan, waits for a line on standard input, and begins the run."""
     ledger = tf_bandmf.Ledger(url)
     try:
         plan = plan_for(ledger, 4.0)

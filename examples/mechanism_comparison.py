@@ -1,6 +1,6 @@
 """Trains a model with several mechanisms at one budget; prints and draws the results.
 
-Several examples use this module; each of them provides data and a model.
+Several examples use this module; each example provides data and a model.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ TITLES = {
 
 @dataclasses.dataclass
 class Run:
-    """One trained model, with plan, learning rate, and test accuracy after each epoch.
+    """One training run: plan, learning rate, and test accuracy after each epoch.
 
-    The last accuracy is that of the averaged weights, with which `fit` ends.
+    The last accuracy is measured with the averaged weights, which `fit` sets at the
+    end.
     """
 
     plan: tf_bandmf.Plan
@@ -113,13 +114,13 @@ def train_all(
 
 
 def extra_memory(plan: tf_bandmf.Plan) -> str:
-    """Returns the number of vectors of the model's size that the mechanism stores."""
+    """Returns the number of model-sized vectors that the mechanism stores."""
     vectors = plan.strategy.memory_vectors
     return "none" if vectors == 0 else f"{vectors} x"
 
 
 def print_table(title: str, runs: dict[str, list[Run]]) -> None:
-    """Prints one row per mechanism, with mean and standard error of accuracy over seeds."""
+    """Prints one row per mechanism: mean and standard error of accuracy over seeds."""
     table = rich.table.Table(title=title)
     table.add_column("mechanism", no_wrap=True)
     for column in ("noise\nmult.", "sens(C)", "RMSE", "extra\nmemory"):

@@ -1,9 +1,9 @@
-"""Early stopping on a private held-out set, under one guarantee with the training.
+"""Early stopping on a private held-out set; one guarantee covers it and the training.
 
-The data are handwritten digits: 1,080 images for training, 360 private held-out images, and
-357 for the test. At the same (epsilon, delta), the program compares plans with and without
-a reservation for evaluations, and the last model with the checkpoint that the private
-metric chooses. It needs no download.
+The data are handwritten digits: 1,080 images for training, 360 private held-out images,
+and 357 images for testing. At the same (epsilon, delta), the program compares plans
+with and without a reservation for evaluations, and the last model with the checkpoint
+chosen by the private metric. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Best(keras.callbacks.Callback):
 
 
 def train(plan: tf_bandmf.Plan, data: Data, factor: float, epochs: int, seed: int):
-    """Trains; returns test accuracies of the last and best epoch, and the best's index."""
+    """Trains; returns the last and the best epoch's test accuracy, and the best epoch."""
     keras.utils.set_random_seed(seed)
     layers = [
         keras.layers.Input((64,)),

@@ -1,11 +1,11 @@
 """A two-tower recommender with user-level privacy that also works for new users.
 
-The user tower uses only the items in a user's history, so there is no table of users. The
-item tower is a row of the table of items, which both towers share. The loss is a sampled
-softmax of one of the user's items among random items. All rows of a user are clipped
-together.
+The user tower reads only the items in a user's history, so there is no user embedding
+table. The item tower looks up an item embedding in a table that both towers share. The
+loss is a sampled softmax: one of the user's items against random items. All rows of a
+user are clipped together.
 
-    python examples/recommender.py                        # generated users, minutes
+    python examples/recommender.py                        # generated users; takes minutes
     python examples/recommender.py --movielens ml-25m     # a folder of MovieLens
 
 The program prints the table of docs/large-tables.md: the share of held-out users whose
@@ -40,8 +40,8 @@ from tf_bandmf.accounting.gaussian import calibrate_noise_stddev
 EPSILON, DELTA = 2.0, 1e-6
 HISTORY, NEGATIVES, WIDTH = 20, 20, 16
 ROWS_PER_USER, BATCH, EPOCHS = 2, 1000, 5
-# The share of the mechanism's mu^2 for the selection of items, and the maximum number of a
-# user's items that are counted for it.
+# The share of the total mu^2 that the item selection gets, and the maximum number of
+# items that it counts per user.
 SELECTION_SHARE, MOST_COUNTED = 0.05, 10
 
 
@@ -66,7 +66,7 @@ WAYS = {
 
 
 class Users(NamedTuple):
-    """Users with their items in order; 0 stands for no item.
+    """Users with their items in chronological order; 0 stands for no item.
 
     Attributes:
       items: items of each user, [users, HISTORY + 1] int32, padded on the left.
@@ -78,10 +78,10 @@ class Users(NamedTuple):
 
 
 def generated(num_users: int, num_items: int, seed: int) -> Users:
-    """Generates users with two of twelve tastes each, and items with Zipf popularity.
+    """Generates users who each have two of twelve tastes, and items with Zipf popularity.
 
-    A user takes items without replacement, in proportion to popularity times
-    `exp(3 cos)` of the angles between taste and item.
+    A user draws items without replacement, with probabilities proportional to
+    popularity times `exp(3 cos(angle between taste and item))`.
     """
     rng = np.random.default_rng(seed)
     tastes = rng.normal(size=(12, 8))
@@ -109,13 +109,13 @@ def generated(num_users: int, num_items: int, seed: int) -> Users:
 
 
 def from_movielens(folder: pathlib.Path, seed: int) -> Users:
-    """Reads users and items of the newest ratings of at least 4 from a MovieLens folder.
+    """Reads users and items from a MovieLens folder: the newest ratings of at least 4.
 
     Ids are row numbers in `movies.csv`, because the catalogue is public.
 
     Args:
       folder: folder with `movies.csv` and `ratings.csv`.
-      seed: seed of the order of users; the last users are held out.
+      seed: seed of the random user order; the last users are held out.
     """
     movies = np.loadtxt(
         folder / "movies.csv",
@@ -144,7 +144,7 @@ def from_movielens(folder: pathlib.Path, seed: int) -> Users:
 
 
 class Rows(NamedTuple):
-    """Rows of users, each with a history [rows, HISTORY], another item, and the user.
+    """Training rows, each with a history of HISTORY items, a target item, and the user.
 
     A user without rows gets one row of weight 0, so that the number of users stays public.
     """
@@ -156,7 +156,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(users: Users, ids: np.ndarray) -> Rows:
-    """Returns a row for each item of each user that has a new id, with new ids."""
+    """Returns one row per user and item, with new ids; skips items without a new id."""
     items = ids[users.items]
     is_known = items > 0
     none = ~is_known.any(axis=1)
@@ -169,15 +169,15 @@ def rows_of(users: Users, ids: np.ndarray) -> Rows:
 
 
 def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
-    """Returns new ids of the most frequent items, 0 for others, shape [num_items + 1].
+    """Maps the most frequent items to new ids, all others to 0; shape [num_items + 1].
 
-    The method is DP-FEST (arXiv:2311.08357): counts with Gaussian noise. At most
-    `MOST_COUNTED` items of a user are counted, once each, so a user's counts divided by
-    `sqrt(MOST_COUNTED)` have norm 1 at most.
+    The method is DP-FEST (arXiv:2311.08357): item counts with Gaussian noise. At most
+    `MOST_COUNTED` items per user are counted, each once, so the vector of a user's
+    counts, divided by `sqrt(MOST_COUNTED)`, has a norm of at most 1.
 
     Args:
       users: the private users.
-      kept: number of items that get a row.
+      kept: number of items to keep.
       noise: the noise multiplier.
     """
     counted = users.items[:, :MOST_COUNTED].reshape(-1)
@@ -190,7 +190,7 @@ def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
 
 
 def two_towers(num_items: int) -> keras.Model:
-    """Returns a model for scores of candidates, [batch, 1 + NEGATIVES], given a history."""
+    """Returns a model that scores candidates, [batch, 1 + NEGATIVES], given a history."""
     history = keras.Input((HISTORY,), dtype="int32", name="history")
     candidates = keras.Input((None,), dtype="int32", name="candidates")
     items = keras.layers.Embedding(
@@ -225,7 +225,7 @@ def with_negatives(num_items: int):
 
 
 def scores_of(model: keras.Model, ids: np.ndarray, history: np.ndarray) -> np.ndarray:
-    """Returns scores of all items, [users, num_items + 1]; -inf for items without a row."""
+    """Returns the scores of all items, [users, num_items + 1]; -inf for items not kept."""
     table = model.get_layer("items").embeddings.numpy()
     items = ids[history]
     is_there = (items > 0)[..., None]
@@ -237,7 +237,7 @@ def scores_of(model: keras.Model, ids: np.ndarray, history: np.ndarray) -> np.nd
 
 
 def by_frequency(counts: np.ndarray, history: np.ndarray) -> np.ndarray:
-    """Returns scores of all items by frequency, the same for all histories."""
+    """Returns item frequencies as scores, the same for all histories."""
     return np.tile(counts, [len(history), 1])
 
 
@@ -245,7 +245,7 @@ def hit_rate(scores_for: Callable[[np.ndarray], np.ndarray], held_out: Users) ->
     """Returns the share of users whose hidden last item is in the top ten.
 
     Args:
-      scores_for: function of histories that returns the scores of all items.
+      scores_for: function that maps histories to the scores of all items.
       held_out: users who were not used in training.
     """
     lengths = (held_out.items > 0).sum(axis=1)
@@ -262,10 +262,11 @@ def hit_rate(scores_for: Callable[[np.ndarray], np.ndarray], held_out: Users) ->
 
 
 def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
-    """Returns the plan of a way, and all releases, which together cost `EPSILON`.
+    """Returns a way's plan and all its releases, which jointly cost `EPSILON`.
 
-    The selection of items is a Gaussian mechanism with a share of the budget; the plan gets
-    the rest, computed by bisection on the joint guarantee of both.
+    The selection of items is a Gaussian mechanism with a share of the budget; the plan
+    gets the rest, computed by bisection on the joint guarantee of selection and
+    training.
     """
 
     def plan(epsilon: float) -> tf_bandmf.Plan:
@@ -300,7 +301,7 @@ def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
 def trained(
     way: Way, users: Users, seed: int, kept: int
 ) -> tuple[keras.Model, np.ndarray, str]:
-    """Trains; returns a model, the ids of its items, and a statement of all releases."""
+    """Trains; returns a model, the new item ids, and a statement of all releases."""
     keras.utils.set_random_seed(seed)
     ids = np.arange(users.num_items + 1, dtype=np.int32)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -1,19 +1,22 @@
-"""Measures this package on TensorFlow's device, for a table of results by users.
+"""Measures this package on the user's GPU or CPU, for a table of user-reported results.
 
     python benchmarks/accelerators/on_device.py --results a100.json
 
 The program runs on the first GPU, or on the CPU if there is none, and writes one file,
-which names versions and devices but nothing about the user. Please send us the file.
+which names versions and devices but contains nothing about the user. Please send us
+that file.
 
-* noise: seconds of a noisy step of each mechanism, relative to independent noise; also a
-  step of `tf.random.stateless_normal`, and reading and writing a vector;
-* normals: how many of a million differ from those of the same machine's CPU, and by how
-  much; the random words must not differ;
-* steps: clipped and private steps of models over the ordinary one, and memory, with the
-  benchmark's batches and with larger ones (`--scales`). Products are of float32: a private
-  step refuses TensorFloat-32. The ordinary step is timed with it, too;
-* epochs: private epochs of `fit`, with the compilation that Keras chooses, relative to
-  ordinary ones.
+* noise: seconds per noisy step for each mechanism, relative to independent noise; also
+  seconds per step of `tf.random.stateless_normal`, and for reading and writing a
+  vector;
+* normals: how many of a million normals differ from the same machine's CPU results, and
+  by how much; the random words must not differ;
+* steps: clipped and private training steps relative to the ordinary step, and memory,
+  with the benchmark's batches and with larger batches (`--scales`). Matrix products use
+  float32, because a private step refuses TensorFloat-32; the ordinary step is timed
+  with TensorFloat-32, too;
+* epochs: private epochs of `fit`, compiled as Keras chooses, relative to ordinary
+  epochs.
 
 All ratios are ratios of medians; the variants take turns within one process.
 """
@@ -84,7 +87,7 @@ def noisy_step(
 
 
 def steps_of_all(num_parameters: int, bands: int) -> dict[str, Callable[[], tf.Tensor]]:
-    """Returns a noisy step of each mechanism."""
+    """Returns one noisy step function per mechanism."""
     workload = workloads.prefix_sum(NUM_STEPS)
     cgd = strategies.lambda_cgd(NUM_STEPS, 0.9)
     normalized = strategies.lambda_cgd(NUM_STEPS, 0.9, True)
@@ -138,7 +141,7 @@ def noise_ratios(num_parameters: int, repetitions: int, bands: int) -> dict[str,
 
 
 def against_the_cpu(device: str) -> dict[str, Any]:
-    """Compares words and normals of the device and of the CPU, from the same keys."""
+    """Compares random words and normals between the device and the CPU, for equal keys."""
     actual: dict[str, Any] = {"numbers": _SAMPLE}
     counters = tf.range(_SAMPLE // 4, dtype=tf.int64)
     for generator in ("philox", "chacha20"):
@@ -185,7 +188,7 @@ def step_ratios(name: str, rounds: int, device: str) -> dict[str, Any]:
 
 
 def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
-    """Times epochs of `model.fit` with defaults, where Keras decides about XLA."""
+    """Times epochs of `model.fit` with default arguments, so Keras decides about XLA."""
     options = argparse.Namespace(
         microbatch_size=None,
         accuracy=True,
@@ -201,7 +204,7 @@ def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
 
 
 def compared(name: str, seconds: dict[str, float]) -> dict[str, Any]:
-    """Returns the seconds of each kind of step, with its model and batch size."""
+    """Returns the seconds per step for each kind of step, with model and batch size."""
     ordinary = seconds["ordinary"]
     return {
         "model": name,

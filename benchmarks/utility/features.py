@@ -44,8 +44,8 @@ def load(
 def group_normalized(features: np.ndarray, groups: int) -> np.ndarray:
     """Normalizes groups of channels to mean 0 and variance 1, without parameters.
 
-    This is a function of single examples: unlike a normalization by statistics of the
-    data set, it costs no privacy.
+    Each example is normalized by its own statistics. Unlike a normalization by data set
+    statistics, this costs no privacy.
 
     Args:
       features: [examples, channels, size, size].
@@ -62,7 +62,8 @@ def private_mean(
 ) -> np.ndarray:
     """Returns the mean of group-normalized features, (epsilon, delta)-DP under zero-out.
 
-    Normalized features have a norm of at most sqrt(features), and are clipped to this norm.
+    Normalized features have a norm of at most sqrt(number of features), and are clipped
+    to this norm.
 
     Args:
       seed: seed of the noise, for reproducibility; it must be secret if the data are
@@ -80,11 +81,11 @@ def private_mean(
 def leading_components(
     features: np.ndarray, num_fit: int, dimensions: int, path: pathlib.Path
 ) -> np.ndarray:
-    """Returns coordinates along the leading principal axes, for faster tuning.
+    """Projects features onto the leading principal axes, for faster tuning.
 
-    Clipping and isotropic noise are invariant under rotations; the dropped coordinates have
-    a few percent of the sum of squares. The axes are those of the first `num_fit` examples.
-    Like all of the tuning, they are not covered by the guarantee.
+    Clipping and isotropic noise are invariant under rotations; the dropped coordinates
+    contain a few percent of the sum of squares. The axes are computed from the first
+    `num_fit` examples. Like all tuning, the axes are not covered by the guarantee.
 
     Returns:
       float32, [examples, dimensions].

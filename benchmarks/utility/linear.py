@@ -1,9 +1,9 @@
-"""Softmax regressions in parallel, with several models on the batches of one plan.
+"""Softmax regression for several models in parallel, on the batches of one plan.
 
-The training is that of Keras' `fit` with one private `Dense` layer, simultaneously for
-several learning rates or noise seeds: each batch is read once, and each model's gradients
-are clipped separately and get their own noise. Each model spends the plan's budget again,
-so this is only for measurements.
+The training is equivalent to Keras' `fit` for a private model with one `Dense` layer,
+but runs several learning rates or noise seeds at once: each batch is read once, and the
+gradients of each model are clipped separately and get separate noise. Each model spends
+the plan's budget again, so use this only for measurements.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
 
 _PART = 5000
-# A run releases the last weights, or their mean over the end of the run.
+# A run releases either the last weights or the mean weights of the final steps.
 READOUTS = {"last": 1.0, "mean of last fifth": 0.8, "mean of last half": 0.5}
 
 
 class Features:
-    """Features minus a public centre, subtracted without a copy of the features.
+    """Features minus a public centre, subtracted without copying the features.
 
     Args:
       values: float32, [examples, features].
@@ -41,16 +41,17 @@ class Features:
             self.squared_norms[part] = squares + self.centre @ self.centre + 1.0
 
     def parts(self) -> Iterator[slice]:
-        """Yields slices of the examples of at most a few hundred megabytes."""
+        """Yields slices of examples, each of at most a few hundred megabytes."""
         for start in range(0, len(self.values), _PART):
             yield slice(start, start + _PART)
 
 
 class LinearModels:
-    """Several models, weights [features + 1, models, classes]; the last row is the bias.
+    """Several models, weights [features + 1, models, classes]; the last row is the biases.
 
     Args:
-      learning_rates: [models], for gradients that are divided by the clip norm.
+      learning_rates: learning rate of each model, shape [models], for gradients that
+        are divided by the clip norm.
       l2_norm_clip: zeta, one for all models or shape [models].
       momentum: momentum of SGD.
     """
@@ -72,7 +73,7 @@ class LinearModels:
         self.counts = dict.fromkeys(READOUTS, 0)
 
     def clipped_sum(self, x: Features, y: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """Sums the chosen examples' gradients, each divided by max(norm, clip)."""
+        """Sums the chosen per-example gradients, each divided by max(norm, clip norm)."""
         rows = x.values[chosen]
         logits = self._logits(rows, x.centre, self.weights)
         residuals = scipy.special.softmax(logits, axis=2)
@@ -86,7 +87,7 @@ class LinearModels:
         return np.vstack([total, bias]).reshape(self.shape)
 
     def update(self, gradient: np.ndarray, done: float) -> None:
-        """Takes a step of SGD with momentum; `done` in (0, 1] is the completed share."""
+        """Takes a step of SGD with momentum; `done` in (0, 1] is the run's progress."""
         self.velocity = self.momentum * self.velocity + gradient
         self.weights = self.weights - self.rates * self.velocity
         for name, start in READOUTS.items():
@@ -95,7 +96,7 @@ class LinearModels:
                 self.counts[name] += 1
 
     def accuracy(self, x: Features, y: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the accuracies for each readout, shape [models]."""
+        """Returns, for each readout, the accuracy of every model, shape [models]."""
         actual = {}
         for name in READOUTS:
             weights = self.sums[name] / self.counts[name]
@@ -139,7 +140,7 @@ def train(
     generator = NoiseGenerator(plan.strategy, int(np.prod(models.shape)))
     key = NoiseKey.for_testing(seed)
     state = generator.initial_state(key)
-    # Keras runs with this key generate the same noise.
+    # A Keras run with this key generates the same noise.
     batches = plan.batches(np.arange(len(y))).join(key.sampler_seed())
     for batch in batches.indices():
         noise, state = generator.next(state, tf.constant(batch.step, tf.int64))

@@ -1,4 +1,4 @@
-"""CSV files of results, and the choice of settings by tuning."""
+"""Stores results in CSV files, and chooses settings by tuning."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ COLUMNS = (
 def record(
     task: Any, row: Any, plan: tf_bandmf.Plan, accuracy: float, start: float, **run: Any
 ) -> dict[str, object]:
-    """Returns a row of the file for one run, with the processor time since `start`.
+    """Returns one run's row for the CSV file, with the CPU time since `start`.
 
     Args:
-      task: the task that was trained.
-      row: the row of the task.
+      task: the trained task.
+      row: the row (mechanism and settings) of the task.
       plan: the run's plan.
       accuracy: accuracy of the run's weights.
       start: `time.process_time()` at the beginning of the run.
@@ -51,7 +51,7 @@ def record(
 
 
 class Results:
-    """A CSV file of finished runs, to which new ones are appended."""
+    """A CSV file of finished runs, to which new runs are appended."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class Results:
                 self.rows = list(csv.DictReader(file))
 
     def of(self, **wanted: object) -> list[dict[str, str]]:
-        """Returns the rows with these values."""
+        """Returns all rows that have these values."""
         return [
             row
             for row in self.rows
@@ -80,7 +80,7 @@ class Results:
 
 
 def best(tuning: list[dict[str, str]]) -> tuple[float, str]:
-    """Returns learning rate and readout with the best mean accuracy over tuning seeds."""
+    """Returns the learning rate and readout with the best mean accuracy over seeds."""
     settings = sorted({(row["learning_rate"], row["readout"]) for row in tuning})
 
     def mean(setting: tuple[str, str]) -> float:
@@ -96,7 +96,7 @@ def best(tuning: list[dict[str, str]]) -> tuple[float, str]:
 
 
 def report(results: Results, name: str, rate: float, readout: str) -> None:
-    """Prints a row's test accuracy with a learning rate and a readout."""
+    """Prints the test accuracy of a row for one learning rate and readout."""
     tested = {"row": name, "phase": "test", "learning_rate": rate, "readout": readout}
     accuracy = np.array([float(run["accuracy"]) for run in results.of(**tested)])
     line = f"{name}: learning rate {rate:g}, {readout}: {accuracy.mean():.2%}"
@@ -105,7 +105,7 @@ def report(results: Results, name: str, rate: float, readout: str) -> None:
     print(line, flush=True)
 
 
-# The key of a run's row in the file, and the function that trains the run.
+# The key of a run in the file, and the function that trains the run.
 Run = tuple[dict[str, Any], Callable[[], list[dict[str, object]]]]
 
 
@@ -115,13 +115,14 @@ def measure(
     tuning: Callable[[Any], Iterable[Run]],
     tests: Callable[[Any, float], Iterable[Run]],
 ) -> None:
-    """Trains the missing runs of some rows, and reports each row.
+    """Trains the runs that are missing for the given rows, and reports each row.
 
     Args:
       rows: rows of the task.
-      results: results of the runs, to which new ones are added.
-      tuning: function that returns the tuning runs of a row that has several rates.
-      tests: function that returns the test runs of a row with a learning rate.
+      results: results of finished runs, to which new results are added.
+      tuning: function that returns the tuning runs of a row with several learning
+        rates.
+      tests: function that returns the test runs of a row at a given learning rate.
     """
 
     def complete(row: Any, runs: Iterable[Run]) -> None:
@@ -139,7 +140,7 @@ def measure(
 
 
 def parser_of(text: str) -> argparse.ArgumentParser:
-    """Returns the parser for the arguments of both programs."""
+    """Returns the argument parser that both programs share."""
     parser = argparse.ArgumentParser(description=text)
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--rows", nargs="+", help="by default all")

@@ -2,10 +2,10 @@
 
     python benchmarks/utility/run.py --data DIR --cache CACHE
 
-For each row, the program chooses the learning rate and the readout (last weights, or a mean
-of late ones) that are best on 10,000 held-out training images, and then measures the test
-accuracy with several seeds. Results are appended to `results/`; finished runs are not
-repeated.
+For each row, the program chooses the learning rate and the readout (the last weights,
+or the mean weights of the final steps) that are best on 10,000 held-out training
+images, and then measures the test accuracy with several seeds. Results are appended to
+`results/`; finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from results import VALIDATION, Results, Run, measure, parser_of, record
 
 import tf_bandmf
 
-# The share of the budget for the private mean; training gets the rest (basic composition).
+# The share of the budget spent on the private mean; training gets the rest (basic
+# composition).
 MEAN_EPSILON, MEAN_DELTA = 0.1, 1e-6
 
 
@@ -40,7 +41,7 @@ class Task:
     momentum: float = 0.9
     # Number of principal components of the features, for faster tuning.
     tuning_dimensions: int = 400
-    # Seeds of the noise of tuning runs.
+    # Noise seeds of the tuning runs.
     tuning_seeds: tuple[int, ...] = (100, 101)
 
 
@@ -86,7 +87,7 @@ class Experiment:
         self.x, self.y, self.num_train = features.load(self.task.name, data, cache)
 
     def plan(self, row: Row, num_examples: int) -> tf_bandmf.Plan:
-        """Makes a plan whose batch is the same share of the examples."""
+        """Makes a plan whose batch is a constant share of the examples."""
         task = self.task
         epsilon, delta = task.epsilon, task.delta
         if row.centred:
@@ -128,7 +129,7 @@ class Experiment:
         centre: np.ndarray,
         end: int,
     ) -> list[dict[str, object]]:
-        """Trains all runs in parallel on examples before `end`; tests on the others."""
+        """Trains all runs in parallel on the examples before `end`; tests on the rest."""
         start = time.process_time()
         task, y, plan = self.task, self.y[: len(x)], self.plan(row, end)
         rates = np.array([run["learning_rate"] for run in runs], float)

@@ -1,8 +1,8 @@
 """Scattering features from two layers of fixed wavelets, without learning from the data.
 
 The transform has scales J = 2, 8 angles, and the Morlet wavelets of Bruna and Mallat
-(2013), as used by Tramèr and Boneh (2021, arXiv:2011.11660). The channels agree to float
-precision with those of kymatio 0.3 (`Scattering2D(J=2)`), which cannot be imported with
+(2013), as used by Tramèr and Boneh (2021, arXiv:2011.11660). The channels agree to
+float precision with kymatio 0.3 (`Scattering2D(J=2)`), which cannot be imported with
 SciPy 1.17.
 
     S0 = x * phi,  S1 = |x * psi_1| * phi,  S2 = ||x * psi_1| * psi_2| * phi
@@ -38,7 +38,7 @@ def scattering(images: np.ndarray) -> np.ndarray:
 class _Filters:
     """The (real) Fourier transforms of the low-pass filter and of the wavelets.
 
-    `psi[j][angle]` is at full resolution; `coarse` is of half the resolution.
+    `psi[j][angle]` has full resolution; `coarse` has half the resolution.
     """
 
     def __init__(self, size: int) -> None:
@@ -92,7 +92,7 @@ def _modulus(transformed: np.ndarray, wavelet: np.ndarray, stride: int) -> np.nd
 
 
 def _average(transformed: np.ndarray, low_pass: np.ndarray, stride: int) -> np.ndarray:
-    """Returns every `stride`-th pixel of x * phi, without the margin."""
+    """Returns every `stride`-th pixel of x * phi, with the margin removed."""
     product = _fold(transformed * low_pass)
     if stride == 4:
         product = _fold(product)
@@ -101,14 +101,14 @@ def _average(transformed: np.ndarray, low_pass: np.ndarray, stride: int) -> np.n
 
 
 def _fold(transformed: np.ndarray) -> np.ndarray:
-    """Returns the transform of every second pixel of a signal: the mean of its aliases."""
+    """Returns the Fourier transform of every second pixel, as the mean of its aliases."""
     half = transformed.shape[-1] // 2
     rows = transformed[..., :half, :] + transformed[..., half:, :]
     return (rows[..., :half] + rows[..., half:]) / 4
 
 
 def _low_frequencies(transformed: np.ndarray) -> np.ndarray:
-    """Drops the higher half of the frequencies and multiplies by 4, for `_fold`."""
+    """Keeps the lower half of the frequencies, multiplied by 4 for `_fold`."""
     size = transformed.shape[-1]
     kept = np.ones(size, np.float32)
     kept[size // 4 : size // 4 + size // 2] = 0.0
@@ -148,10 +148,10 @@ def morlet(
 
 
 def _transform(signal: np.ndarray) -> np.ndarray:
-    """Returns a filter's transform, which is real because filters are Hermitian."""
+    """Returns a filter's Fourier transform, which is real because filters are Hermitian."""
     return scipy.fft.fft2(signal).real.astype(np.float32)
 
 
 def _margin() -> int:
-    """Returns the width of the reflected margin, which is one pixel of the result."""
+    """Returns the width of the reflected margin, which becomes one pixel of the result."""
     return 2**SCALES

@@ -1,9 +1,9 @@
-"""Draws the pictures of README and site; `make figures`.
+"""Draws the pictures for README and site; `make figures` runs it.
 
     python docs/figures/make.py
 
-This takes seconds and no training: plans are in closed form, or from earlier searches
-(`benchmarks/results`).
+This takes seconds and trains nothing: plans have closed forms, or come from earlier
+searches (`benchmarks/results`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTING = {
 
 
 def noise() -> None:
-    """Draws README's picture: one coordinate of the model, and the error of each step."""
+    """Draws the README picture: one model coordinate, and the error after each step."""
     plans = {
         "DP-SGD": tf_bandmf.plan("identity", **SETTING),
         "BISR, 32 bands": tf_bandmf.plan("bisr:32", **SETTING),
@@ -65,7 +65,7 @@ def noising_matrices() -> None:
 
 
 def regions() -> None:
-    """Draws the regions in which correlated noise has less error than DP-SGD, or more."""
+    """Draws where correlated noise has a smaller, or a larger, error than DP-SGD."""
     results = json.loads(REGIONS.read_text(encoding="utf-8"))
     cells, n = results["cells"], results["steps"]
     figure, (left, right) = plt.subplots(
@@ -82,7 +82,8 @@ def regions() -> None:
     left.set_aspect("auto")
     left.set_title("secret random batches: best BandMF / DP-SGD", fontsize="medium")
     figure.colorbar(image, ax=left, extend="min", label="ratio of RMSE")
-    # For the last epsilon only: without amplification the ratio is the same for all.
+    # Only for the last epsilon, because without amplification, the ratio does not
+    # depend on epsilon.
     last = max(cell["epsilon"] for cell in cells)
     noise = gaussian.calibrate_noise_stddev(last, results["delta"])
     independent = strategies.identity(n)
@@ -113,15 +114,15 @@ def over_epsilon_and_epochs(
     least: float,
     dark: float,
 ) -> Any:
-    """Draws a ratio of errors for every pair of epsilon and epochs, with a text in each.
+    """Draws a heat map of error ratios over epsilon and epochs, with a text per cell.
 
     Args:
-      cells: one for each pair, with "epsilon" and "epochs".
+      cells: one for each pair of "epsilon" and "epochs".
       ratio: returns the ratio of a cell, about 1 or less.
       text: returns the text of a cell.
       axes: where to draw.
-      least: the ratio of the darkest color.
-      dark: below this ratio text is white.
+      least: the ratio that gets the darkest color.
+      dark: below this ratio, the text is white.
 
     Returns:
       The image, for a color bar.
