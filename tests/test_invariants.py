@@ -13,7 +13,7 @@ def listed_numbers():
 
 
 def numbers_of(function):
-    """Returns the invariants in a test's markers `invariant` and `attack`."""
+    """Returns the invariants that a test's markers `invariant` and `attack` name."""
     for marker in function.decorator_list:
         if not isinstance(marker, ast.Call):
             continue

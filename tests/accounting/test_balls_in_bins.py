@@ -1,4 +1,4 @@
-"""Accounting of balls in bins against independent computations.
+"""Accounting of balls in bins, compared with independent computations.
 
 Statistical tests use fixed seeds. With random seeds each comparison would fail by chance
 with probability at most 1e-4 (4 standard errors).

@@ -1,4 +1,4 @@
-"""Balls in bins at a confidence against floors in 60 digits."""
+"""Bounds for balls in bins with a confidence, compared with 60-digit lower bounds."""
 
 import floors
 import mpmath

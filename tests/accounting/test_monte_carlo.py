@@ -1,4 +1,4 @@
-"""The betting bound: coverage with a stated false-alarm rate, tightness, misuse."""
+"""The betting bound: coverage (with a stated false-alarm rate), tightness, misuse."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Dominating privacy losses of mechanisms whose privacy profiles are given."""
+"""Dominating privacy losses, computed from privacy profiles."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The best of a random number of runs: Papernot and Steinke; Koskela et al."""
+"""The cost of releasing the best of a random number of runs."""
 
 import functools
 import itertools

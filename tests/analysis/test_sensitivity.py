@@ -1,4 +1,4 @@
-"""Sensitivity of every kind of matrix: exact if marked exact, never too small."""
+"""Sensitivities of every kind of matrix are exact if they say so, and never too small."""
 
 import time
 
@@ -85,7 +85,7 @@ def test_up_to_twice_as_many_bands_as_steps_of_separation_are_exact(b):
 
 
 def test_the_production_case_400_bands_at_separation_385():
-    """arXiv:2306.08153, section 6: n = 2000, optimized for 400 bands, b = 385."""
+    """Tries the case of arXiv:2306.08153, section 6, where 400 bands exceed b = 385."""
     n, b = 2000, 385
     workload = workloads.prefix_sum(n)
     normalized = families.bsr(workload, 400, column_normalized=True)

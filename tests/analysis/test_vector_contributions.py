@@ -38,7 +38,7 @@ def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
 
 
 def test_three_vectors_that_repel_one_another_have_a_closed_form():
-    """For X = I + c (1 - I) with c < 0, vectors at 120 degrees give 3 - 3 c."""
+    """For X = I + c (1 - I), c < 0, the optimum is 3 - 3 c, with vectors at 120 degrees."""
     for c in (-0.1, -0.5):
         gram = np.full((1, 3, 3), c) + (1.0 - c) * np.eye(3)
         _, upper = vector_contributions.largest(gram)

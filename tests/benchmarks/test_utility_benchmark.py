@@ -1,4 +1,4 @@
-"""The linear benchmark: its scattering features, and its training against `fit`."""
+"""The linear benchmark: its scattering features, and its training compared with `fit`."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""The contract of every registered kind of matrix, against dense linear algebra."""
+"""The contract of every registered kind of matrix, checked by dense linear algebra."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The benchmarks page is the output of its script; validation chose the settings."""
+"""The benchmarks page equals the output of its script; validation chose its settings."""
 
 import pytest
 from modules import ROOT, module_at

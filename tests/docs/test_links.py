@@ -1,4 +1,4 @@
-"""Links from one file of the repository to another have existing targets."""
+"""Links between files of the repository have existing targets."""
 
 import pathlib
 import re
@@ -22,7 +22,7 @@ PAGES = sorted(
 
 
 def anchors(text):
-    """Returns the anchors that GitHub and MyST make from headings."""
+    """Returns the anchors that GitHub and MyST generate from headings."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
         for heading in HEADING.findall(text)

@@ -1,4 +1,4 @@
-"""The Python blocks of README and site run as they stand, page by page.
+"""The Python blocks of the README and the site run unchanged, page by page.
 
 A page's blocks run in order, in one namespace. Each block counts as a new program: runs
 of earlier blocks are forgotten. A block below the line `<!-- excerpt -->` is a fragment,

@@ -305,7 +305,7 @@ class Faults:
 
 
 def die_at_a_write(moment):
-    """Kills this process before its data reach the disk."""
+    """Kills this process just before one of its writes reaches the disk."""
     left = [moment]
 
     def counted(real):

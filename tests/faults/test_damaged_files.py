@@ -56,7 +56,7 @@ def begun(plan, folder):
 
 
 def resumed(plan, folder):
-    """Returns everything that determines the rest of the run."""
+    """Resumes a run; returns all state that determines its remaining steps."""
     model, _ = begun(plan, folder)
     state = model.optimizer.run.secrets
     return [
@@ -123,8 +123,7 @@ def test_a_damaged_file_is_refused_or_does_not_matter(count, interrupted, tmp_pa
                 assert actual == expected, f"{name}: {what}"
             shutil.rmtree(folder)
         endings[name] = (refused, len(tried))
-    # Damage to the private file is always noticed, and so is damage to weights in the
-    # backup.
+    # Damage to the private file, or to the weights in the backup, is always detected.
     refused, tried = endings["run.private"]
     assert refused == tried
     refused, tried = endings["backup/latest.weights.h5"]

@@ -1,4 +1,4 @@
-"""Atomic writes, and locks that end with their process."""
+"""Writes are atomic, and locks end with their process."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Numbers of sixty small plans, compared with those in plans.json.
+"""Compares the numbers of sixty small plans with plans.json.
 
     python tests/golden/plans.py             # prints what differs from plans.json
     python tests/golden/plans.py --save      # writes plans.json anew
@@ -126,7 +126,7 @@ POISSON = {
         workload=SCHEDULE,
     ),
 }
-# These plans are amplified, by simulation: estimates, and bounds with a confidence.
+# Amplification of these plans is simulated: estimates, and bounds with a confidence.
 SIMULATED = {
     **_sampled("balls-in-bins", "identity", "lambda_cgd:0.5", "bisr:2", data=FEW),
     **_sampled("balls-in-bins", "amplified:2", data=FEW),

@@ -29,7 +29,7 @@ def server_programs():
 
 
 def other_user():
-    """Returns the user that the server runs as, since it refuses to run as root."""
+    """Returns a user to run the server, which refuses to run as root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -46,7 +46,7 @@ class Server:
 
     def __init__(self, programs, user):
         self._programs, self._user = programs, user
-        # The path of a socket must be short.
+        # Operating systems limit the length of a socket's path.
         self.folder = tempfile.mkdtemp(prefix="tf-bandmf-pg-", dir="/tmp")
         if user:
             shutil.chown(self.folder, user)

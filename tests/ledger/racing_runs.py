@@ -101,7 +101,7 @@ def main(url, path, what, count):
         here = range(first, min(first + 8, count))
         children = [fork(begin_many, url, plan, f"{number}") for number in here]
         for number, child in enumerate(children):
-            if number % 2:  # wait until it has a run, even on a slow machine
+            if number % 2:  # wait until its run has begun, however slowly
                 select.select([child[1]], [], [], 60.0)
             time.sleep(rng.uniform(0.0, 0.8))
             os.kill(child[0], signal.SIGKILL)

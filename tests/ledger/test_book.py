@@ -24,7 +24,7 @@ def test_a_run_reserves_once_and_a_second_run_once_more(ledger):
     assert spent(ledger) == 0.0 and len(ledger.history()) == 1
     entry = ledger.begin(plan, run_name(1))
     assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
-    # A resumed run is the same run.
+    # Beginning a resumed run again adds nothing.
     assert ledger.begin(plan, run_name(1)) == entry
     assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
     ledger.begin(plan, run_name(2))
@@ -47,7 +47,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would(ledger):
         bound_plan(ledger)
     fitting = actual.value.fitting_epsilon
     assert fitting == ledger.fits("patients") > 0.5
-    # A plan with this epsilon fits the budget; one with slightly more does not.
+    # A plan with this epsilon fits the budget; a slightly larger epsilon does not.
     last = bound_plan(ledger, epsilon=fitting)
     with pytest.raises(BudgetExceededError):
         bound_plan(ledger, epsilon=1.002 * fitting)
@@ -214,7 +214,7 @@ def test_what_is_not_meant_is_refused(file_ledger, tmp_path):
     ledger.add_dataset("patients", **budget, unit="one patient")
     with pytest.raises(ValueError, match="Use another name"):
         ledger.add_dataset("patients", **budget, unit="one visit")
-    ledger.add_dataset("patients", **budget, unit="one patient")  # the same
+    ledger.add_dataset("patients", **budget, unit="one patient")  # unchanged
     for bad in ("sqlite://", "mysql://a/b", "privacy.db"):
         with pytest.raises(ValueError, match="URL"):
             tf_bandmf.Ledger(bad)

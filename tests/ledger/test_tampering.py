@@ -1,4 +1,4 @@
-"""Changed, removed, added and moved rows, and replaced databases, are noticed."""
+"""Changed, removed, added and moved rows, and replaced databases, are detected."""
 
 import shutil
 import sqlite3
@@ -12,7 +12,7 @@ from tf_bandmf.ledger import DamagedLedgerError, LedgerError
 
 @pytest.fixture
 def filled(ledger):
-    """Makes a ledger: entry 0 is the data set; 1 and 3 begin runs; 2 and 4 are steps."""
+    """Makes a ledger: entry 0 adds a data set, 1 and 3 begin runs, 2 and 4 record steps."""
     ledger.add_dataset("patients", epsilon=4.0, delta=1e-6)
     plan = bound_plan(ledger)
     for number in range(2):

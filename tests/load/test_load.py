@@ -1,4 +1,4 @@
-"""Load tests: many steps, long plans, and models that are too large."""
+"""Load tests: many steps, long plans, and models that do not fit into memory."""
 
 import pathlib
 import time

@@ -66,7 +66,7 @@ def restart(run):
 
 
 def train(mechanism, restart_at=None):
-    """Trains on examples that are canaries; returns the canaries and the noisy sums."""
+    """Trains on canaries as examples; returns the canaries and the noisy sums."""
     plan = planned(
         mechanism,
         epsilon=4.0,
@@ -154,7 +154,7 @@ def white(mechanism, num_shards=1):
     return whiteness(plan.strategy, whole, lags=(size // 2, 4096)).p_value >= ALPHA
 
 
-# All mutations, in the order of this file.
+# All mutations, in the order of their definition.
 MUTATIONS = []
 
 

@@ -12,7 +12,7 @@ from tf_bandmf.noise.normals import weighted_normals
 
 # Operations that are exact or rounded by IEEE 754; a product and a sum may be fused.
 ROUNDED = {"add", "multiply", "subtract", "sqrt", "convert"}
-# Operations that move or choose floats, or make them from bits.
+# Operations that move or select floats, or create them from bits.
 MOVED = {
     "bitcast-convert", "broadcast", "concatenate", "constant", "copy", "gather",
     "get-tuple-element", "parameter", "reduce", "reshape", "select", "slice", "transpose",

@@ -45,7 +45,7 @@ def reference_pair(words, shared_words):
     """Computes Box-Muller in float64, from the words of a pair and of its block."""
     a, b, c, angle = words
     first, second = shared_words
-    units = (a & LOW) << 124  # of 2^-156
+    units = (a & LOW) << 124  # in units of 2^-156
     units += ((b & LOW) << 93) + ((c & LOW) << 62)
     units += ((first & LOW) << 31) + (second & LOW)
     t = math.ldexp(2 * units + 1, -157)
@@ -152,7 +152,7 @@ def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     np.testing.assert_allclose(square, edge - 2.0 * math.log1p(-rest), rtol=2.0**-22)
     assert math.sqrt(square[0]) <= box_muller.LARGEST_NORMAL * (1.0 + 2.0**-22)
     if k == 1:
-        return  # The other words have u > 1/2.
+        return  # the words with the other sign bit have u > 1/2
     # The other sign bit gives the radius of `1 - u`. These are the smallest radii,
     # and some of them are flushed to zero.
     near_one = words((LOW >> zeros[0]) | 0x80000000)

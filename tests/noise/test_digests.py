@@ -163,7 +163,7 @@ def test_a_few_recent_keys_suffice():
         np.testing.assert_array_equal(row, whole)
 
 
-# Digests of the numbers 0, 1, ... by version. A new version adds a line; none is changed.
+# Digests of the numbers 0, 1, ... by version. New versions add lines; old lines stay.
 OF_VERSIONS = {
     3: {
         5: (1608067432, 326217624),

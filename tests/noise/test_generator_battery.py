@@ -36,7 +36,7 @@ def many_steps():
 
 
 def far_counters():
-    """Returns words from counters that cross the border of the lower 32 bits."""
+    """Returns words from counters that overflow the lower 32 bits."""
     first = 2**32 - QUARTER // 2
     return np.stack(philox(tf.constant(KEYS[1]), counters(first, QUARTER)), 1).ravel()
 

@@ -138,7 +138,7 @@ def _after_a_step(weights, kind="inverse"):
     return jumps, table
 
 
-# With 720 rows, the second part overlaps nearly all of the first part.
+# With 720 rows, the second part overlaps most of the first part.
 @pytest.mark.slow_cases("5000")
 @pytest.mark.parametrize("rows", [5000, 720])
 def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch, rows):

@@ -60,7 +60,7 @@ def test_replay_is_bit_identical():
         np.testing.assert_allclose(streamed[i], exact, rtol=2.0**-23, atol=1e-7)
 
 
-# Normals are kept only where the inverse is banded.
+# Normals can be kept only if the inverse is banded.
 @pytest.mark.parametrize(
     ("name", "keep_normals"),
     [

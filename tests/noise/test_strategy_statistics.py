@@ -72,7 +72,7 @@ def test_the_noise_is_that_of_the_strategy(strategy, mode):
         noise = rows(strategy, mode)
     finally:
         tf.config.run_functions_eagerly(False)
-    # Variables may begin anywhere, so distances other than powers of two are tested,
+    # Variables may begin at any index, so other distances than powers of two matter,
     # too.
     verdict = whiteness(strategy, noise, lags=(3, 100, 1000, D))
     assert verdict.p_value >= ALPHA, str(verdict)

@@ -129,7 +129,11 @@ def test_adam_has_independent_noise_and_a_rate_of_its_own():
 
 
 def test_a_sampling_that_demands_more_must_be_worth_it():
-    """Fixed order wins for few epochs of small batches, sampling for large batches."""
+    """A sampling that demands more of the user is advised only if it gains enough.
+
+    Poisson sampling wins for small batches, fixed order if a batch holds all the
+    data.
+    """
     settings = {**DATA, "epsilon": 1.0, "mechanism": "identity"}
     secret = tf_bandmf.advise(**{**settings, "max_batch_size": 64})
     assert secret.setting.sampling == "poisson"

@@ -110,7 +110,7 @@ def test_replacements_and_several_releases():
     assert "which of two possible records" in points["What that means for one person"]
     joint = tf_bandmf.compose([tf_bandmf.Release(rho=0.1)])
     said = joint.statement(1e-5, unit="one user")
-    # A release known only by its rho is not a Gaussian mechanism.
+    # A release of which only rho is known need not be a Gaussian mechanism.
     assert said.mu is None and "1 release(s)" in said.covered
 
 

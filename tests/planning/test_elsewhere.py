@@ -1,4 +1,4 @@
-"""Releases that were made elsewhere, composed with runs and with one another."""
+"""Composition of releases made elsewhere, with runs and with one another."""
 
 import math
 
@@ -197,7 +197,7 @@ def _with_count(count):
         (lambda: Event(GAUSS(0.0)), ValueError, "privacy"),
         (lambda: Event(GAUSS(math.nan)), ValueError, "event must be"),
         (lambda: Event(LAPLACE(-1.0)), ValueError, "event must be"),
-        # A count that is not a natural number would hide other releases.
+        # A negative or fractional count would hide other releases.
         (lambda: Event(_with_count(-1)), ValueError, "count of a"),
         (lambda: Event(_with_count(0.5)), ValueError, "count of a"),
         (lambda: Event(dp_accounting.UnsupportedDpEvent()), ValueError, "account for"),

@@ -20,7 +20,7 @@ def fixed():
 
 @pytest.fixture(scope="module")
 def poisson():
-    # This noise gives an epsilon of about 2, without a search.
+    # This noise gives an epsilon of about 2; a given noise saves the calibration.
     return tf_bandmf.plan(
         "identity", noise_multiplier=0.26, delta=1e-5, sampling="poisson", **DATA
     )
@@ -93,7 +93,7 @@ def test_a_simulated_bound_counts_and_its_confidence_too():
     def of_one(epsilon_at):
         return selection.profile_epsilon(epsilon_at, 3, 1.0, 1e-3, num_tried=8)
 
-    # One plan is accounted for by estimates, the other without amplification.
+    # The reference for one plan uses estimates; for the other, no amplification.
     estimated = of_one(
         lambda delta: BallsInBinsAccountant(
             gram_matrix(plan.strategy.matrix, 4), num_draws=5000, seed=7

@@ -107,7 +107,7 @@ def test_training_curves_are_means_over_runs():
     axes = plots.training_curves(runs)
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.2, 0.4])
     np.testing.assert_allclose(axes.lines[1].get_ydata(), [0.2, 0.2])
-    # With two runs, the standard error is half of their difference.
+    # The standard error of two runs is half of their difference.
     (band,) = axes.collections
     assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(0.1)
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "test accuracy")

@@ -24,7 +24,7 @@ import pathlib
 
 import pytest
 
-# In the order of the page.
+# The areas, in the order of the page.
 AREAS = {
     "audit": "Audits: a lower bound on epsilon",
     "mutations": "Mechanisms that were broken on purpose",
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def figure(request):
-    """Records an attack's figure in a few words, which are the same in every run."""
+    """Returns a function that records an attack's figure, equal in every run."""
 
     def say(text):
         request.node.user_properties.append(("figure", str(text)))

@@ -1,4 +1,4 @@
-"""The batch schedule of the fixed epoch order."""
+"""The batch schedule for a fixed order."""
 
 import warnings
 

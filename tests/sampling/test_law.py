@@ -27,7 +27,7 @@ def fixed(words_of_step):
 
 
 def cells(cuts):
-    """Returns the smallest and the largest word of each cell between cut points."""
+    """Returns the smallest and the largest word of each cell between two cut points."""
     edges = [0, *map(int, cuts), 1 << 64]
     return [(low, high - 1) for low, high in zip(edges, edges[1:]) if low < high]
 
@@ -69,7 +69,7 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
         survives.append(left)
 
     def first(gap):
-        """Returns P(the first success is at this place or later)."""
+        """Returns the probability that the first success is at this place or later."""
         whole, rest = divmod(gap, table)
         return survives[table] ** whole * survives[rest]
 
@@ -98,7 +98,7 @@ def test_rare_trials_succeed_with_no_more_than_the_probability(q):
     blocks, within, length = trials._blocks, trials._within, trials._length
 
     def least(cuts, number):
-        """Returns P(at least this many cut points are above a word)."""
+        """Returns the probability that at least this many cut points are above a word."""
         if number == 0:
             return Fraction(1)
         return Fraction(int(cuts[-number]), 1 << 64) if number <= cuts.size else 0

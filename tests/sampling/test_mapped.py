@@ -1,4 +1,4 @@
-"""Augmentation by a function of single examples: random, repeatable, never mixing."""
+"""Augmentation of single examples: random, repeatable, without mixing examples."""
 
 import numpy as np
 import pytest

@@ -102,7 +102,10 @@ def test_values_count_and_not_dtypes():
 
 
 def test_what_is_read_later_is_recognized_too():
-    """Only some examples of a large indexed data set are read before the run."""
+    """Data read only after the run begins are recognized, too.
+
+    Of a large indexed data set, only some examples are read before the run.
+    """
     m = 2_000
     x = np.random.default_rng(0).normal(size=(m, 2)).astype(np.float32)
     source = IndexedExamples(ByIndex(lambda i: x[i], m))

@@ -16,7 +16,7 @@ _SHORTEST = 7
 
 
 def forms_of_bytes(secret):
-    """Returns a byte string's forms: raw, reversed, in several text codes, as numbers."""
+    """Returns a byte string's forms: raw, reversed, in text encodings, as numbers."""
     words = np.frombuffer(secret[: len(secret) // 8 * 8], "<u8")
     forms = {secret, secret[::-1], secret[:8], secret[8:16][::-1]}
     half = secret[: max(8, len(secret) // 2)]
@@ -76,7 +76,7 @@ def forms_of_run(model):
 
 
 def contents_of(content):
-    """Yields the content, and everything compressed or encoded in it."""
+    """Yields a file's content, and everything that is compressed or encoded in it."""
     contents = [content]
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

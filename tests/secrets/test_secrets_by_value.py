@@ -94,7 +94,7 @@ def finished(tmp_path_factory):
 
 
 def export(model, folder):
-    """Writes everything else that users share."""
+    """Writes all other files that users share."""
     plan = model.optimizer.plan
     write_model(model, folder)
     model.save(folder / "no_optimizer.keras", include_optimizer=False)
@@ -175,7 +175,7 @@ def test_no_secret_by_value_in_what_a_run_writes(finished, capfd, tmp_path):
 
 
 def shown_by(error):
-    """Returns an error as pytest, Sentry and rich show it, with local variables."""
+    """Returns an error as pytest, Sentry and rich show it, including local variables."""
     texts = []
     while error is not None:
         texts.append(str(error))

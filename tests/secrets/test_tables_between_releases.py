@@ -53,7 +53,7 @@ class InMidEpoch(keras.callbacks.Callback):
             vars(table.__class__),
         ]
         errors = []
-        # The error of a refused step must not have values of rows.
+        # The error message of a refused step must contain no values of rows.
         with pytest.raises((TypeError, tf.errors.InvalidArgumentError)) as caught:
             model.train_on_batch(np.zeros([BATCH, LENGTH], "i4"), np.zeros([BATCH, 1]))
         errors.append(caught.value)

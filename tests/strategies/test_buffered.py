@@ -47,7 +47,7 @@ def test_more_buffers_are_better_for_one_participation_and_near_the_optimum():
     assert errors[0] > errors[1] > errors[2]
     optimum = strategies.dense(workload, once).rmse(workload, once)
     assert optimum < errors[2] < 1.05 * optimum
-    # The MaxSE of the square root is that of the best Toeplitz factorization.
+    # The square root has the smallest MaxSE of all Toeplitz factorizations.
     best = strategies.bsr(workload, n).max_se(workload, once)
     actual = strategies.blt(workload, once, 3, "max").max_se(workload, once)
     assert best <= actual < 1.02 * best
@@ -93,6 +93,6 @@ def test_a_run_of_a_million_steps_comes_close_to_the_best_toeplitz_strategy():
     assert actual.diagnostics["converged"]
     column = actual.matrix.toeplitz_column()
     loss = np.linalg.norm(column) * np.linalg.norm(actual.matrix.solve(np.ones(n)))
-    # For the MaxSE, the workload's square root is the best Toeplitz factorization.
+    # The workload's square root is the Toeplitz factorization with the smallest MaxSE.
     root = power_series.power_of_linear(1.0, -0.5, n)
     assert 1.0 < loss / (root @ root) < 1.005

@@ -23,7 +23,7 @@ def build(bands=3, workload=WORKLOAD, name="toeplitz", **options):
 
 
 def built(monkeypatch):
-    """Returns a list of the strategies that were optimized, not read from the cache."""
+    """Returns a list that collects the keys of strategies missing from the cache."""
     calls, store = [], cache.store
 
     def counted(key, strategy):

@@ -1,4 +1,4 @@
-"""gamma-BIFR, which lies between DP-lambda-CGD and BISR, and its parameter."""
+"""gamma-BIFR, which generalizes DP-lambda-CGD and BISR, and its parameter gamma."""
 
 import numpy as np
 import pytest

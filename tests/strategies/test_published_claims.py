@@ -1,4 +1,4 @@
-"""Claims of the papers about the closed forms and BandInvMF."""
+"""Claims that papers make about the closed-form strategies and BandInvMF."""
 
 import numpy as np
 import pytest

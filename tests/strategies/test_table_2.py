@@ -1,4 +1,4 @@
-"""arXiv:2306.08153, Table 2: n = 2052 steps, k = 6, b = 342, prefix sum.
+"""Reproduces Table 2 of arXiv:2306.08153: prefix sum, n = 2052, k = 6, b = 342.
 
 Errors are relative to the dense optimum under fixed epoch order. The optimization takes
 minutes: run it with `-m slow`.
