@@ -50,7 +50,7 @@ def test_measures_what_brute_force_measures(cohorts):
         for past in rounds.values()
         for i, j in itertools.combinations(past, 2)
     ]
-    record = dict(reversed(list(enumerate(cohorts))))  # in any order
+    record = dict(reversed(list(enumerate(cohorts))))  # the order is irrelevant
     assert measure_participation(record, 15) == MeasuredParticipation(
         num_rounds=15,
         num_clients=len(rounds),

@@ -1,4 +1,4 @@
-"""The aggregation factories."""
+"""TFF's aggregation factories with correlated noise."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def normals(num_steps=N, d=D):
 
 
 def run_process(process, plan, denominator, clients=(), state=None):
-    """Measures the noise `C^-1 Z` of all rounds in the results, shape [N, D]."""
+    """Runs all rounds; returns the results in units of the noise, shape [N, D]."""
     state = process.initialize() if state is None else state
     rows = []
     for _ in range(N):

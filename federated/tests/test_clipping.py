@@ -75,7 +75,7 @@ def test_a_quick_norm_decides_nothing_that_it_cannot_know():
 @pytest.mark.parametrize("small", [2.0**-12.5, 2.0**-12, 2.0**-11.9, 2.0**-64])
 @pytest.mark.invariant(17)
 def test_squares_that_a_sum_loses_are_in_the_norm(small):
-    # In float32 each small square is rounded away beside the large one.
+    # In float32, adding a small square to the large one changes nothing.
     update = np.full([50, 64], small, np.float32)
     update[:, 0] = 1.0
     for clip in (1.0, 7.0):

@@ -118,7 +118,7 @@ def test_selection_is_uniform_among_the_eligible(ledger, monkeypatch):
     for _ in range(2000):
         counts.update(cohorts.select(1, 2).names)
     assert not resting & set(counts)
-    # 4000 choices of 8: standard deviation 20.
+    # 4000 choices among 8 devices: 500 each, with a standard deviation of 20.
     assert len(counts) == 8 and all(abs(n - 500) < 100 for n in counts.values())
 
 

@@ -32,7 +32,7 @@ def test_the_order_makes_no_difference_to_a_single_bit():
     added = updates(5, 40)
     actual = {units_of(order, 40).tobytes() for order in itertools.permutations(added)}
     assert len(actual) == 1
-    # The control: sums of floats do depend on the order.
+    # The control: float32 sums depend on the order.
     orders = itertools.permutations([clip_update([u], CLIP).update[0] for u in added])
     assert len({sum(order).tobytes() for order in orders}) > 1
 
@@ -131,10 +131,10 @@ def test_the_mean_with_noise_is_that_of_float64(most):
 
 
 def impossible(weights, released, stddev, denominator):
-    """Counts released weights that no float32 noise could give for a sum of zero."""
+    """Counts released weights that cannot occur for a sum of zero, whatever the noise."""
 
     def after(words):
-        # Maps integers in order to float32 numbers in order.
+        # Maps integers to float32 numbers, preserving the order.
         bits = np.where(words < 0, -(2**31) - words - 1, words).astype(np.int32)
         total = ExactSum(len(weights), CLIP, 1)
         return weights + total.mean_with([bits.view(np.float32)], stddev, denominator)

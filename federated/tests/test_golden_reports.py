@@ -42,7 +42,7 @@ def of_record(plan, record, num_rounds=None, delta=None):
 
 
 def run(folder, over_selection=1.0, answers=None, skips=False, sizes=(3, 1)):
-    """Runs devices in this process, which take turns; returns the plan and measurement."""
+    """Runs simulated devices that take turns; returns the plan and the measurement."""
     plan = make_plan()
     number = int(PER_ROUND * over_selection) * B
     devices = simulated.SimulatedDevices(f"{folder}/devices", plan, number)

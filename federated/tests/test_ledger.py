@@ -137,7 +137,7 @@ DAMAGES = {
     "moved entries": "UPDATE entries SET number = 9 WHERE number = 2;"
     "UPDATE entries SET number = 2 WHERE number = 3;"
     "UPDATE entries SET number = 3 WHERE number = 9",
-    "names that are no list": "UPDATE entries SET names = ''",  # of the same digest
+    "names that are no list": "UPDATE entries SET names = ''",  # with an unchanged digest
     "a device twice": "ALTER TABLE participations RENAME TO old;"
     "CREATE TABLE participations (device TEXT, round INTEGER);"
     "INSERT INTO participations VALUES ('a', 0), ('a', 0); DROP TABLE old",

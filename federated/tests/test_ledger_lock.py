@@ -123,7 +123,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_forks_leave_the_journal_to_the_program_and_do_not_keep_its_lock(path):
-    """One fork ends before the program, and another one outlives it."""
+    """Tries a fork that ends before the program, and a fork that outlives it."""
     # This needs a new process: a fork of this one cannot free TensorFlow's objects,
     # and a fork of a fork may crash.
     command = [sys.executable, "-c", PROGRAM, path]

@@ -1,4 +1,4 @@
-"""The README's loop runs as it stands, and keeps the separation."""
+"""The README's loop runs unchanged, and keeps the separation."""
 
 import pathlib
 import re

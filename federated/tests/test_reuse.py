@@ -115,7 +115,7 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     # The control: noise that is bound only to the round.
     monkeypatch.setattr(RoundNoise, "_digest", lambda *arguments: 0)
     deviations = noise_of_two_histories(make_plan("banded"), tmp_path)
-    assert deviations.max() < 3e-3  # the grid
+    assert deviations.max() < 3e-3  # rounding to the grid
 
 
 @pytest.mark.attack(

@@ -56,7 +56,7 @@ def test_the_measure_sees_noise_that_is_reused(monkeypatch):
     )
     monkeypatch.setattr(state_noise, "_said_or_drawn", lambda inputs: inputs)
     first, second = two_results(make_plan("bsr:3"))
-    np.testing.assert_allclose(first, second, atol=3e-3)  # the grid
+    np.testing.assert_allclose(first, second, atol=3e-3)  # rounding to the grid
 
 
 def make_process():

@@ -20,7 +20,7 @@ PLANS = {
 
 
 class Made:
-    """The noise of one run, from `RoundNoise` and from the core's generator."""
+    """Computes the noise of one run, by `RoundNoise` and by the core's generator."""
 
     def __init__(self, plan, size=D, state=None):
         self.plan, self.size, self.noise = plan, size, RoundNoise(plan, size)
@@ -30,7 +30,7 @@ class Made:
         return {**self.state, "digests": np.array(digests, np.int64)}
 
     def row(self, digests, point=""):
-        """Returns the noise of the next round after these digests, and all digests."""
+        """Returns the noise of the round that follows these digests, and all digests."""
         parts, after = self.noise.bound_to(self.after(digests), np.zeros(D), point)
         return np.concatenate(list(parts)), after["digests"]
 

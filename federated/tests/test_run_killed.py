@@ -60,7 +60,7 @@ def lines_of(path):
 def main(folder, kills):
     """Starts `kills` children that are killed, and one that finishes the run."""
     random.seed(kills)
-    # A round has about 60 moments at which it can be killed.
+    # A round can be killed at about 60 moments.
     end = max(2, 120 * N // (kills + 20))
     moments = [random.randrange(1, end) for _ in range(kills)]
     for moment in [*moments, None]:

@@ -1,4 +1,4 @@
-"""Random words that the running graph reads from the operating system."""
+"""Random words that a TensorFlow graph reads from the operating system when it runs."""
 
 import numpy as np
 import tensorflow as tf

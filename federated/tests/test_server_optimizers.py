@@ -1,4 +1,4 @@
-"""Server optimizers against their formulas, and their refusals."""
+"""Server optimizers: agreement with their formulas, and refusals."""
 
 import numpy as np
 import pytest

@@ -129,7 +129,7 @@ def test_a_run_releases_every_model_and_measures_participation(tmp_path, process
     assert outcome.measured.min_separation >= B
     actual = measured_guarantee(PLAN, outcome.measured)
     assert actual.is_within_plan
-    # The run is done: a further call does nothing, and releases nothing.
+    # The run is complete, so a further call does and releases nothing.
     again = Models()
     train(tmp_path, process, again)
     assert again.releases == []

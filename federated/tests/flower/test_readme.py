@@ -1,4 +1,4 @@
-"""The README's programs for Flower run as they stand."""
+"""The README's programs for Flower run unchanged."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""PrivateFedAvg and ParticipationMod, on a grid in this process."""
+"""`PrivateFedAvg` and `ParticipationMod`, on a Flower grid simulated in this process."""
 
 import dataclasses
 import functools
