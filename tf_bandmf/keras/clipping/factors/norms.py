@@ -49,7 +49,7 @@ class Norms(NamedTuple):
     Attributes:
       squared: [B, ...] float64, as measured.
       bounds: [B, ...] float64, upper bounds of the squared norm of what an example adds
-      to the sum at weight 1. NaN or infinity if there is no bound.
+        to the sum at weight 1. NaN or infinity if there is no bound.
     """
 
     squared: tf.Tensor

@@ -31,7 +31,7 @@ class Rows(Factor):
       stays_sparse: True if the weighted sum is `tf.IndexedSlices` of (ids, values), in
         which rows may occur several times.
       product: None; or the gradients of a projection with the same table, which are
-      added to those of the lookups: left [B, T, num_rows], right [B, T, O].
+        added to those of the lookups: left [B, T, num_rows], right [B, T, O].
     """
 
     ids: tf.Tensor

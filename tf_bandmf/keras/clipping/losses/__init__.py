@@ -1,1 +1,1 @@
-"""One loss for each example, from the losses that Keras compiled."""
+"""Per-example losses, computed from the compiled losses of Keras."""

@@ -1,11 +1,12 @@
-"""Finds losses that are meaningful only for a batch, and refuses them or warns.
+"""Finds losses that have their meaning only for a batch, and refuses them or warns.
 
-Private training takes the loss of each example alone. A loss that compares examples
-(Cox's partial likelihood, a covariance, in-batch negatives) has no gradient there, and
-would train on noise. A loss made of sums over the batch (Dice, R², hard examples) has a
-gradient there, but is a different loss. Both kinds are found by comparing the loss's
-gradient for the outputs of a batch with its gradients for the outputs of each example
-alone. Outputs and targets are made up; their shapes and dtypes are those of the model.
+Private training computes the loss of each example alone. A loss that compares examples
+(Cox's partial likelihood, a covariance, in-batch negatives) has no gradient for a
+single example, so it would train on noise. A loss made of sums over the batch (Dice,
+R², hard examples) has a gradient for a single example, but is a different loss there.
+Both kinds are found by comparing the gradient of the loss of a batch with the gradients
+of the losses of its examples alone. Outputs and targets are made up, with the model's
+shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from tf_bandmf.keras.compat.keras_objects import CompileLoss, loss_parts
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 _EXAMPLES, _ELEMENTS = 8, 2**22
-# The size that made-up tensors have in a dimension that differs between batches.
+# Length of made-up tensors along axes whose length is unknown.
 _LENGTH = 6
-# Both bounds are relative to the norm of the batch's gradient. Gradients of single examples
-# below _ROUNDING count as zero. They are proportional to the batch's gradient if a multiple
-# of them is within _TOLERANCE of it.
+# Both bounds are relative to the norm of the batch gradient. Gradients of single
+# examples below _ROUNDING count as zero. They count as terms of the batch gradient if a
+# multiple of them differs from it by at most _TOLERANCE.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
     "Use a loss of single examples, or put all that is compared into one example (a pair, "
@@ -41,7 +42,7 @@ _WAY_OUT = (
 
 
 def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Refuses a compiled loss that compares examples; warns of one that combines them.
+    """Refuses a compiled loss that compares examples; warns if it combines examples.
 
     Args:
       model: a compiled model.
@@ -50,8 +51,8 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
       sample_weight: None, or likewise.
 
     Raises:
-      UnsupportedModelError: if several made-up examples together have gradients, but
-        those of a single example are zero, not finite, or cannot be computed.
+      UnsupportedModelError: if a batch of made-up examples has gradients, but those of
+        a single example are zero, not finite, or cannot be computed.
     """
     specs = batches.map_tensors(
         lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
@@ -79,7 +80,7 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
 
 
 def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, float]:
-    """Returns `_cosine` for each output tensor that can be compared, by its number.
+    """Returns `_cosine` by output number, for the outputs that can be compared.
 
     Raises:
       UnsupportedModelError: if the loss of a single example fails.
@@ -94,7 +95,7 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, flo
             if not loss.built:
                 loss.build(*made[:2])
         except Exception:
-            return {}  # The step will fail as well, with the reason.
+            return {}  # The training step will fail, too, and give the reason.
         if all(has_rows(part.loss) for part in loss_parts(loss)):
             return {}
         try:
@@ -118,11 +119,11 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, flo
 
 
 def _cosine(together: Any, alone: Any) -> float | None:
-    """Returns the cosine between a batch's gradient and those of its examples alone.
+    """Returns the cosine between the batch gradient and those of single examples.
 
-    The cosine is 0 if the examples alone have no gradients, 1 only if their gradients
-    are the terms of the batch's gradient, and None if the batch's gradient is zero or
-    not finite.
+    The cosine is 0 if single examples have no gradients, 1 only if their gradients are
+    the terms of the batch gradient, and None if the batch gradient is zero or not
+    finite.
     """
     length = np.linalg.norm(together)
     if not (np.isfinite(length) and length > 0):
@@ -133,9 +134,9 @@ def _cosine(together: Any, alone: Any) -> float | None:
     if size <= _ROUNDING * length:
         return 0.0
     ratio = np.sum(together * alone) / size**2
-    # The ratio is 1 / number of examples for a mean, and 1 for a sum. Ratios in between are
-    # accepted, too: the loss of a batch may be divided by the number of positions that a
-    # mask leaves.
+    # The ratio is 1 / number of examples for a mean, and 1 for a sum. Ratios in between
+    # are accepted, too, since a batch loss may be divided by the number of unmasked
+    # positions.
     is_mean_or_sum = (1 - _TOLERANCE) / len(alone) <= ratio <= 1 + _TOLERANCE
     is_close = np.linalg.norm(together - ratio * alone) <= _TOLERANCE * length
     if is_mean_or_sum and is_close:
@@ -144,12 +145,12 @@ def _cosine(together: Any, alone: Any) -> float | None:
 
 
 def _gradients_of(loss: CompileLoss) -> Callable[[Any], list[Any]]:
-    """Returns the function from a made-up batch to a loss's gradient for each output."""
+    """Returns a function from a made-up batch to the loss gradient for each output."""
 
     def traced(y: Any, p: Any, weight: Any) -> list[tf.Tensor]:
         leaves = keras.tree.flatten(p)
         value = tf.reduce_sum(tf.convert_to_tensor(loss(y, p, weight)))
-        # A tape would record nothing: this runs in `tf.init_scope`, which stops recording.
+        # A tape would record nothing, since `tf.init_scope` stops recording.
         gradients = tf.gradients(
             value, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -173,7 +174,7 @@ def _made_up(specs: Any, count: int, as_classes: bool) -> Any:
     """Makes up targets, float32 outputs and weights of 1 for specs [B, ...].
 
     Args:
-      specs: specs of targets, outputs and weights.
+      specs: specs of targets, outputs and sample weights.
       count: the number of examples.
       as_classes: True to make targets 0 or 1 even if they are floats.
     """

@@ -1,9 +1,9 @@
 """The compiled loss of each example alone.
 
-The loss of example i is the compiled loss of the batch that consists of example i. It
-is not row i of an unreduced batch loss: Keras' reductions divide by counts over the
-whole batch (of unmasked steps, of weights), which would make the loss of one example
-depend on the others.
+The loss of example i is the compiled loss of the batch that consists of example i
+alone. It is not row i of an unreduced batch loss: Keras' reductions divide by counts
+over the whole batch (of unmasked steps, of weights), so the loss of one example would
+depend on the other examples.
 """
 
 from typing import Any
@@ -25,15 +25,14 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 
 class _SilentCompileLoss(CompileLoss):
-    """A compiled loss without trackers of single outputs' losses.
+    """A compiled loss without per-output loss trackers.
 
-    Trackers would be updated once per example, inside a vectorized loop.
+    These trackers would be updated once per example, inside a vectorized loop.
     """
 
     @property
     def metrics(self) -> list[Any]:
-        # One entry per loss is necessary, because the base class pairs losses with
-        # metrics.
+        # The base class pairs losses with metrics, so it needs one entry per loss.
         return [None] * len(loss_parts(self))
 
     @property
@@ -65,7 +64,7 @@ def compiled_loss(model: keras.Model) -> CompileLoss:
 def per_example_losses(
     loss: CompileLoss, y: Any, y_pred: Any, sample_weight: Any
 ) -> tf.Tensor:
-    """Computes the loss of every example alone.
+    """Computes the loss of each example alone.
 
     Args:
       loss: from `compiled_loss`.

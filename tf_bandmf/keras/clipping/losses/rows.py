@@ -1,11 +1,11 @@
-"""Computes Keras' usual losses of all examples from the whole batch at once.
+"""Computes the common Keras losses of all examples from the whole batch at once.
 
-Executing a loss for each example by itself costs as many operations as the rest of a
-small model; on a GPU, one example after the other, it takes forty times as long as the
-rest of a large model. Keras' usual losses do not need this: before they are reduced, they
-have a value for each example and position, which depends only on that position of the
-example. A closed list holds their functions, which must be called by a class of Keras
-itself. Their arguments are restricted, too: the axis must be the last one, and no class
+Executing a loss on each example alone takes as many operations as the rest of a small
+model. On a GPU, as a loop over examples, it takes forty times as long as the rest of a
+large model. The common Keras losses do not need this: before reduction, they have one
+value per example and position, which depends on this position of this example alone. A
+closed list holds the functions of these losses, which only built-in loss classes may
+call. Their arguments are restricted, too: the axis must be the last one, and no class
 may be ignored.
 """
 
@@ -39,7 +39,7 @@ _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "none", None)
 def row_losses(
     loss: CompileLoss, y: Any, y_pred: Any, sample_weight: Any
 ) -> tf.Tensor | None:
-    """Returns the loss of every example alone, if these are rows of the batch's loss.
+    """Returns the per-example losses, if they are rows of the batch loss.
 
     Args:
       loss: from `losses.compiled_loss`.
@@ -48,10 +48,10 @@ def row_losses(
       sample_weight: None, or nested tensors [B, ...].
 
     Returns:
-      Losses [B]; or None, if the loss must be executed for each example by itself.
+      Losses [B]; or None, if the loss must be executed on each example alone.
 
     Raises:
-      InvalidArgumentError: if there are not as many targets or weights as predictions.
+      InvalidArgumentError: if the numbers of targets, weights and predictions differ.
     """
     given = [y, y_pred, *([] if sample_weight is None else [sample_weight])]
     if not all(tf.is_tensor(tensor) for tensor in given):
@@ -73,7 +73,7 @@ def row_losses(
     target, prediction = (
         keras.ops.convert_to_tensor(each, dtype=part.loss.dtype) for each in (y, y_pred)
     )
-    # Without this check, one row would be broadcast to all examples.
+    # Without this check, a single row would be broadcast to all examples.
     logits = getattr(y_pred, LOGITS, None)
     tensors = given if logits is None else [*given, logits]
     sizes = tf.stack([tf.shape(each)[0] for each in tensors])
@@ -90,13 +90,13 @@ def row_losses(
 
 
 def _ranks_of_targets(loss: Any, rank: int) -> tuple[int, ...]:
-    """Returns the ranks at which targets have the same positions as the predictions."""
+    """Returns the ranks of targets that have the positions of the predictions."""
     sparse = loss.fn is keras.losses.sparse_categorical_crossentropy
     return (rank - 1, rank) if rank == 2 or sparse else (rank,)
 
 
 def _reduced(values: tf.Tensor, reduction: str | None) -> tf.Tensor:
-    """Reduces the positions of each example alone as Keras does; returns [B]."""
+    """Reduces the positions within each example as Keras does, to [B]."""
     axes = range(1, values.shape.rank)
     if not axes:
         return values
@@ -108,7 +108,7 @@ def _reduced(values: tf.Tensor, reduction: str | None) -> tf.Tensor:
 
 
 def has_rows(loss: Any) -> bool:
-    """Returns True for a loss of one output whose function is in the closed list."""
+    """Returns whether a loss has one output and a function of the closed list."""
     kind = type(loss)
     if kind is not getattr(keras.losses, kind.__name__, LossFunctionWrapper):
         return False

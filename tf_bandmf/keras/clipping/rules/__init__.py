@@ -41,31 +41,30 @@ def rule_for(layer: Any, variables: Sequence[Any]) -> Rule:
 
 
 def opening_rule_for(layer: Any, variables: Sequence[Any]) -> Rule | None:
-    """Returns a rule for a layer's own variables; inner layers have their own rules.
+    """Returns a rule for a layer's own variables, without those of its inner layers.
 
     Args:
       layer: a built layer.
       variables: the trainable variables that the layer itself owns.
 
     Returns:
-      The rule; or None, if the layer and all layers inside it are one unit.
+      The rule; or None, if the layer and its inner layers must be tapped as one unit.
     """
     opening = (rule for rule in _RULES if rule.opens)
     return next((rule for rule in opening if rule.supports(layer, variables)), None)
 
 
 def is_registered(rule: Rule) -> bool:
-    """True if a rule was registered by the user."""
+    """Returns whether the user registered a rule."""
     return rule in _registered
 
 
 def register_rule(rule: Rule) -> Rule:
-    """Registers a rule for custom layers; it comes before all others.
+    """Registers a rule for custom layers, which takes precedence over all others.
 
     A rule says for which layers it is exact (`supports`), taps the tensors that it
     needs in the forward pass, and returns factors of the per-example gradients. The
-    self-check of private training compares the results with the gradients of examples
-    taken one by one.
+    self-check of private training compares these with the gradients of single examples.
 
     Args:
       rule: an instance.

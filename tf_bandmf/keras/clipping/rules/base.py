@@ -24,12 +24,12 @@ class LayerCall:
       args: positional arguments of the call.
       kwargs: keyword arguments of the call.
       taps: tensors [B, ...] whose gradients the rule asked for.
-      batched: for each tensor among the arguments, True if its first dimension is the
-        batch.
-      spread: function that repeats an output that all examples share, to [B, ...]; the
-        identity for other outputs.
+      batched: for each tensor among the arguments, True if its first axis is the batch
+        axis.
+      spread: function that repeats an output shared by all examples to [B, ...]; the
+        identity for all other outputs.
       notes: values that the rule keeps from the forward pass.
-      replaced: operations to which the rule gave a custom gradient.
+      replaced: the operations to which the rule gave a custom gradient.
     """
 
     layer: Any
@@ -44,10 +44,10 @@ class LayerCall:
     replaced: list[Any] = dataclasses.field(default_factory=list)
 
     def tap(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Asks for the gradient of a tensor; returns a copy, to be passed on instead.
+        """Asks for the gradient of a tensor, and returns a copy to use in its place.
 
-        The copy matters, because a layer may return one tensor twice, or its own input,
-        but the gradient must belong to this output alone.
+        A layer may return one tensor twice, or return its input. Thanks to the copy,
+        the gradient belongs to this output alone.
         """
         copy = self.spread(tensor)
         self.taps.append(copy)
@@ -58,9 +58,9 @@ class LayerCall:
         return self.original(*self.args, **self.kwargs)
 
     def run_with(self, **attributes: Any) -> Any:
-        """Calls the layer's own `call` as if the layer had other attributes.
+        """Calls the layer's own `call` on a copy of the layer with changed attributes.
 
-        A copy of the layer has them; the layer itself does not change.
+        The layer itself does not change.
         """
         copy = object.__new__(type(self.layer))
         vars(copy).update({**vars(self.layer), **attributes})
@@ -77,11 +77,11 @@ class Rule(abc.ABC):
     """Computes factors of per-example gradients for one kind of layer.
 
     Attributes:
-      spreads: True if the rule handles calls whose output all examples share.
-      runs_again: True if the rule runs the layer a second time, on the arguments that
-        have a batch dimension; for other rules, the first argument must have one.
-      opens: True if the rule is only for the layer's own variables, and the layers
-        inside are tapped with their own rules.
+      spreads: True if the rule handles calls whose output is shared by all examples.
+      runs_again: True if the rule runs the layer a second time on the batched
+        arguments. For all other rules, the first argument must be batched.
+      opens: True if the rule is only for the layer's own variables, while its inner
+        layers are tapped with their own rules.
     """
 
     spreads = False
@@ -90,7 +90,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """True if the rule is exact for this layer with these trainable variables."""
+        """Returns whether the rule is exact for a layer with these variables."""
 
     @abc.abstractmethod
     def forward(self, call: LayerCall) -> Any:
@@ -100,24 +100,24 @@ class Rule(abc.ABC):
     def factors(
         self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
     ) -> Mapping[int, Factor]:
-        """Returns factors by `id` of the Keras variable.
+        """Returns the factor of each Keras variable, by the variable's `id`.
 
         Args:
           call: the recorded call.
-          gradients: gradient of the summed losses for each tap, [B, ...]; None
-            where the loss does not depend on the tap.
+          gradients: the gradient of the summed losses for each tap, [B, ...]; None for
+            a tap on which the loss does not depend.
         """
 
 
 def is_plain(layer: Any, *kinds: type | str, adapted: bool = False) -> bool:
-    """True if a layer is exactly of one of these kinds, with its own `call`.
+    """Returns whether a layer has exactly one of these classes, and its own `call`.
 
-    A subclass may compute anything: it is left to `PerExampleRule`.
+    A subclass may compute anything, so it is left to `PerExampleRule`.
 
     Args:
       layer: a built layer.
-      kinds: classes; or full names of classes, if their package need not be installed.
-      adapted: True if it may have an adapter (LoRA).
+      kinds: classes; or full names of classes, for packages that may not be installed.
+      adapted: True to allow an adapter (LoRA).
     """
     cls = type(layer)
     return (
@@ -129,7 +129,7 @@ def is_plain(layer: Any, *kinds: type | str, adapted: bool = False) -> bool:
 
 
 def overridden(layer: Any, cls: type) -> set[str]:
-    """Returns the names of a base class's attributes that a layer's class overrides."""
+    """Returns the attributes of a base class that the class of a layer overrides."""
     ancestors = type(layer).__mro__
     return {
         name
@@ -140,7 +140,7 @@ def overridden(layer: Any, cls: type) -> set[str]:
 
 
 class OneTapRule(Rule):
-    """Base of the rules that tap one tensor, by default the layer's output."""
+    """Base class of rules that tap one tensor, by default the output of the layer."""
 
     def forward(self, call: LayerCall) -> Any:
         return call.tap(call.run())
@@ -153,34 +153,34 @@ class OneTapRule(Rule):
 
     @abc.abstractmethod
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """Returns factors by `id` of the Keras variable.
+        """Returns the factor of each Keras variable, by the variable's `id`.
 
         Args:
           call: the recorded call.
-          gradient: gradient of the summed losses for the tap, [B, ...].
+          gradient: the gradient of the summed losses for the tap, [B, ...].
         """
 
 
 class LayerRule(OneTapRule):
-    """Base of the rules for exact classes of layers, which name the layers' variables.
+    """Base class of rules for particular layer classes with known variables.
 
     Attributes:
-      kinds: the classes of layers, for `is_plain`.
-      takes_adapters: True if layers may have adapters (LoRA).
+      kinds: the layer classes, for `is_plain`.
+      takes_adapters: True if the layers may have adapters (LoRA).
     """
 
     kinds: tuple[type | str, ...] = ()
     takes_adapters = False
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class: True if the layer fits, and trains only its `weights`."""
+        """See the base class: the layer must fit, and train only its `weights`."""
         if not self.fits(layer):
             return False
         weights = {id(variable) for variable in self.weights(layer)}
         return all(id(variable) in weights for variable in variables)
 
     def fits(self, layer: Any) -> bool:
-        """True if the layer computes what the rule assumes; see `is_plain`."""
+        """Returns whether the layer computes what the rule assumes; see `is_plain`."""
         return is_plain(layer, *self.kinds, adapted=self.takes_adapters)
 
     @abc.abstractmethod
@@ -193,12 +193,12 @@ class LayerRule(OneTapRule):
 
 
 class PreActivationRule(LayerRule):
-    """Base of the rules of a kernel and a bias, which tap the sum before the activation.
+    """Base class of rules for a kernel and a bias, which tap the activation's input.
 
     Attributes:
-      is_product: True if the layer multiplies matrices. XLA splits a product into
-        parts. Unless the product is pinned, XLA keeps these parts for the gradient of
-        the activation, which adds them up again.
+      is_product: True if the layer multiplies matrices. The product must be pinned
+        then: XLA splits it into parts, and would otherwise store all parts until the
+        gradient of the activation is computed.
     """
 
     is_product = False
@@ -219,16 +219,17 @@ class PreActivationRule(LayerRule):
 def of_spread(
     variable: Any, gradient: tf.Tensor, spread: Sequence[int] | None = None
 ) -> dict[int, Factor]:
-    """Returns the factor of a variable that was broadcast, such as a bias, by its `id`.
+    """Returns the factor of a broadcast variable, such as a bias, by its `id`.
 
     Args:
       variable: the Keras variable, or None if there is none.
-      gradient: [B, ...], gradients for the tensor that the variable was added to.
-      spread: the shape in which it was added, aligned to the last dimensions; that of the
-        variable itself if not given.
+      gradient: [B, ...], gradients for the tensor to which the variable was added.
+      spread: the shape in which the variable was added, aligned to the last axes; by
+        default its own shape.
 
     Raises:
-      ValueError: if the variable is not the same for all examples of the batch.
+      ValueError: if the shape has a batch axis, so the variable differs between
+        examples.
     """
     if variable is None:
         return {}

@@ -52,13 +52,13 @@ class ClippedGradients(NamedTuple):
         min(1, l2_norm_clip / bound) times the example's gradient; float32, in the
         variable's shape.
       norms: [B] float32, measured norms of the unclipped gradients over all variables.
-      Clipping uses upper bounds of these norms, see `factors.norms`.
+        Clipping uses upper bounds of these norms, see `factors.norms`.
       losses: [B] float32, the per-example losses, sample weights included.
       outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] for
         units of K rows.
       outcomes: [B] int32, indices into `OUTCOMES`: the gradient was used unchanged,
-      clipped, zero, or bad. It is bad if its norm or the loss is not finite, for
-      example for a label that does not exist. Outcomes are as private as norms.
+        clipped, zero, or bad. It is bad if its norm or the loss is not finite, for
+        example for a label that does not exist. Outcomes are as private as norms.
     """
 
     sums: list[Any]
@@ -104,22 +104,22 @@ def clipped_gradient_sums(
       microbatch_size: if given, examples are processed in groups of this size one
         after the other, which bounds memory; the result is the same.
       loss_scale_factor: a power of two that multiplies losses before the backward
-      pass, so that small gradients do not vanish in float16 layers. Gradients are
-      divided by it before clipping, which is exact. An example whose scaled
-      gradient overflows contributes zero.
+        pass, so that small gradients do not vanish in float16 layers. Gradients are
+        divided by it before clipping, which is exact. An example whose scaled
+        gradient overflows contributes zero.
       rows: None; or [B, K] bool, True for the rows that are present in each unit. Then
-      x, y and sample_weight have the shape [B, K, ...], and "example" means a unit,
-      whose loss is the mean over its rows: see `tensors.multi_row`.
+        x, y and sample_weight have the shape [B, K, ...], and "example" means a unit,
+        whose loss is the mean over its rows: see `tensors.multi_row`.
       shares: None; or [B] float32 in [0, 1], the fraction of the clip norm to which
-      each example is clipped. Values outside of this range are clipped; NaN becomes 0.
+        each example is clipped. Values outside are clipped to [0, 1]; NaN becomes 0.
       clipping: flat or automatic, as a whole or in groups of weights. The attribute
         `scaling` is not read: give `scales`.
       scales: None; or factors that multiply the coordinates of each example's gradient
-      before clipping: positive float32, one tensor per trainable variable in its
-      shape. They must not depend on the batch.
+        before clipping: positive float32, one tensor per trainable variable in its
+        shape. They must not depend on the batch.
       readers: None; or functions that look up table rows instead of the layer's
-      variable, by the `id` of this variable. The sums of these tables are
-      `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
+        variable, by the `id` of this variable. The sums of these tables are
+        `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
 
     Returns:
       Sums, norms, losses and predictions. With `scales`, sums and norms are those of the
@@ -337,7 +337,7 @@ def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[
 
 
 def _size(factor: Factor) -> int:
-    """Returns the number of elements if gradients are formed and it is known, else 0."""
+    """Returns the size of a variable if its gradients are stored directly, else 0."""
     if type(factor) is not Instantiated:
         return 0
     return factor.gradients.shape[1:].num_elements() or 0

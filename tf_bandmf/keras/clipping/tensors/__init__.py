@@ -1,1 +1,1 @@
-"""Batches, groups of examples, and variables: the tensors that clipping handles."""
+"""Helpers for tensors with a batch axis, for units of rows, and for variables."""

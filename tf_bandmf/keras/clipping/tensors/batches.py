@@ -13,7 +13,7 @@ from tf_bandmf.keras.compat.keras_objects import EXTRAS
 
 
 def to_tensors(structure: Any) -> Any:
-    """Converts every array in a structure to a dense tensor; None stays None.
+    """Converts each array in a structure to a dense tensor; None stays None.
 
     Args:
       structure: nested arrays or tensors of shape [B, ...].
@@ -46,7 +46,7 @@ def to_tensors(structure: Any) -> Any:
 
 
 def map_tensors(function: Callable[[tf.Tensor], Any], structure: Any) -> Any:
-    """Applies a function to every tensor of a structure; other leaves stay."""
+    """Applies a function to each tensor of a structure, but not to other leaves."""
     return keras.tree.map_structure(
         lambda leaf: function(leaf) if tf.is_tensor(leaf) else leaf, structure
     )
@@ -55,15 +55,15 @@ def map_tensors(function: Callable[[tf.Tensor], Any], structure: Any) -> Any:
 def tensor_leaves(structure: Any) -> list[tf.Tensor]:
     """Returns the tensors of a structure in Keras' flattening order.
 
-    Each tensor is followed by the tensors that Keras attached to it: the logits of an
-    activation, which cross-entropies read, and masks, which losses read.
+    Each tensor is followed by the tensors that Keras attached to it: logits, which
+    cross-entropies read, and masks, which all losses read.
     """
     leaves = [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
     return [tensor for leaf in leaves for tensor in (leaf, *attached_to(leaf).values())]
 
 
 def attached_to(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the tensors that Keras attached to a tensor, by name of the attribute."""
+    """Returns the tensors that Keras attached to a tensor, by attribute name."""
     attached = {name: getattr(tensor, name, None) for name in EXTRAS}
     return {name: value for name, value in attached.items() if value is not None}
 
@@ -90,7 +90,7 @@ def single_examples(structure: Any) -> Iterator[Any]:
 
 
 def specs_of(structure: Any, size: int | None = None) -> tuple[tf.TensorSpec, ...]:
-    """Returns specs of a structure's tensors [B, ...], with `size` in place of B."""
+    """Returns specs of the tensors [B, ...] in a structure, with `size` for B."""
     return tuple(
         tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
         for leaf in tensor_leaves(structure)
@@ -98,7 +98,7 @@ def specs_of(structure: Any, size: int | None = None) -> tuple[tf.TensorSpec, ..
 
 
 def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
-    """Returns the batch size of a structure: the static one if known, and a tensor.
+    """Returns the batch size of a structure, as a static size and as a tensor.
 
     Args:
       structure: nested tensors of shape [B, ...].
@@ -126,7 +126,7 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
 
 def pad_batch(structure: Any, padding: tf.Tensor | int) -> Any:
     """Appends `padding` all-zero examples to every tensor of shape [B, ...]."""
-    # All tensors share these constants: each operation of a graph costs time.
+    # All tensors share these constants, since each operation of a graph costs time.
     of_batch, of_others = tf.stack([0, padding]), tf.constant([0, 0])
 
     def pad(tensor: tf.Tensor) -> tf.Tensor:
@@ -139,26 +139,26 @@ def pad_batch(structure: Any, padding: tf.Tensor | int) -> Any:
 def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     """Reshapes [B, ...] to [B, *shape]; one size in `shape` may be -1.
 
-    B is never inferred from the rest: a layer may set a static shape that is wrong, and
-    parts of an example would become examples, each of which is clipped by itself.
+    B is never inferred from the other sizes. If a layer set a wrong static shape, parts
+    of an example would become examples, each of which would be clipped separately.
     """
     static = tuple(tensor.shape[1:])
     if static == shape:
         return tf.ensure_shape(tensor, [None, *shape])
-    if (1, *static) == shape:  # takes a third of the operations of a reshape with B
+    if (1, *static) == shape:  # a third of the operations of `tf.reshape`
         return tf.expand_dims(tf.ensure_shape(tensor, [None, *static]), 1)
     return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
 
 
 def split_first(tensor: tf.Tensor, *sizes: Any) -> tf.Tensor:
-    """Splits the first dimension: [N * K, ...] to [N, K, ...]; N or K may be -1."""
+    """Splits the first axis: [N * K, ...] to [N, K, ...]; N or K may be -1."""
     shape = tf.concat([sizes, tf.shape(tensor)[1:]], axis=0)
     static = [size if isinstance(size, int) and size >= 0 else None for size in sizes]
     return tf.ensure_shape(tf.reshape(tensor, shape), [*static, *tensor.shape[1:]])
 
 
 def join_first(tensor: tf.Tensor) -> tf.Tensor:
-    """Joins the first two dimensions: [N, K, ...] to [N * K, ...]."""
+    """Joins the first two axes: [N, K, ...] to [N * K, ...]."""
     rows, columns, *others = tensor.shape
     shape = tf.concat([[-1], tf.shape(tensor)[2:]], axis=0)
     static = rows * columns if rows and columns else None
@@ -166,7 +166,7 @@ def join_first(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def elements(dimensions: Sequence[int | None]) -> int:
-    """Returns the product of dimensions, or -1 (for `tf.reshape`) if one is unknown."""
+    """Returns the product of sizes, or -1 (for `tf.reshape`) if a size is unknown."""
     sizes = [n for n in dimensions if n is not None]
     return math.prod(sizes) if len(sizes) == len(dimensions) else -1
 

@@ -4,18 +4,18 @@ import tensorflow as tf
 
 
 class UnsupportedModelError(ValueError):
-    """The model has a structure whose per-example gradients cannot be proved correct.
+    """Raised if the per-example gradients of a model cannot be proved correct.
 
     The message names the layer, the reason and what to change.
     """
 
 
 class ClippingMismatchError(RuntimeError):
-    """Clipped gradients differ from gradients of the examples taken one by one."""
+    """Raised if clipped gradients differ from the gradients of single examples."""
 
 
-# Errors that TensorFlow raises because of the machine or the process, not because of a
-# record's content.
+# TensorFlow errors that come from the machine or the process, not from the content of a
+# record.
 OF_THE_MACHINE = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,

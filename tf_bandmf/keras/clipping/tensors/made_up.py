@@ -1,7 +1,7 @@
-"""Examples that nobody contributed, for checks that may stop a run.
+"""Made-up examples, for checks that may refuse a run.
 
-The result of a check on real examples would depend on them: refusing a run would reveal
-something about a record.
+With real examples, the result of such a check would depend on private data, so a
+refusal could reveal something about a record.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _SEED = 20
 
 
 def made_up(data: Any, num_examples: int) -> Any:
-    """Makes up examples in a batch's shapes and dtypes, without reading its values.
+    """Makes up examples from the shapes and dtypes of a batch, not from its values.
 
-    Floats are in (0.05, 0.95); integers and strings are 0 and 1, which nearly every
-    vocabulary, number of classes and mask allows; images of bytes have values 0 to 255.
-    Each example has the same number of ones, so a mask leaves equally many positions of
-    each.
+    Floats are in (0.05, 0.95). Integers and strings are 0 and 1, which nearly all
+    vocabularies, class counts and masks allow. Images of bytes have values from 0 to
+    255. Each example has the same number of ones, so masks leave equally many positions
+    in each example.
 
     Args:
       data: structure of arrays or tensors [B, ...]; None stays None.
@@ -38,7 +38,7 @@ def made_up(data: Any, num_examples: int) -> Any:
         if tensor.dtype == tf.uint8 and len(shape) > 2:
             return tf.constant(rng.integers(0, 256, shape), tf.uint8)
         size = math.prod(shape[1:])
-        # A tensor of one number per example is 1 for half of the examples.
+        # With one number per example, half of the examples have a 1.
         bits = np.resize([1, 0], size if size > 1 else (num_examples, 1))
         bits = np.broadcast_to(bits, (num_examples, size))
         bits = rng.permuted(bits, axis=1 if size > 1 else 0).reshape(shape)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.tensors import batches
 
-# Maps a group's data and [m] validity to sums over its examples and to results [m, ...].
+# Maps a group's data and validity [m] to sums over the group and results [m, ...].
 GroupFunction = Callable[[Any, tf.Tensor], Sequence[Any]]
 
 
@@ -18,8 +18,8 @@ def in_groups(
 ) -> tuple[Any, ...]:
     """Applies a function to groups of examples, one group after the other.
 
-    Only one group's intermediate results exist at a time: the groups are iterations
-    of a loop that may not overlap.
+    The groups are iterations of a sequential loop, so only the intermediate results of
+    one group are in memory at a time.
 
     Args:
       function: returns a list of sums over the group, and nested results [m, ...].
@@ -40,8 +40,7 @@ def in_groups(
         for leaf in batches.tensor_leaves(data)
     ]
 
-    # This is a separate function, so that the dtypes of its results are known before
-    # the loop.
+    # A separate function reveals the dtypes of its results before the loop.
     @tf.function(autograph=False)
     def traced(tensors: list[tf.Tensor], counts: tf.Tensor) -> Any:
         return tuple(function(batches.with_leaves(data, tensors), counts))

@@ -1,8 +1,8 @@
 """Units of several rows, which are clipped together.
 
-A unit is an example with its views, or a user with their records. The model sees rows,
-which must be independent of one another, even within a unit. The loss of a unit is the
-mean of its rows' losses, so its gradient is the mean of theirs and is clipped once.
+A unit is, for example, all views of an example or all records of a user. The model sees
+rows, which must be independent of one another, even within a unit. The loss and the
+gradient of a unit are means over its rows; the gradient is clipped once per unit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tf_bandmf.keras.clipping.tensors import batches
 
 
 class UnitRows:
-    """The rows that are present in a batch of U units, of at most K rows each.
+    """The rows that are present in a batch of U units with at most K rows each.
 
     Args:
       present: [U, K], bool. A unit without any row has no gradient.
@@ -53,13 +53,13 @@ class UnitRows:
         )
 
     def weights(self) -> tf.Tensor:
-        """Returns the weights of rows' losses in their unit's loss, [U * K] float32."""
+        """Returns the weight of each row in the loss of its unit, [U * K] float32."""
         present = tf.cast(self.present, tf.float32)
         counts = tf.reduce_sum(present, axis=1, keepdims=True)
         return tf.reshape(tf.math.divide_no_nan(present, counts), [-1])
 
     def losses(self, losses: tf.Tensor) -> tf.Tensor:
-        """Returns the losses of units [U] from those of rows [U * K]."""
+        """Computes unit losses [U] from row losses [U * K]."""
         weights = self.weights()
         weighted = weights * tf.cast(losses, tf.float32)
         counted = tf.where(weights > 0.0, weighted, tf.zeros_like(weighted))
@@ -67,7 +67,7 @@ class UnitRows:
 
 
 def present_rows(structure: Any, rows: tf.Tensor) -> Any:
-    """Returns the rows that are present, of all units, one after the other.
+    """Returns the N present rows of all units, one after the other.
 
     Args:
       structure: nested tensors [U, K, ...].

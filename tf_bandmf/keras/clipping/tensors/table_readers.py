@@ -1,8 +1,8 @@
-"""Readers of tables whose rows a step does not read from the layer's variable.
+"""Readers, which look up the current rows of tables with lazy noise.
 
-If the noise of a table is drawn when its rows are read, the layer's variable holds the
-last release. The current rows are kept secret, outside of that variable, and are read by a
-reader.
+If the noise of a table is drawn only when its rows are read, the variable of the layer
+holds the last release of the table. A step gets the current rows, which are secret,
+from a reader instead.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# Maps numbers of rows, [...] integers, to the rows' weights, [..., columns] float32; NaN
-# for negative numbers, and for rows that are not up to date.
+# Maps row numbers, [...] integers, to the weights of these rows, [..., columns]
+# float32; NaN for negative numbers, and for rows that are not up to date.
 TableReader = Callable[[tf.Tensor], tf.Tensor]
 
 _NONE: Mapping[int, TableReader] = {}
@@ -26,7 +26,7 @@ _readers: contextvars.ContextVar[Mapping[int, TableReader]] = contextvars.Contex
 
 @contextlib.contextmanager
 def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
-    """A context in which these readers, given by `id` of the variable, read the tables."""
+    """Returns a context that uses these readers, given by the `id` of the variable."""
     token = _readers.set(_NONE if readers is None else readers)
     try:
         yield
@@ -35,5 +35,5 @@ def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
 
 
 def reader_of(variable: Any) -> TableReader | None:
-    """Returns the reader of a table; None if it is read from the layer's variable."""
+    """Returns the reader of a table; None if steps read the layer's own variable."""
     return _readers.get().get(id(variable))

@@ -1,10 +1,10 @@
-"""A wrapper whose comparison is by identity of the wrapped objects."""
+"""A wrapper that compares objects by identity."""
 
 from typing import Any
 
 
 class Same:
-    """Compares by identity; keeps the object alive, so that its `id` is not used again."""
+    """Compares objects by identity, and keeps them alive, so no `id` is reused."""
 
     __slots__ = ("_value",)
 
