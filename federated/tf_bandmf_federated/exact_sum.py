@@ -102,7 +102,7 @@ class ExactSum:
         The result overwrites the memory of the sum.
 
         Args:
-          noise: noise, float32, d numbers in consecutive parts.
+          noise: the noise, d float32 entries in consecutive parts.
           stddev: standard deviation of the added noise, per unit of `noise`.
           denominator: a public constant.
         """

@@ -167,7 +167,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection and the lock; in a forked process, does nothing."""
+        """Closes the connection and releases the lock; does nothing in a forked process."""
         if os.getpid() != self._owner:
             return
         if self._database is not None:

@@ -309,7 +309,7 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
-    """Picks one of the best settings of the samplings, and returns it with the reason."""
+    """Chooses among the best settings of all samplings; also returns the reason."""
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:

@@ -162,7 +162,7 @@ def expected_share(
 
 
 def ema_momentum(num_steps: int) -> float:
-    """Returns the momentum of the moving average of weights that a run releases.
+    """Returns the momentum for the moving average of the weights, which a run releases.
 
     The average spans about a tenth of the steps: the momentum is 0.99 for 1000 steps. The
     average is computed from released models, so it costs no privacy (De et al., 2022,

@@ -240,7 +240,7 @@ class Plan:
     def reserve(
         self, *, counts: float = 0.0, metrics: float = 0.0, evaluations: int = 0
     ) -> Plan:
-        """Returns a plan with the same guarantee, part of which is kept for measurements.
+        """Returns a plan with the same guarantee that reserves budget for measurements.
 
             plan = tf_bandmf.plan("bisr", epsilon=2, ...).reserve(
                 counts=0.01, metrics=0.1, evaluations=10
@@ -383,7 +383,7 @@ class Plan:
 
     @property
     def choice(self) -> Comparison | None:
-        """The table from which the mechanism was chosen; None if it was named."""
+        """The table from which the mechanism was chosen; None if the caller named one."""
         record = self.strategy.diagnostics.get("choice")
         return None if record is None else Comparison.from_record(record)
 

@@ -131,7 +131,7 @@ class ExampleSource(abc.ABC):
             yield tf.nest.pack_sequence_as(self._sample, self.rows(indices)[:-1])
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        """Returns those of `x`, `y` and `sample_weight` that exist, in a graph."""
+        """Gathers `x`, `y` and `sample_weight` (those that exist); can run in a graph."""
         kinds = [*self._zeros(0), np.zeros(0, bool)]
         dtypes = [tf.as_dtype(kind.dtype) for kind in kinds]
         leaves = tf.numpy_function(self.rows, [indices], dtypes)

@@ -132,8 +132,8 @@ class SimulatedClients:
         """Raises ValueError if there are too few clients for rounds of this size.
 
         Within any b consecutive rounds, all clients must be different, and each client
-        may take part at most k times. Even enough clients for these two conditions may
-        not be available when needed.
+        may take part at most k times. Even if there are enough clients for both
+        conditions, too few may be available when needed.
         """
         b = min(self.participation.min_separation, num_rounds)
         k = self.participation.participations(num_rounds)
