@@ -78,7 +78,8 @@ def trained(
     )
     tf_bandmf.keras.make_private(model)
     inner = keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))
-    # Each way is a separate run; releasing several models would compose the runs.
+    # Each way of training is a separate run; if several models were released, the runs
+    # would compose.
     private = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
     model.compile(private, loss)
     model.fit(plan.batches(x, y), epochs=_EPOCHS, class_weight=class_weight, verbose=0)

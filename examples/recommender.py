@@ -330,7 +330,8 @@ def trained(
         ids = frequent(users, kept, released[0].event.noise_multiplier)
     rows, num_items = rows_of(users, ids), int(ids.max())
     model = tf_bandmf.keras.make_private(two_towers(num_items), tables="lazy")
-    # Each way is a separate run; releasing several models would compose the runs.
+    # Each way of training is a separate run; if several models were released, the runs
+    # would compose.
     private = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(way.rate), plan, additional_run=True
     )

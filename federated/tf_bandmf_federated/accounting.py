@@ -114,7 +114,7 @@ class MeasuredGuarantee:
       participation: MinSep with the measured b and k, for which `guarantee` is computed.
       sensitivity: sensitivity of the plan's strategy under `participation`, exact or an
         upper bound.
-      guarantee: (epsilon, delta) and rho of zCDP with the plan's noise. Its kind is
+      guarantee: (epsilon, delta) and zCDP rho with the plan's noise. Its kind is
         "exact" for the mechanism under `participation` in all rounds of the plan;
         "bound" if the sensitivity is a bound, or fewer rounds were run.
       planned: the plan's guarantee at the same delta.

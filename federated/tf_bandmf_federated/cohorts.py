@@ -1,4 +1,4 @@
-"""Selection of a round's cohort among the available and eligible devices."""
+"""Selects the cohort of a round among the available and eligible devices."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def _rates(
     negatives: int,
     confidence: float,
 ) -> tuple[float, float]:
-    """Returns Clopper-Pearson bounds: a lower bound on the TPR, an upper one on the FPR."""
+    """Returns Clopper-Pearson bounds: a lower bound on TPR, an upper bound on FPR."""
     each = 0.5 * (1.0 + _checked(confidence))
     of_true = stats.binomtest(true_positives, positives, alternative="greater")
     of_false = stats.binomtest(false_positives, negatives, alternative="less")

@@ -84,7 +84,7 @@ class Ledger:
           name: name of the data set, used when a plan is bound to it.
           epsilon: epsilon of the budget, together with delta.
           delta: delta of the budget, together with epsilon.
-          rho: rho of zCDP, instead of epsilon and delta.
+          rho: zCDP rho, instead of epsilon and delta.
           unit: the unit whose presence the budget hides; plans must have the same unit.
           adjacency: "zero-out" (or add-or-remove), or "replace-one".
 
@@ -130,7 +130,7 @@ class Ledger:
           dataset: name of the data set.
           epsilon: epsilon of the budget, together with delta.
           delta: delta of the budget, together with epsilon.
-          rho: rho of zCDP, instead of epsilon and delta.
+          rho: zCDP rho, instead of epsilon and delta.
 
         Returns:
           The balance under the new budget.
@@ -252,7 +252,7 @@ class Ledger:
           dataset: name of the data set.
           what: the cost of the release: the result of `tuning_cost` or `compose`, a
             `Guarantee`, a `Plan` that was run unbound, a `tf_bandmf.Release` made
-            elsewhere, an event of dp-accounting, or (epsilon, delta) for the data set's
+            elsewhere, a dp-accounting event, or (epsilon, delta) for the data set's
             adjacency.
           about: description of the release, one line.
 

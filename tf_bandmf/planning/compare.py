@@ -86,7 +86,7 @@ class Row:
         `optimal_among`; None without a certificate.
       optimal_among: class of strategies that `optimality_gap` refers to, such as "4
         bands, columns of equal norm"; None without a certificate.
-      memory_vectors: number of vectors of the model's size that are stored between steps.
+      memory_vectors: number of model-sized vectors that are stored between steps.
       regenerations_per_step: maximum number of earlier noise vectors that a step
         regenerates.
       seconds: time spent on finding the strategy.
@@ -261,10 +261,10 @@ def compare(
         because its numbers are not comparable.
       workload: as for `tf_bandmf.plan`.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_memory_vectors: maximum number of vectors of the model's size that the noise
-        may store between steps; by default 31 if the number of bands or buffers is
-        searched for, and unlimited if that number is given ("bsr:64"). The same limit,
-        or 31 if that is larger, applies to the vectors regenerated per step.
+      max_memory_vectors: maximum number of model-sized vectors that the noise may store
+        between steps; by default 31 if the number of bands or buffers is searched for,
+        and unlimited if that number is given ("bsr:64"). The same limit, or 31 if that
+        is larger, applies to the vectors regenerated per step.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.

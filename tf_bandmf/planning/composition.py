@@ -263,7 +263,7 @@ class Release:
         return noise and noise * (0.5 if halved else 1.0)
 
     def zcdp(self, replaced: bool) -> float | None:
-        """Returns the smallest known rho of zCDP, without amplification; or None."""
+        """Returns the smallest known zCDP rho, without amplification; or None."""
         times = 4.0 if self.is_doubled(replaced) else 1.0
         noise = self.gaussian_noise(replaced)
         rhos = [] if noise is None else [gaussian.zcdp_rho(noise)]

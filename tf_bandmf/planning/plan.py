@@ -231,7 +231,8 @@ class Plan:
     def unamplified_noise(self) -> float:
         """The noise multiplier of the run as one Gaussian mechanism.
 
-        The value includes private evaluations, and is for zero-out without amplification.
+        The value covers private evaluations, too, and holds for zero-out adjacency
+        without amplification.
         """
         if not self.measurements.evaluations:
             return self.noise_multiplier

@@ -40,7 +40,7 @@ def comparison_bars(table: Comparison, axes: Any | None = None) -> Any:
 
     Args:
       table: a table from `tf_bandmf.compare`.
-      axes: axes to draw on; by default those of a new figure.
+      axes: axes to draw on; by default, the axes of a new figure.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -69,7 +69,7 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
 
     Args:
       plans: plans by name.
-      axes: axes to draw on; by default those of a new figure.
+      axes: axes to draw on; by default, the axes of a new figure.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -92,7 +92,7 @@ def accumulated_noise(
     Args:
       plans: plans by name.
       seed: seed of the normals.
-      axes: axes to draw on; by default those of a new figure.
+      axes: axes to draw on; by default, the axes of a new figure.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -132,7 +132,7 @@ def epsilon_of_delta(
     Args:
       plans: plans by name; a point marks the pair that each plan was made for.
       deltas: values of delta in (0, 1); by default from 1e-3 to 1e-10.
-      axes: axes to draw on; by default those of a new figure.
+      axes: axes to draw on; by default, the axes of a new figure.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -168,7 +168,7 @@ def training_curves(
         of epochs.
       quantity: label of the vertical axis. The guarantee does not cover values that are
         measured on training data; do not publish such values.
-      axes: axes to draw on; by default those of a new figure.
+      axes: axes to draw on; by default, the axes of a new figure.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -205,7 +205,7 @@ def strategy_matrix(
     Args:
       strategy: strategy of n steps.
       rows: maximum number of rows and columns drawn.
-      axes: axes to draw on; by default those of a new figure.
+      axes: axes to draw on; by default, the axes of a new figure.
 
     Returns:
       The axes. Column j is the contribution of step j to the released sequence.
@@ -225,7 +225,7 @@ def noising_matrix(
     Args:
       strategy: strategy of n steps.
       rows: maximum number of rows and columns drawn.
-      axes: axes to draw on; by default those of a new figure.
+      axes: axes to draw on; by default, the axes of a new figure.
 
     Returns:
       The axes. Negative entries cancel earlier noise.

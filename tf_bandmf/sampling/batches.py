@@ -244,7 +244,7 @@ class BatchSchedule:
     def _part(
         self, step: int, number: int, num_parts: int
     ) -> tuple[np.ndarray, np.int64]:
-        """Returns indices of a part of a step, and the size of the padded part."""
+        """Returns the example indices in one part of a step, and the part's padded size."""
         indices = self.example_indices(step)
         size = self.padded_batch_size if self._padded else indices.size
         if indices.size > size:

@@ -109,7 +109,7 @@ class Mapped:
             )
         try:
             parameters = inspect.signature(self._function).parameters.values()
-        except ValueError:  # functions in C have no signature
+        except ValueError:  # C functions have no signature
             return ["x"]
         named = [p for p in parameters if p.default is p.empty or p.name == "seed"]
         names = [p.name for p in named if p.kind < p.VAR_POSITIONAL or p.name == "seed"]

@@ -90,7 +90,7 @@ async def train_model(
         `expected_batch_size`.
       total_rounds: number of rounds of the whole run; by default the plan's.
       model_output_manager: destination of the model's weights; the key is the number of
-        completed rounds. An earlier entry with the same key must be replaced.
+        completed rounds. A new value must replace an earlier value with the same key.
       release_every: number of rounds between released models; the last model is always
         released. After a skipped round, the previous model is released again.
       train_metrics_manager: destination of the process's metrics, with exact counts of
