@@ -91,7 +91,7 @@ def test_integers_are_refused():
 
 @pytest.mark.invariant(17)
 def test_a_norm_is_rounded_up():
-    # The exact squared norm is a rational number, as each float32 number is.
+    # The squared norm is computed exactly, as a fraction: float32 numbers are rational.
     values = np.random.default_rng(3).normal(size=70_000).astype(np.float32)
     exact = sum(fractions.Fraction(float(v)) ** 2 for v in values)
     actual = fractions.Fraction(norm_of([values, values[:1]]))
