@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_bandmf.noise.keys import Secret
 from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
-from tf_bandmf.noise.shared import by_itself, shared_function
+from tf_bandmf.noise.shared import shared_function
 
 # The approximate number of normals that are generated together, first in a step (which
 # generates at most this many more than it needs), then at a release. They fit into a
@@ -32,6 +32,8 @@ _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
 # The number of parts that are processed together, as long as that many remain in a
 # step.
 _TOGETHER = 8
+# Steps that do not run a function skip it as a whole, not its operations one by one.
+_NOT_INLINED = {"_noinline": True}
 _DECAYED = (
     "The learning rate times the weight decay must not be 1 with tables='lazy': the step "
     "sets all weights to zero. Give make_private tables='dense', or decay less."
@@ -244,7 +246,7 @@ class LazyTable(Secret):
         parts = 2 if self.jumps.entries > 1 and fills_blocks else 1
         first_made = made(0, parts)
 
-        @by_itself
+        @tf.function(autograph=False, experimental_attributes=_NOT_INLINED)
         def others() -> tf.Tensor:
             total, done = -(-count // together), tf.constant(parts)
             for size in (_TOGETHER, 1) if fills_blocks else (1,):
@@ -274,17 +276,13 @@ class LazyTable(Secret):
         Returns:
           The operations.
         """
-        of_weight, *of_velocity = self.jumps.entering(step, rate)
-        # In TensorFlow, adding to rows takes longer than reading and replacing them.
-        weights = self._weights.sparse_read(rows) + of_weight * sums
-        changes = [self._weights.scatter_update(tf.IndexedSlices(weights, rows))]
-        if of_velocity:
-            memory = self._states[1].sparse_read(rows)
-            velocity = memory[:, : self.columns] + of_velocity[0] * sums
-            moved = tf.concat([velocity, memory[:, self.columns :]], axis=1)
-            changes.append(
-                self._states[1].scatter_update(tf.IndexedSlices(moved, rows))
-            )
+        changes = []
+        # The sum enters the first columns: those of the weights, and of the velocity.
+        for part, factor in zip(self._states, self.jumps.entering(step, rate)):
+            padding = [[0, 0], [0, part.shape[1] - self.columns]]
+            # In TensorFlow, adding to rows takes longer than reading and replacing them.
+            moved = part.sparse_read(rows) + tf.pad(factor * sums, padding)
+            changes.append(part.scatter_update(tf.IndexedSlices(moved, rows)))
         return changes
 
     def release(

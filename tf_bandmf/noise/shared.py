@@ -10,13 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Option for functions that only a few steps run: if they were inlined, all other steps
-# would have to skip their ops one by one.
-NOT_INLINED = {"_noinline": True}
-by_itself = functools.partial(
-    tf.function, autograph=False, experimental_attributes=NOT_INLINED
-)
-
 # `near_length` rounds up to a multiple of one of these units: 8 to 2^27.
 _UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
