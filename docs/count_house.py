@@ -72,7 +72,7 @@ CEILINGS = {
     "planning": (2_169, 1_900),
     "strategies": (1_386, 1_600),
     "sampling": (1_428, 1_300),
-    "noise": (1_114, 1_050),
+    "noise": (1_106, 1_050),
     "optimize": (963, 1_000),
     "ledger": (632, 650),
     "matrices": (818, 850),
