@@ -1,6 +1,6 @@
-"""Layers that need not be opened: they are known to give each example its own row.
+"""Known layers: they give each example its own row, so they need not be opened.
 
-A layer is recognized by its exact class, with Keras' own `call`, and its configuration.
+A layer is recognized by its exact class, its built-in `call` and its configuration.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ Condition = Callable[[Any, Shapes], bool]
 
 
 def _images(layer: Any, shapes: Shapes) -> bool:
-    """True if all tensors are batches of images: a tensor of rank 3 is a single image."""
+    """Returns whether all tensors are batches of images; rank 3 means one image."""
     return all(len(shape) == 4 for shape in shapes)
 
 
 def _vectors(layer: Any, shapes: Shapes) -> bool:
-    """True if all tensors have rank 2 or more: a tensor of rank 1 is a single example."""
+    """Returns whether all tensors have rank 2 or more; rank 1 means one example."""
     return all(len(shape) >= 2 for shape in shapes)
 
 
 def _rescaling(layer: Any, shapes: Shapes) -> bool:
-    """True if scale and offset have no axis for examples."""
+    """Returns whether scale and offset have no axis for examples."""
     most = max(np.ndim(layer.scale), np.ndim(layer.offset))
     return all(most < len(shape) for shape in shapes)
 
 
 def _encoded(layer: Any, shapes: Shapes) -> bool:
-    """True if rows stay apart: some modes count classes over a whole tensor of rank 1."""
+    """Returns whether rows stay apart; some modes count over a tensor of rank 1."""
     one_each = layer.output_mode in ("int", "one_hot")
     return one_each or _vectors(layer, shapes)
 
 
 def _text(layer: Any, shapes: Shapes) -> bool:
-    """True if the length of a text's row does not depend on other texts."""
+    """Returns whether the row length of a text is independent of other texts."""
     config = layer.get_config()
     padded = config["output_sequence_length"] is not None
     return padded or config["output_mode"] != "int"
@@ -74,7 +74,7 @@ LAYERS: dict[type, Condition] = {
     for name, condition in _NAMES.items()
     if hasattr(layers, name)
 }
-# Classes of KerasHub, by name, because KerasHub need not be installed.
+# KerasHub classes by name, since KerasHub need not be installed.
 HUB = frozenset(
     {
         "keras_hub.src.models.deberta_v3.disentangled_self_attention."
@@ -85,11 +85,11 @@ HUB = frozenset(
 
 
 def knows(layer: Any, shapes: Shapes) -> bool:
-    """Returns True if row i of a layer's result is known to depend on example i alone.
+    """Returns whether row i of a layer's result is known to depend on example i alone.
 
     Args:
       layer: a built layer.
-      shapes: the shapes of the tensors that it is called on.
+      shapes: the shapes of the tensors on which the layer is called.
     """
     if is_vouched(layer):
         return True

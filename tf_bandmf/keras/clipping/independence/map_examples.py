@@ -1,4 +1,4 @@
-"""Runs a function of one example separately on each example of a batch."""
+"""Maps a function of one example over a batch, without mixing examples."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,10 +10,9 @@ from tf_bandmf.keras.clipping.independence.state import NotIndependent
 from tf_bandmf.keras.compat.graphs import FuncGraph, depends_on_arguments, nodes_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
-# Operations that TensorFlow vectorizes so that examples stay apart. Its conversion of other
-# operations is not trusted: for some of them, it numbers the entries of all examples
-# consecutively, so that an index past the end of one example refers to an entry of the
-# next.
+# Operations that TensorFlow vectorizes without mixing examples. Other conversions are
+# not trusted: some number the entries of all examples consecutively, so an index past
+# the end of one example refers to an entry of the next example.
 VECTORIZABLE = frozenset(
     (
         # Arguments, constants and weights.
@@ -86,9 +85,9 @@ def map_examples(
         # TensorFlow cannot convert some configurations of an operation.
         with contextlib.suppress(Exception):
             return list(vectorized_map(function, elements))
-    # If the function raised in the loop, TensorFlow would leave a caching device in the
-    # variable scope, so that no distribution strategy could be entered any more. The
-    # function was therefore called once before, outside of a loop.
+    # The function was called once before, outside of a loop. If its first call raised
+    # in this loop, TensorFlow would leave a caching device in the variable scope, and
+    # no distribution strategy could be entered any more.
     return list(
         tf.map_fn(
             function, elements, fn_output_signature=signature, parallel_iterations=1
@@ -99,7 +98,7 @@ def map_examples(
 def _of_one(
     function: Callable[[Any], list[tf.Tensor]], elements: Any
 ) -> tuple[list[tf.TensorSpec], Any]:
-    """Returns specs of the function's results for one example, and their graph."""
+    """Traces the function for one example, and returns result specs and the graph."""
     beside = FuncGraph("one_example")
     with beside.as_default():
         placeholders = tf.nest.map_structure(

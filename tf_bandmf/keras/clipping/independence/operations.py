@@ -1,9 +1,9 @@
-"""The table of Keras' operations, which says where each one puts the axis of examples.
+"""The table of Keras operations: where each operation puts the axis of examples.
 
 An operation is recognized by its exact class. Its rule gets the operation with its
 attributes, arguments and results, and returns the place of the examples in each result.
-The rule raises `Mixes` if examples meet, and `CannotOpen` if it cannot determine their
-place.
+The rule raises `Mixes` if examples meet, and `CannotOpen` if the place of the examples
+cannot be determined.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ class Call:
     """An operation on symbolic tensors.
 
     Args:
-      walk: the walk, which knows the batch size and the places in tensors.
-      op: the operation, with its attributes.
-      args: its positional arguments. `inputs` has all arguments by name, and `tensors`
-        those that are tensors.
-      kwargs: its keyword arguments.
+      walk: the walk, which knows the batch size and the place of examples in each
+        tensor.
+      op: the operation with its attributes.
+      args: the positional arguments. `inputs` has all arguments by name; `tensors` has
+        the tensors among them.
+      kwargs: the keyword arguments.
     """
 
     def __init__(self, walk: Any, op: Any, args: Any, kwargs: Any) -> None:
         self.op, self.size = op, walk.size
-        # The place in a tensor; None if it is the same for all examples.
+        # The place of examples in a tensor; None if the tensor is shared by all
+        # examples.
         self.place: Callable[[Any], Place | None] = walk.place
         kind: Any = type(op)
         self.inputs: dict[str, Any] = dict(
@@ -49,7 +51,7 @@ class Call:
         )
         self.inputs.pop("self")
         self.tensors = tensors_of(list(self.inputs.values()))
-        # Results, flattened.
+        # The flattened results.
         self.outputs: list[Any] = []
 
 
@@ -59,7 +61,7 @@ def _signature(kind: Any) -> inspect.Signature:
 
 
 def tensors_of(structure: Any) -> list[Any]:
-    """Returns the tensors and arrays of a structure, and Keras' symbolic tensors."""
+    """Returns the tensors, symbolic or not, and the arrays of a structure."""
     leaves = keras.tree.flatten(structure)
     return [leaf for leaf in leaves if isinstance(leaf, KerasTensor) or is_array(leaf)]
 
@@ -78,7 +80,7 @@ def _no_axis(op: Any, rank: int) -> Collection[int]:
 
 
 def _told(op: Any, rank: int) -> Collection[int]:
-    """Returns the axes that an operation's attributes name."""
+    """Returns the axes that are named in the attributes of an operation."""
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
     if not names:
         raise CannotOpen(f"{type(op).__name__} does not name its axes")
@@ -100,20 +102,20 @@ def _repeated(op: Any, rank: int) -> Collection[int]:
 
 
 def _padded(op: Any, rank: int) -> Collection[int]:
-    """Returns the axes that `Pad` makes longer: all if there is one pair of widths."""
+    """Returns the axes that `Pad` lengthens; a single pair of widths means all axes."""
     return {axis for axis, pair in enumerate([*op.pad_width] * rank) if any(pair)}
 
 
 def _images(op: Any, rank: int) -> Collection[int]:
-    """Returns all axes but that of the batch; a tensor of rank 3 is a single image."""
+    """Returns all axes except the batch axis; a tensor of rank 3 is a single image."""
     return range(1 if rank == 4 else 0, rank)
 
 
 def _first(call: Call, name: str | None = None) -> tuple[Place, int]:
-    """Returns the place in one argument, by default the first, and its rank.
+    """Returns the place of examples in an argument, by default the first, and its rank.
 
     Raises:
-      CannotOpen: if other arguments have examples, too, or this argument has none.
+      CannotOpen: if another argument has examples, or if this one has none.
     """
     tensor = call.inputs[name] if name else next(iter(call.inputs.values()))
     place = call.place(tensor)
@@ -124,7 +126,7 @@ def _first(call: Call, name: str | None = None) -> tuple[Place, int]:
 
 
 def _aligned(call: Call) -> tuple[Place, int]:
-    """Returns the place that arguments share, aligned at their last axes, and the rank."""
+    """Returns the common place of arguments with aligned last axes, and the rank."""
     rank = max(len(tensor.shape) for tensor in call.tensors)
     places = [
         place._replace(axis=place.axis + rank - len(tensor.shape))
@@ -135,7 +137,7 @@ def _aligned(call: Call) -> tuple[Place, int]:
 
 
 def _kept(call: Call, place: Place) -> list[Place]:
-    """Returns the place in each result: the only axis with the argument's length."""
+    """Returns the place in each result: its only axis of the same length."""
     length = call.size * place.inner
     places = []
     for tensor in call.outputs:
@@ -147,12 +149,12 @@ def _kept(call: Call, place: Place) -> list[Place]:
 
 
 def _apart(crossed: Axes, several: bool = False) -> Rule:
-    """Returns a rule: examples stay apart unless they lie along an axis that it crosses.
+    """Returns a rule for operations that mix entries only along some axes.
 
     Args:
-      crossed: function of an operation and a rank that returns the axes it crosses.
-      several: True if several arguments may have examples, and are broadcast; False if
-        only the first may have examples.
+      crossed: function of an operation and a rank that returns these axes.
+      several: True if several arguments, which are broadcast, may have examples; False
+        if only the first one may.
     """
 
     def rule(call: Call) -> list[Place]:
@@ -177,7 +179,7 @@ def _take(call: Call) -> list[Place]:
 
 
 def _contracted(call: Call, operands: Sequence[Any], subscripts: str) -> Place:
-    """Returns the place of examples in a product of tensors, given by an equation."""
+    """Returns the place of examples in a tensor product given by an equation."""
     inputs, output, _ = parse_einsum_input((subscripts, *operands))
     places = set()
     for tensor, part in zip(operands, inputs.split(","), strict=True):
@@ -208,7 +210,7 @@ def _matmul(call: Call) -> Place:
 
 
 def _dot(call: Call) -> Place:
-    """Treats `Dot` and `Tensordot` with a vector or matrix, along one axis, as `Matmul`."""
+    """Treats `Dot` and `Tensordot` with a vector or a matrix, on one axis, as `Matmul`."""
     if len(call.inputs["x2"].shape) > 2 or getattr(call.op, "axes", 1) != 1:
         raise CannotOpen(f"{type(call.op).__name__} beyond a matrix product")
     return _matmul(call)
@@ -281,8 +283,8 @@ def _classes(names: str) -> list[type]:
 OPERATIONS: dict[type, Rule] = {
     kind: rule for rule, names in _TABLE for kind in _classes(names)
 }
-# Functions that return, for operations that rearrange entries, the tensor, and the
-# operation as a function of an array of the tensor's shape.
+# For each operation that rearranges entries, a function that returns its tensor, and
+# the operation as a function of an array in the tensor's shape.
 _ARRANGED: dict[str, Callable[[Call], tuple[Any, Callable[[Any], Any]]]] = {
     "GetItem": lambda call: (call.inputs["x"], lambda array: array[call.inputs["key"]]),
     "Reshape": lambda call: (

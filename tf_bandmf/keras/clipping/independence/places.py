@@ -1,4 +1,4 @@
-"""Places of the examples of a batch in tensors."""
+"""Places: where the examples of a batch lie in a tensor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Place(NamedTuple):
     """The axis along which examples lie; its length is the batch size times `inner`.
 
     Attributes:
-      axis: number of the axis, counted from the front.
-      inner: number of consecutive rows of each example.
+      axis: index of the axis, counted from the front.
+      inner: number of consecutive rows per example.
     """
 
     axis: int
@@ -24,12 +24,12 @@ ROWS = Place(0)
 
 
 class CallShape(NamedTuple):
-    """One call of a tapped layer, as a walk recorded it.
+    """One call of a tapped layer, as recorded by a walk.
 
     Attributes:
-      layer: the layer called.
-      batched: for each leaf of the arguments, True if its first dimension is the batch.
-        If all are False, all examples share the output.
+      layer: the called layer.
+      batched: for each leaf of the arguments, True if its first axis is the batch axis.
+        If all are False, the output is shared by all examples.
     """
 
     layer: Any
@@ -37,14 +37,14 @@ class CallShape(NamedTuple):
 
 
 class Mixes(Exception):
-    """Raised if examples of a batch are shown to meet, or cannot be told apart.
+    """Raised if examples of a batch meet, or cannot be told apart.
 
     Args:
-      reason: predicate of a sentence that says what the model does.
-      advice: a way out; None for the usual advice.
+      reason: predicate of a sentence about the model, such as "mixes examples".
+      advice: a way out; None for the default advice.
     """
 
-    # Otherwise Keras would wrap the error into a message about arguments.
+    # Without this, Keras would wrap the error into a message about arguments.
     _keras_call_info_injected = True
 
     def __init__(self, reason: str, advice: str | None = None) -> None:
@@ -54,7 +54,7 @@ class Mixes(Exception):
 
 
 class CannotOpen(Exception):
-    """Raised if it is not known where an operation puts examples.
+    """Raised if it is unknown where an operation puts examples.
 
     Args:
       reason: name of the operation that cannot be opened, and the reason.
@@ -64,10 +64,10 @@ class CannotOpen(Exception):
 
 
 def same(places: Sequence[Place]) -> Place:
-    """Returns the place that operands have in common.
+    """Returns the common place of operands.
 
     Raises:
-      Mixes: if places differ, because each example then meets the others.
+      Mixes: if places differ, since examples would meet.
     """
     if any(place != places[0] for place in places):
         raise Mixes("combines tensors whose examples lie along different axes")
@@ -75,7 +75,7 @@ def same(places: Sequence[Place]) -> Place:
 
 
 def axes_of(axis: Any, rank: int) -> set[int]:
-    """Returns the axes that an attribute names; None names all."""
+    """Returns the axes that an attribute names; None means all axes."""
     chosen = range(rank) if axis is None else np.atleast_1d(axis)
     return {int(one) % rank if rank else 0 for one in chosen}
 
@@ -89,17 +89,17 @@ def arranged(
       place: place of the examples in the tensor.
       shape: shape of the tensor.
       size: batch size.
-      arrange: the operation as a function of an array; it is applied to an array whose
-        entries are the numbers of the examples that they belong to.
+      arrange: the operation as a function of an array. It is tried on an array in which
+        each entry is the number of its example.
 
     Raises:
-      Mixes: if only some examples are picked, or a row has parts of several examples.
+      Mixes: if the result lacks some examples, or a row has parts of several examples.
     """
     numbers = _numbers(place.axis, len(shape), size, place.inner)
     result = arrange(np.broadcast_to(numbers, shape))
     if not result.size:
         raise CannotOpen("an empty result")
-    # Along axes that only repeat entries (of stride 0), one entry is enough.
+    # Along axes with stride 0, all entries are the same, so one is enough.
     entries = result[tuple(slice(None if step else 1) for step in result.strides)]
     for axis, length in enumerate(entries.shape):
         inner, rest = divmod(length, size)
@@ -114,16 +114,17 @@ def arranged(
 
 
 def _numbers(axis: int, rank: int, size: int, inner: int) -> Any:
-    """Returns the numbers of examples along an axis, one for each row."""
+    """Returns the number of the example for each row along an axis."""
     numbers = np.repeat(np.arange(size, dtype=np.uint8), inner)
     return numbers.reshape([-1 if each == axis else 1 for each in range(rank)])
 
 
 def constant_place(value: Any, size: int) -> tuple[Place, Any] | None:
-    """Finds the axis along which a constant has rows for examples, and one of the rows.
+    """Finds the axis along which a constant has a row per example, and returns a row.
 
     Raises:
-      Mixes: if the rows differ, because an example's row then depends on its position.
+      Mixes: if the rows differ, since results would depend on the position in the
+        batch.
     """
     axes = [axis for axis, n in enumerate(value.shape) if n and n % size == 0]
     if not axes:

@@ -29,13 +29,13 @@ from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 _FEW_CHANNELS = 4
-# Up to `_FEW_POSITIONS`, patches are small; up to `_SOME_POSITIONS`, they are not much
-# larger than the gradients that are formed from them.
+# With up to `_FEW_POSITIONS`, patches are small; with up to `_SOME_POSITIONS`, they are
+# not much larger than the gradients.
 _FEW_POSITIONS, _SOME_POSITIONS = 64, 256
-# With this many multiplications or more, computing an example takes longer than starting
-# its operation.
+# From this many multiplications on, computing the gradient of an example takes longer
+# than launching the operation.
 _MANY = 1 << 24
-# The largest product of input and output channels for which groups are used.
+# Gradients are computed in groups up to this product of input and output channels.
 _MOST_OF_A_GROUP = 1 << 12
 
 
@@ -64,7 +64,7 @@ def _padding(mode: str, reach: int, missing: Any) -> tuple[Any, Any]:
 
 
 class ConvolutionRule(PreActivationRule):
-    """The rule of `Conv1D`, `Conv2D`, `Conv3D`: products of input patches and gradients."""
+    """The rule of convolutions: products of input patches and output gradients."""
 
     kinds = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
@@ -77,7 +77,7 @@ class ConvolutionRule(PreActivationRule):
 
 
 class Convolved(Factor):
-    """Gradients of a kernel, from the convolution's inputs and gradients of its outputs.
+    """Gradients of a kernel, from the inputs and output gradients of the convolution.
 
     Args:
       layer: the convolution.
@@ -97,7 +97,7 @@ class Convolved(Factor):
         self._terms = elements(gradient.shape[1:-1])
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class: rows of a unit are added up like further positions."""
+        """See the base class: the rows of a unit are added like more positions."""
         return Convolved(self._layer, self._inputs, self._gradient, rows)
 
     def measure(self) -> Measured:
@@ -143,9 +143,8 @@ class Convolved(Factor):
         return slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class: by the fastest of three ways, see benchmarks/README.md."""
-        # Positions of the inputs are counted, because slices that skip some of them are
-        # slow.
+        """See the base class: uses the fastest of three ways (benchmarks/README.md)."""
+        # Input positions count, not output positions, since strided slices are slow.
         places = self._terms * math.prod(self._layer.strides)
         multiplications = self._terms * math.prod(self._shape)
         is_small = self._rows == 1 and 0 <= multiplications < _MANY
@@ -166,7 +165,7 @@ class Convolved(Factor):
         return self.one_by_one()
 
     def _has_two_dimensional_form(self) -> bool:
-        """True if TensorFlow's operations for images pad and stride as the layer does."""
+        """Returns whether TensorFlow's Conv2D can pad and stride as the layer does."""
         layer = self._layer
         return (
             isinstance(layer, keras.layers.Conv2D)
@@ -176,7 +175,7 @@ class Convolved(Factor):
         )
 
     def in_groups(self) -> tf.Tensor:
-        """Computes gradients by one operation, with a group of channels per example."""
+        """Computes all gradients in one grouped convolution, one group per example."""
         examples = tf.shape(self._inputs)[0]
 
         def side_by_side(tensor: tf.Tensor, channels: int) -> tf.Tensor:
@@ -193,13 +192,13 @@ class Convolved(Factor):
         return tf.transpose(formed, [3, 0, 1, 2, 4])
 
     def one_by_one(self) -> tf.Tensor:
-        """Computes gradients by TensorFlow's own operation, for one unit after the other.
+        """Loops over units, and computes each gradient with TensorFlow's own operation.
 
-        It needs no patches. It takes about as long as the gradient of the whole batch, and
-        a tenth of a millisecond more for each unit.
+        This needs no patches. The loop takes about as long as the gradient of the whole
+        batch, plus a tenth of a millisecond per unit.
         """
-        # Static shapes are enforced, because the operation would read positions beyond
-        # them.
+        # The operation trusts static shapes, and would read out of bounds if they were
+        # wrong.
         inputs, gradient = (
             reshape_examples(tensor, *tensor.shape[1:])
             if tensor.shape[1:].is_fully_defined()
@@ -211,9 +210,8 @@ class Convolved(Factor):
         )
         units, rows = tf.shape(inputs)[0] // self._rows, self._rows
 
-        # A range of the first dimension is a view. `map_fn` would copy it, or take
-        # twice as many operations, which TensorFlow must optimize before the first
-        # step.
+        # A slice of the first axis is a view. `map_fn` would copy it, or need twice as
+        # many operations, which TensorFlow must optimize before the first step.
         def of_unit(unit: tf.Tensor, formed: tf.TensorArray) -> Any:
             part = slice(unit * rows, unit * rows + rows)
             gradients = self._backpropagated(
@@ -239,7 +237,7 @@ class Convolved(Factor):
         )
 
     def from_patches(self) -> tf.Tensor:
-        """Computes gradients by one matrix product of patches for each unit."""
+        """Computes the gradient of each unit as a matrix product of its patches."""
         inputs, gradient = norms.kept(self._inputs), norms.kept(self._gradient)
         batch = tf.shape(gradient)[0] // self._rows
         terms = self._terms * (self._rows if self._terms > 0 else 1)
@@ -260,7 +258,7 @@ class Convolved(Factor):
 
 @functools.cache
 def groups_have_gradients() -> bool:
-    """True if TensorFlow computes gradients of grouped kernels on this CPU (by oneDNN)."""
+    """Returns whether this CPU has gradients of grouped kernels (from oneDNN)."""
     with tf.init_scope(), tf.device("CPU:0"):
         try:
             tf.raw_ops.Conv2DBackpropFilter(

@@ -42,7 +42,7 @@ class DenseRule(PreActivationRule):
         if not super().fits(layer):
             return False
         inputs = _spelled(layer).split(",")[0]
-        # Any rank suffices to check that the equation is understood.
+        # Any rank will do to check that the equation can be parsed.
         equation = parsed(_spelled(layer), len(inputs.replace("...", "A")))
         if equation is None:
             return False

@@ -24,10 +24,10 @@ from tf_bandmf.keras.compat.keras_objects import MASK, embeddings_of
 class EmbeddingRule(LayerRule):
     """The rule of lookups and projections with one table.
 
-    A lookup's gradients go to the rows that were looked up, and add up where a row was
-    looked up several times. Position embeddings are looked up once, and the result is
-    repeated for each example. A call with `reverse=True` multiplies with the transposed
-    table: one outer product per position.
+    The gradients of a lookup go to the rows that were looked up, and are added if a row
+    was looked up several times. Position embeddings are looked up once, and the result
+    is repeated for each example. A call with `reverse=True` multiplies with the
+    transposed table, which gives one outer product per position.
     """
 
     spreads = True
@@ -78,7 +78,7 @@ class EmbeddingRule(LayerRule):
 
 
 def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
-    """True if a layer's only variable is used only for lookups and projections.
+    """Returns whether a layer's only variable is used only for lookups and projections.
 
     Args:
       layer: a built layer.
@@ -88,16 +88,16 @@ def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
 
 
 def is_reverse(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if a call with these arguments multiplies with the table."""
+    """Returns whether a call with these arguments multiplies with the table."""
     return bool(args[1] if len(args) > 1 else kwargs.get("reverse", False))
 
 
 def rows_of_ids(layer: Any, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows that an `Embedding` looks up for ids; -1 where there is none."""
+    """Returns the row that an `Embedding` looks up for each id; -1 if there is none."""
     num_rows, _ = kernel_shape(embeddings_of(layer))
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int32)
-    # Keras counts negative ids from the end; rows that do not exist get nothing.
+    # Keras counts negative ids from the end of the table; ids without a row become -1.
     ids = tf.where(ids < 0, ids + num_rows, ids)
     exists = (ids >= 0) & (ids < num_rows)
     return tf.where(exists, ids, -1)
@@ -106,7 +106,7 @@ def rows_of_ids(layer: Any, ids: tf.Tensor) -> tf.Tensor:
 def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Factor]:
     table = embeddings_of(layer)
     num_rows, width = kernel_shape(table)
-    # All positions are joined in one dimension.
+    # Join all positions in one axis.
     terms = elements(ids.shape[1:])
     ids = reshape_examples(rows_of_ids(layer, ids), terms)
     values = reshape_examples(gradient, terms, width)

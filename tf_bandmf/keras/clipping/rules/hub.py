@@ -1,8 +1,8 @@
-"""Norm rule of a layer of KerasHub, which need not be installed.
+"""Norm rule of a KerasHub layer; KerasHub need not be installed.
 
-The class is recognized by its module path: a rule never imports KerasHub. Privacy does not
-depend on whether the layer computes what the rule assumes: clipping uses the norm of the
-gradients that are added up.
+The class is recognized by its full name, so the rule never imports KerasHub. Privacy
+does not depend on whether the layer computes what the rule assumes, since clipping uses
+the norm of the gradients that are actually summed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from tf_bandmf.keras.compat.keras_objects import bias_of
 
 
 class MaskedLMHeadRule(PreActivationRule):
-    """The rule of the bias of `MaskedLMHead`; the layers inside have their own rules."""
+    """The rule for the bias of `MaskedLMHead`; its inner layers have their own rules."""
 
     kinds = ("keras_hub.src.layers.modeling.masked_lm_head.MaskedLMHead",)
     opens = True

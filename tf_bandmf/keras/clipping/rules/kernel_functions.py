@@ -1,6 +1,6 @@
 """Norm rule of layers whose kernel is a function of the weight (weight standardization).
 
-Such a layer is a subclass of a layer of Keras that overrides the property `kernel` alone:
+Such a layer is a subclass of a Keras layer that overrides only the property `kernel`:
 
     class StandardizedConv2D(keras.layers.Conv2D):
         @property
@@ -8,9 +8,9 @@ Such a layer is a subclass of a layer of Keras that overrides the property `kern
             mean, variance = keras.ops.moments(self._kernel, axes=(0, 1, 2), keepdims=True)
             return (self._kernel - mean) * keras.ops.rsqrt(variance + 1e-5)
 
-The layer treats examples as the layer of Keras does. The gradient of the weight is the
-gradient of the kernel, pulled back through the function. That takes small operations on
-each example's kernel gradient, and no convolution of single examples.
+The subclass treats examples as the Keras layer does. The gradient of the weight is the
+kernel gradient, pulled back through the function. The pull-back takes small operations
+on the kernel gradient of each example, but no convolution of single examples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RULES = (ConvolutionRule(), DenseRule())
 
 
 class KernelFunctionRule(PreActivationRule):
-    """The rule of subclasses of `Dense` and convolutions that override `kernel` alone."""
+    """The rule for `Dense` and convolution subclasses that override only `kernel`."""
 
     def fits(self, layer: Any) -> bool:
         return _rule_below(layer) is not None and is_plain(layer, type(layer))
@@ -52,18 +52,18 @@ class KernelFunctionRule(PreActivationRule):
 
 @dataclasses.dataclass(frozen=True)
 class PulledBack(Factor):
-    """Gradients of a weight, from those of the kernel that is a function of it.
+    """Gradients of a weight, pulled back from the gradients of the kernel.
 
     Attributes:
-      layer: the layer that has weight and kernel.
-      of_kernel: gradients of the kernel.
+      layer: the layer that owns the weight and computes the kernel.
+      of_kernel: the gradients of the kernel.
     """
 
     layer: Any
     of_kernel: Factor
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class: the pull-back is linear, and follows the sum over rows."""
+        """See the base class: rows are summed first, since the pull-back is linear."""
         return PulledBack(self.layer, self.of_kernel.of_units(rows))
 
     def instantiate(self) -> tf.Tensor:
@@ -87,7 +87,7 @@ class PulledBack(Factor):
 
 
 def _rule_below(layer: Any) -> PreActivationRule | None:
-    """Returns the rule of the Keras class below a layer that overrides only `kernel`."""
+    """Returns the rule for the Keras base class of a layer that overrides `kernel`."""
     for rule in _RULES:
         for kind in rule.kinds:
             if isinstance(layer, kind) and kind is not keras.layers.EinsumDense:

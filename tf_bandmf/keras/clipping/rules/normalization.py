@@ -1,7 +1,6 @@
 """Norm rule of layers that normalize each example and then scale and shift.
 
-The normalized values are the output of the layer when it is run with a scale and a
-shift that change nothing.
+To get the normalized values, the layer is run with an identity scale and shift.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,8 @@ from keras import layers
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.rules.base import LayerCall, LayerRule, of_spread
 
-# The scales that change nothing. Layers of KerasHub, which need not be installed, are
-# recognized by their full names; two of them add 1 to their scale.
+# The identity scale of each class. KerasHub layers are recognized by their full names,
+# since KerasHub need not be installed; two of them add 1 to their scale.
 _NEUTRAL: dict[type | str, float] = {
     layers.LayerNormalization: 1.0,
     layers.RMSNormalization: 1.0,
@@ -28,7 +27,7 @@ _NEUTRAL: dict[type | str, float] = {
 class NormalizationRule(LayerRule):
     """The rule of layer, RMS and group normalization: scale * normalized + shift.
 
-    Scale and shift are small, so their gradients are kept for each example.
+    Scale and shift are small, so their per-example gradients are stored directly.
     """
 
     kinds = tuple(_NEUTRAL)
@@ -36,14 +35,13 @@ class NormalizationRule(LayerRule):
     def fits(self, layer: Any) -> bool:
         if not super().fits(layer):
             return False
-        # Axes must be in increasing order, and without the batch.
+        # Axes must be in increasing order, without the batch axis.
         axes = _axes(layer)
         same_sign = all(a > 0 for a in axes) or all(a < 0 for a in axes)
         return same_sign and axes == sorted(axes)
 
     def weights(self, layer: Any) -> Sequence[Any]:
-        # In a layer with `gamma`, `scale` is only a flag, which is True if there is a
-        # gamma.
+        # If a layer has `gamma`, its `scale` is only a flag.
         return getattr(layer, _scale(layer)), getattr(layer, "beta", None)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
@@ -68,6 +66,6 @@ def _scale(layer: Any) -> str:
 
 
 def _axes(layer: Any) -> list[int]:
-    """Returns the axes that a layer has scales for."""
+    """Returns the axes for which a layer has scales."""
     axis = getattr(layer, "axis", -1)
     return [axis] if isinstance(axis, int) else list(axis)

@@ -1,10 +1,10 @@
-"""The rule for layers without another rule, and for layers that run on single examples.
+"""The fallback rule, also for layers that must run on single examples.
 
-The layer is differentiated on one example at a time, vectorized where vectorizing is known
-to be right. The gradients are exact for any layer that treats examples separately. The rule
-needs memory for one gradient of the layer per example. A layer that cannot be shown to keep
-examples apart never gets two examples: it runs for each example by itself in the
-forward pass, too, and so do its custom gradients.
+The layer is differentiated on one example at a time, vectorized if this is known to be
+correct. The gradients are exact for any layer that treats examples separately. The rule
+needs memory for one gradient of the layer per example. A layer that cannot be shown to
+keep examples apart never gets two examples at once: the layer and its custom gradients
+run on each example alone, in the forward pass, too.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from tf_bandmf.keras.compat.seeds import (
     used_generators,
 )
 
-# Operations whose results have sizes that depend on the data, and cannot be stacked.
+# Operations whose results cannot be stacked, since their sizes depend on the data.
 _RAGGED = frozenset(
     "Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 ListDiff "
     "DynamicPartition".split()
@@ -45,9 +45,9 @@ class PerExampleRule(Rule):
     """Differentiates the layer on each example separately.
 
     Args:
-      alone: True if the layer runs on each example separately in the forward pass, too.
-        A layer that draws random numbers always runs in this way, because its draws are
-        repeated for its gradient.
+      alone: True if the layer must run on single examples in the forward pass, too.
+        Layers that draw random numbers always do, since the gradient must repeat their
+        draws.
     """
 
     runs_again = True
@@ -59,7 +59,7 @@ class PerExampleRule(Rule):
         return True
 
     def forward(self, call: LayerCall) -> Any:
-        # Copies are kept, because the state itself is changed during the call.
+        # Store copies, since the call changes the state.
         call.notes["ambient"] = {k: copy.copy(v) for k, v in _ambient().items()}
         call.notes["seeds"] = []
         inputs = _batched(call)
@@ -73,8 +73,8 @@ class PerExampleRule(Rule):
             raise UnsupportedModelError(f"{_name(call)}: {error}") from error
         if not self.alone and not seeds:
             return _packed(call, outputs, _leaves(call, outputs))
-        # If the layer already ran above, these outputs are not used (a graph drops
-        # them).
+        # If the layer already ran above, its outputs are unused, so the graph drops
+        # them.
         count = tf.shape(inputs[0])[0]
         call.notes["seeds"] = [per_example_seeds(seed, count) for seed in seeds]
         leaves = _run(call, inputs)
@@ -110,14 +110,14 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         rest[:] = leaves = _mapped(call, one_example, elements)
 
         def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
-            # The gradient of an operation that gathers, as in some losses, is sparse.
+            # Operations that gather, as in some losses, have sparse gradients.
             dense = [tf.convert_to_tensor(gradient) for gradient in upstream]
             of_floats = iter(_pulled_back(call, dense, _floats))
             gradients = [
                 next(of_floats) if tensor.dtype.is_floating else None
                 for tensor in tensors
             ]
-            # Weights get their gradients from `factors`.
+            # The gradients of weights come from `factors`.
             return (gradients, [None] * len(variables)) if variables else gradients
 
         return _floats(leaves), backward
@@ -133,7 +133,7 @@ def _pulled_back(
     upstream: Sequence[tf.Tensor | None],
     sources: Callable[[Sequence[tf.Tensor]], Sequence[Any]],
 ) -> list[tf.Tensor]:
-    """Returns each example's gradients for the tensors that `sources` chooses."""
+    """Returns the gradients of each example for the tensors that `sources` selects."""
     used = [i for i, gradient in enumerate(upstream) if gradient is not None]
 
     def one_example(
@@ -162,7 +162,7 @@ def _pulled_back(
 
 
 def _ambient() -> dict[str, Any]:
-    """Returns Keras' global state around a call: `training`, mixed precision."""
+    """Returns the global Keras state of a call, such as `training`."""
     names = CALL_CONTEXT, AUTOCAST_SCOPE
     return {name: global_state.get_global_attribute(name) for name in names}
 
@@ -180,7 +180,7 @@ def _within(ambient: dict[str, Any]) -> Iterator[None]:
 
 
 def _batched(call: LayerCall) -> list[tf.Tensor]:
-    """Returns the tensor arguments that have a batch dimension."""
+    """Returns the tensor arguments that have a batch axis."""
     leaves = [
         leaf
         for leaf in keras.tree.flatten((call.args, call.kwargs))
@@ -197,8 +197,8 @@ def _run_one(
 
     Args:
       call: the recorded call.
-      inputs: the example's slice of each batched argument, without batch dimension.
-      seeds: one seed of shape [2] per random draw of the layer; None to draw.
+      inputs: the example's slice of each batched argument, without batch axis.
+      seeds: one seed of shape [2] per random draw of the layer; None for new draws.
 
     Returns:
       The layer's output for a batch of one.
@@ -218,7 +218,7 @@ def _run_one(
 
 
 def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns a seed for each draw of a call, from a trace that is never run."""
+    """Returns a seed for each random draw of a call, from a trace that never runs."""
     if not inputs:
         raise UnsupportedModelError(
             f"{_name(call)} is called on no tensor with a batch dimension, so it cannot "
@@ -243,7 +243,7 @@ def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tenso
 def _mapped(
     call: LayerCall, one_example: Callable[[Any], list[tf.Tensor]], elements: Any
 ) -> list[tf.Tensor]:
-    """Calls `map_examples`; if that fails, the error names the layer and a way out."""
+    """Calls `map_examples`, with errors that name the layer and a way out."""
     try:
         return map_examples(one_example, elements, _name(call))
     except UnsupportedModelError:
@@ -267,7 +267,7 @@ def _name(call: LayerCall) -> str:
 
 
 def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
-    """Returns the tensors of a layer's output, and those that Keras attached to them."""
+    """Returns the tensors of a layer's output, with the tensors attached to them."""
     for leaf in (*keras.tree.flatten(outputs), *batches.tensor_leaves(outputs)):
         is_ragged = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
         if leaf is not None and (is_ragged or not tf.is_tensor(leaf)):
@@ -296,7 +296,7 @@ def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
-    """Puts leaves [B, ...] into the structure of an output, and taps the float ones."""
+    """Packs leaves [B, ...] into the structure of an output, and taps the floats."""
     return batches.with_leaves(
         outputs,
         (

@@ -1,11 +1,11 @@
-"""Per-example gradients of kernels that inputs are multiplied with, as products.
+"""Per-example gradients of einsum kernels, stored as products.
 
-The equation `inputs,kernel->outputs` of an einsum has one letter for each dimension. A
-letter is contracted (in inputs and kernel), new (in kernel and outputs), a position (in
-inputs and outputs) or a group (in all three). The gradient of the kernel is an einsum
-of inputs and output gradients alone, so these two may be swapped. The gradient is kept
-as a product of the two if there are no groups; kernels with groups are small compared
-with their inputs, and their gradients are formed.
+The equation `inputs,kernel->outputs` of an einsum has one letter per axis. A letter is
+contracted (in inputs and kernel), new (in kernel and outputs), a position (in inputs
+and outputs) or a group (in all three). The gradient of the kernel is an einsum of
+inputs and output gradients alone, so these two may be swapped. Without groups, the
+gradient is stored as a product of the two. Kernels with groups are small compared with
+their inputs, so their gradients are formed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
 
 
 class Equation(NamedTuple):
-    """An einsum equation `inputs,kernel->outputs`, one letter per dimension."""
+    """An einsum equation `inputs,kernel->outputs` with one letter per axis."""
 
     inputs: str
     kernel: str
@@ -34,7 +34,7 @@ class Equation(NamedTuple):
 
 
 def parsed(equation: str, rank: int) -> Equation | None:
-    """Expands an equation for inputs of a given rank; None if it is not understood."""
+    """Parses an equation for inputs of a given rank; None if it is not supported."""
     inputs, kernel, outputs = equation.replace("->", ",").split(",")
     spare = [letter for letter in string.ascii_uppercase if letter not in equation]
     filled = "".join(spare[: rank - len(inputs.replace("...", ""))])
@@ -47,7 +47,7 @@ def parsed(equation: str, rank: int) -> Equation | None:
         and all(len(set(part)) == len(part) for part in parts)
         and set(outputs) <= set(inputs + kernel)
         and set(kernel) <= set(inputs + outputs)
-        # The batch comes first, in the inputs and outputs and not in the kernel.
+        # The batch letter comes first in inputs and outputs, and is not in the kernel.
         and inputs[0] == outputs[:1]
         and inputs[0] not in kernel
     )
@@ -63,14 +63,14 @@ def product(
       equation: the einsum.
       inputs: [B, ...].
       gradient: gradient for the outputs, [B, ...].
-      shape: that of the kernel.
+      shape: shape of the kernel.
     """
     letters, kernel, outputs = equation
     contracted = [c for c in kernel if c in letters and c not in outputs]
     new = [c for c in kernel if c not in letters]
     positions = [c for c in letters[1:] if c in outputs and c not in kernel]
     if len(letters) > 1 + len(positions) + len(contracted):
-        # The gradient is formed for groups, and for letters that only the inputs have.
+        # The gradient is formed if there are groups, or letters in the inputs alone.
         inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         of_kernels = f"{letters},{outputs}->{letters[0]}{kernel}"
         return Instantiated(tf.einsum(of_kernels, inputs, gradient))

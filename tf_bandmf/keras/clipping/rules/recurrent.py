@@ -1,15 +1,15 @@
 """Norm rule of `LSTM`, `GRU` and `SimpleRNN`.
 
-The inputs are projected for all time steps at once, outside of the loop, and the
-projection is tapped: its gradient is that of the gates' sums at every step. The gradients
-of the kernels are then sums over steps of outer products, of inputs or states with this
-gradient. The loop is Keras' own (`keras.src.backend.rnn`: masks, order of time,
-unrolling). The states before each step, and the reset gates of a GRU, are appended to its
-outputs.
+The inputs are projected for all time steps at once, outside of the loop. The projection
+is tapped; its gradient is the gradient of the gate inputs at each step. The gradients
+of the kernels are sums over steps of outer products of this gradient with inputs or
+states. The loop itself is `keras.src.backend.rnn`, with masks, reversed time and
+unrolling. Its outputs are extended by the states before each step, and by the reset
+gates of a GRU.
 
-Dropout multiplies the inputs, or the states, of all steps with one mask, which Keras draws
-for each example before the loop. Keras draws one mask for all gates, or one for each
-gate; in the second case, the gradients of each gate are separate terms.
+Dropout multiplies the inputs or states of all steps with one mask, which Keras draws
+per example before the loop. There is one mask for all gates, or one per gate; in the
+second case, the gradients of each gate are separate terms.
 """
 
 import functools
@@ -38,7 +38,7 @@ _CELLS = {
 
 
 class RecurrentRule(LayerRule):
-    """The rule of recurrent layers with cells of Keras."""
+    """The rule of recurrent layers with built-in cells."""
 
     kinds = tuple(_CELLS)
 
@@ -65,7 +65,7 @@ class RecurrentRule(LayerRule):
             in_time = [drop and [mask[:, None] for mask in drop] for drop in drops]
             projected = _product(sequences, cell.kernel, in_time[0])
             if cell.bias is not None:
-                # A GRU may have a second bias, which is recurrent.
+                # A GRU may have a second, recurrent bias.
                 of_inputs = cell.bias[0] if len(cell.bias.shape) == 2 else cell.bias
                 projected = ops.add(projected, of_inputs)
             mask = next(iter(keras.tree.flatten(mask)), None)
@@ -90,13 +90,13 @@ class RecurrentRule(LayerRule):
             count = 2 + isinstance(cell, keras.layers.GRUCell)
             last = ops.split(last, count, axis=-1)[0]
             outputs, *noted = ops.split(outputs, count, axis=-1)
-            # A loop loses the static number of steps. Without this number, the graph
-            # would contain both ways to measure norms, and choose one when it runs.
+            # The loop loses the static number of steps, which decides how norms are
+            # measured.
             noted = [
                 tf.ensure_shape(part, [None, sequences.shape[1], None])
                 for part in noted
             ]
-            # Outputs return to the order of the inputs.
+            # Restore the time order of the inputs.
             if layer.go_backwards:
                 noted = [tf.reverse(part, [1]) for part in noted]
             call.notes.update(noted=noted, sequences=sequences, drops=in_time)
@@ -132,19 +132,19 @@ class RecurrentRule(LayerRule):
 
 
 def _list_of(masks: Any) -> list[Any] | None:
-    """Lists a cell's masks [B, ...]: one for all gates or one per gate; None if none."""
+    """Lists the masks of a cell: one for all gates or one per gate; None if none."""
     return masks if masks is None or isinstance(masks, list) else [masks]
 
 
 def _dropped(values: Any, masks: Sequence[Any] | None) -> list[Any]:
-    """Returns the values under dropout: once for all gates, or once for each gate."""
+    """Returns the values after dropout, once for all gates or once per gate."""
     if masks is None:
         return [values]
     return [values * tf.cast(mask, values.dtype) for mask in masks]
 
 
 def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
-    """Multiplies values and a kernel, after dropout with the masks of the gates."""
+    """Multiplies values by a kernel, after dropout with the masks of the gates."""
     lefts = _dropped(values, masks)
     if len(lefts) == 1:
         return ops.matmul(lefts[0], kernel)
@@ -153,7 +153,7 @@ def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
 
 
 def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Factor:
-    """Returns the factor of a kernel, with separate terms for each left side given."""
+    """Returns the factor of a kernel, with separate terms for each left side."""
     rights = [gradient]
     if len(lefts) > 1:
         gates = tf.range(gradient.shape[-1]) * len(lefts) // gradient.shape[-1]
@@ -165,8 +165,8 @@ def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Fact
     return Product(left, right, Layout.plain(kernel_shape(kernel)))
 
 
-# Steps of cells. They map projected inputs, and the states before a step, to the output,
-# the states after it and the reset gate, if there is one.
+# Steps of cells: functions from projected inputs and old states to the output, the new
+# states and, for a GRU, the reset gate.
 
 
 def _lstm_step(
