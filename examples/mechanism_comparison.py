@@ -28,7 +28,7 @@ from matplotlib import pyplot as plt
 
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
-# TensorFlow would warn about tracing many models one after the other.
+# TensorFlow would warn about the repeated tracing of many models in sequence.
 tf.get_logger().setLevel("ERROR")
 
 console = rich.console.Console()

@@ -1,11 +1,11 @@
 """Federated averaging in NumPy, for engines that only transport models and replies.
 
 The engine provides one function, `exchange`, which sends a round's model to devices and
-returns their answers. This module contains everything that privacy needs: updates are
-clipped again and added up as they arrive, with uniform weights (`exact_sum`); the noise
-of the round is added to the sum, no matter which devices answered, and the result is
-divided by a constant. The memory holds the model, one update, and the sum, which takes
-at most twice as much as the model.
+returns their answers. This module contains everything that the guarantee requires:
+updates are clipped again and added up as they arrive, with uniform weights
+(`exact_sum`); the noise of the round is added to the sum, no matter which devices
+answered, and the result is divided by a constant. The memory holds the model, one
+update, and the sum, which takes at most twice as much as the model.
 """
 
 from __future__ import annotations

@@ -115,10 +115,11 @@ class Balance:
         """Returns the largest epsilon that a run without amplification could still have.
 
         Args:
-          delta: delta of that run; by default the budget's, or 1e-6.
+          delta: delta of the run; by default the delta of the budget, or 1e-6 if there
+            is none.
 
         Returns:
-          Epsilon as `tf_bandmf.plan` takes it, rounded down to four digits; 0 if nothing
+          Epsilon, ready for `tf_bandmf.plan`: rounded down to four digits; 0 if no run
           fits.
         """
         delta = (self.budget.delta or 1e-6) if delta is None else delta

@@ -291,7 +291,7 @@ class Ledger:
 
         Args:
           dataset: name of the data set.
-          delta: delta of that run; by default the delta of the budget.
+          delta: delta of the run; by default the delta of the budget.
         """
         return self.balance(dataset).fits(delta)
 

@@ -70,7 +70,7 @@ def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
 
 
 def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
-    """Returns the cost of a release that is not a bound plan's run; see `Ledger.spend`.
+    """Returns the cost of a release other than a bound plan's run; see `Ledger.spend`.
 
     Raises:
       TypeError: if `Ledger.spend` does not accept releases of this type.

@@ -50,7 +50,7 @@ _LARGEST_RUN = 200_000
 # Smaller batches gain nothing even without privacy (Masters and Luschi, 2018,
 # arXiv:1804.07612).
 _SMALLEST_BATCH = 32
-# Expected shares below these two thresholds are called "nothing" and "little".
+# Expected shares below these two thresholds are reported as "nothing" and "little".
 _NOTHING, _LITTLE = 0.2, 0.7
 
 

@@ -61,7 +61,7 @@ BASIC = "basic composition of the guarantees of the single parts"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
 ZCDP = "sum of rho of zCDP"
 QUERIES = "composition of Gaussian queries on samples (tilted Fourier transform)"
-# An epsilon so large that any mechanism that gives some privacy has delta < 1 there.
+# An epsilon so large that delta < 1 for every mechanism with any privacy at all.
 _LARGE = 400.0
 # `_INTERVAL` is the discretization interval of privacy losses for epsilons up to
 # `_FINE`; the interval is coarser for larger epsilons. Beyond `_LARGEST`, privacy

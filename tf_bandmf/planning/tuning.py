@@ -40,11 +40,11 @@ _FEW_DELTAS = 8
 
 @dataclasses.dataclass(frozen=True)
 class TuningCost:
-    """The privacy of the best of a random number of trials.
+    """The privacy cost of releasing only the best of a random number of trials.
 
-    Formal guarantee: if `draw_trials` gives the number of trials, and each trial has fresh
-    noise and fresh samples, then the release of only the best trial is (epsilon, delta)-DP
-    under the plan's adjacency.
+    Formal guarantee: if `draw_trials` gives the number of trials, and each trial has
+    fresh noise and fresh samples, then releasing only the best trial is (epsilon,
+    delta)-DP under the plan's adjacency.
 
     Attributes:
       epsilon, delta: the guarantee of the released trial.

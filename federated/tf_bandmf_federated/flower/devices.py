@@ -61,7 +61,7 @@ class Devices:
         self._timeout = timeout
         self.nodes: list[int] = []  # updated by `present`; there may be a million
         self._names: dict[int, str] = {}  # device names of usable nodes
-        self._problems: dict[int, str] = {}  # reasons against the others
+        self._problems: dict[int, str] = {}  # reasons why nodes are unusable
         # The time of the next query to nodes whose query failed, and the pause after the
         # next failure.
         self._failed: dict[int, tuple[float, float]] = {}

@@ -44,7 +44,7 @@ _GONE = 5.0  # seconds between two checks for nodes that left during a round
 _DEFAULT_TIMEOUT = 3600.0  # Flower's default
 _ASKED = 1_000  # minimum number of nodes queried for their names
 _SHOWN = 200  # maximum number of characters of a device's answer in the log
-_PULLED_BYTES = 1 << 26  # bytes of updates per pull, but at least one update
+_PULLED_BYTES = 1 << 26  # bytes per pull (at least one update)
 
 
 class PrivateFedAvg(Strategy):
