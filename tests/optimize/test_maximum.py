@@ -50,7 +50,7 @@ def test_the_least_maximum_is_found_with_its_certificate():
     np.testing.assert_allclose(actual.position, [0.5, 0.0], atol=1e-4)
     assert actual.value == pytest.approx(1.25, rel=1e-5)
     assert actual.value == max(errors_of(tf.constant(actual.position)).numpy())
-    # (3e-4 of the gap is due to the uniform share in the weights of the steps.)
+    # (3e-4 of the gap arises because step weights are mixed with uniform weights.)
     assert 0.0 <= actual.optimality_gap < 4e-4
 
 
