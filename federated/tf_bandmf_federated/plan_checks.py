@@ -1,4 +1,4 @@
-"""Checks plans for federated learning, and arguments that belong to them."""
+"""Checks plans for federated learning, and the related arguments."""
 
 from __future__ import annotations
 

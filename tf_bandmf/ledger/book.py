@@ -243,7 +243,7 @@ class Ledger:
             return tables.append(chain, self._who, "ended", body, run)
 
     def spend(self, dataset: str, what: Any, *, about: str) -> Entry:
-        """Records a release that is not a run of a bound plan, if it fits.
+        """Records a release other than a run of a bound plan, if the budget suffices.
 
         Use this for private statistics, normalization, metrics, the trials of a tuner, runs
         of other libraries, and releases from before the ledger existed.

@@ -228,7 +228,7 @@ class IndexedExamples(ExampleSource):
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         if not self._failed[indices].any():
-            with contextlib.suppress(Exception):  # perhaps due to one example
+            with contextlib.suppress(Exception):  # one bad row may fail all
                 return self._checked(self._content(indices))
         if len(indices) == 1:
             self._failed[indices] = True
