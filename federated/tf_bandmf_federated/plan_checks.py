@@ -19,10 +19,10 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
 
     Raises:
       TypeError: if `plan` is not a plan.
-      ValueError: if the participation is not `MinSep` (devices come when they are
-        available, so nothing else can be enforced, and no amplification by sampling can
-        be claimed); if the plan has a reservation for private counts or evaluations; or
-        if the plan has fewer than `num_rounds` steps.
+      ValueError: if the participation is not `MinSep` (devices take part whenever they
+        are available, so nothing else can be enforced, and no amplification by sampling
+        can be claimed); if the plan has a reservation for private counts or
+        evaluations; or if the plan has fewer than `num_rounds` steps.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a tf_bandmf.Plan, found {type(plan).__name__}.")

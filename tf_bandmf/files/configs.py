@@ -14,7 +14,7 @@ _ARRAY = "__zlib_base64__"
 
 
 def canonical_bytes(config: Any) -> bytes:
-    """Returns canonical bytes: equal exactly for equal configurations, arrays included."""
+    """Returns bytes that are equal if and only if configurations and arrays are equal."""
 
     def named(array: np.ndarray) -> list[Any]:
         return [str(array.dtype), array.shape, array.tobytes().hex()]

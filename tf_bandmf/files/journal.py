@@ -9,8 +9,9 @@ with zeros. An incomplete last entry is removed; any other entry with a wrong di
 an error.
 
 Once appended, an entry survives the end of the process. Disk syncs take at most one
-percent of the run time, so a machine failure may lose the entries of a period of up to
-100 times the duration of a sync: a fraction of a second on a local disk.
+percent of the run time, so a machine failure may lose the entries since the last sync,
+which began at most about 100 sync durations earlier: a fraction of a second on a local
+disk.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Chain:
 
 
 def canonical(value: Any) -> str:
-    """Returns canonical JSON: two texts are equal exactly if their values are equal."""
+    """Returns canonical JSON: texts are equal if and only if their values are equal."""
     options: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")}
     to_json = lambda release: release.to_json()  # noqa: E731
     return json.dumps(value, default=to_json, allow_nan=False, **options)

@@ -120,7 +120,7 @@ class StreamedExamples(ExampleSource):
         first, end = int(indices[0]), int(indices[-1]) + 1
         if first < self._next:
             self._pass, self._next = self._new_pass(), 0
-        begin, self._next = self._next, self.num_examples  # in case the next line raises
+        begin, self._next = self._next, self.num_examples  # in case the next line fails
         contents = list(itertools.islice(self._pass, first - begin, end - begin))
         if (count := first + len(contents)) < end:
             if self._is_seen[count]:
