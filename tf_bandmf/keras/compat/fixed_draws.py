@@ -1,7 +1,7 @@
-"""Makes Keras' random functions, in one thread, return the same draws for all examples.
+"""Makes Keras' random functions return the same draws for all examples, in one thread.
 
-The self-check compares the gradients of a batch with those of each example alone. A
-random layer would otherwise draw different masks for the two.
+The self-check compares the gradients of a batch with the gradients of single examples.
+Without this module, random layers would draw different masks in both cases.
 
 Tests that fail if it breaks: `tests/keras/compat/test_fixed_draws.py`, which calls each
 of the functions named here.
@@ -27,7 +27,7 @@ _FUNCTIONS = (
 
 @contextlib.contextmanager
 def without_randomness() -> Iterator[None]:
-    """Makes Keras' random functions draw equally for each example, without dropout."""
+    """Turns dropout off, and makes Keras draw the same numbers for each example."""
     with contextlib.ExitStack() as stack:
         for name in _FUNCTIONS:
             stack.enter_context(patched(backend.random, name, _alike))

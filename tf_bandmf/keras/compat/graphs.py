@@ -1,4 +1,4 @@
-"""Private modules of TensorFlow that show the content of a graph.
+"""Private TensorFlow modules that give access to the content of a graph.
 
 TensorFlow has no public way to find the custom gradient of an operation, to ask whether
 code is traced for XLA, or to tell the body of a loop from other functions while it is
@@ -25,11 +25,12 @@ from tensorflow.python.ops.control_flow_util import (
 from tensorflow.python.util import compat
 
 EagerTensor = ops.EagerTensor
-# Graphs of a loop's body and condition; their first input is the number of the iteration.
+# Graph classes of loop bodies and conditions; their first input is the iteration
+# number.
 LOOP_GRAPHS = (_control_flow.WhileBodyFuncGraph, _control_flow.WhileCondFuncGraph)
 BRANCH_GRAPHS = (_control_flow.CondBranchFuncGraph,)
 
-# Types of tensors that stand for variables and tables.
+# Dtypes of tensors that stand for variables and tables.
 _HANDLES = (dtypes.resource, dtypes.variant)
 
 
@@ -42,9 +43,9 @@ ops.RegisterGradient("XlaOptimizationBarrier")(_handed_on)
 
 
 def forget_gradients(operations: Iterable[Any]) -> None:
-    """Unregisters custom gradients of operations whose gradients are no longer needed.
+    """Unregisters the custom gradients of operations that are no longer needed.
 
-    TensorFlow keeps each one, and the graph that it belongs to, until the process ends.
+    TensorFlow would keep each custom gradient and its graph until the process ends.
     """
     for op in operations:
         name = compat.as_str(op.get_attr("_gradient_op_type"))
@@ -52,10 +53,10 @@ def forget_gradients(operations: Iterable[Any]) -> None:
 
 
 def nodes_of(op: Any) -> Iterator[Any]:
-    """The node of an operation, and those of all functions that it calls, at any depth.
+    """Yields the node of an operation, and the nodes of all functions that it calls.
 
-    If no graph around the operation has the definition of a function, a node with the
-    function's name stands for it: the content of the function is not known.
+    If a function is defined in no graph around the operation, its content is unknown,
+    and a node with the function's name stands for it.
     """
     seen: set[str] = set()
     pending = [op.node_def]
@@ -73,7 +74,7 @@ def nodes_of(op: Any) -> Iterator[Any]:
 
 
 def _definition(graph: Any, name: str) -> Any:
-    """The definition of a function in a graph, or in a graph around it; or None."""
+    """Returns the definition of a function in a graph or an outer graph; or None."""
     while graph is not None:
         function = graph._get_function(name)
         if function is not None:
@@ -83,7 +84,7 @@ def _definition(graph: Any, name: str) -> Any:
 
 
 def origin(handle: Any) -> Any:
-    """The handle, outside of all functions, that functions captured as `handle`."""
+    """Returns the handle outside of all functions that was captured as `handle`."""
     while not isinstance(handle, EagerTensor):
         outside = captured(handle)
         if outside is None:
@@ -93,7 +94,7 @@ def origin(handle: Any) -> Any:
 
 
 def captured(tensor: Any) -> Any | None:
-    """The tensor that a graph captured as this input; None if it is an argument."""
+    """Returns the tensor that a graph captured as this input; None for an argument."""
     for external, internal in getattr(tensor.graph, "captures", ()):
         if internal is tensor:
             return external
@@ -101,7 +102,7 @@ def captured(tensor: Any) -> Any | None:
 
 
 def depends_on_arguments(tensor: Any) -> bool:
-    """Returns True if a tensor may depend on more than variables and constants."""
+    """Returns whether a tensor may depend on more than variables and constants."""
     seen: set[int] = set()
     pending = [tensor]
     while pending:

@@ -1,7 +1,7 @@
 """Functions for the private attributes and modules of Keras that this package uses.
 
-The private step reads a layer's own variables (not the values that adapters make of them),
-and the parts of a compiled loss. Keras has no public names for these.
+The private step reads the variables of a layer without the changes by adapters, and the
+parts of a compiled loss. Keras has no public names for these.
 
 Tests that fail if it breaks: those of its callers, such as `tests/keras/clipping/losses`,
 and `tests/keras/compat/test_keras_objects.py`, for changes that would raise no error.
@@ -20,22 +20,22 @@ from keras.src.models.functional import Functional as Functional
 from keras.src.saving import object_registration
 from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
 
-# Attributes that Keras sets on tensors; their values are part of the example, too.
+# Attributes that Keras sets on tensors; their values belong to the example, too.
 MASK, LOGITS = "_keras_mask", "_keras_logits"
 EXTRAS = (MASK, LOGITS)
-# Names of the entries of `global_state` for the context of a call.
+# Entries of Keras' `global_state` that make up the context of a call.
 CALL_CONTEXT, AUTOCAST_SCOPE = "current_call_ctx", "autocast_scope"
 
 
 def all_layers(
     layer: keras.Layer, include_self: bool = True, recursive: bool = True
 ) -> list[Any]:
-    """A layer or model and the layers in it."""
+    """Returns a layer or model, and all layers inside."""
     return list(layer._flatten_layers(include_self=include_self, recursive=recursive))
 
 
 def adapted_layers(layer: keras.Layer) -> list[Any]:
-    """The layers whose statistics or vocabulary come from data, not from arguments."""
+    """Returns the layers whose statistics or vocabulary come from data."""
     layers = all_layers(layer)
     inside = [getattr(one, "_lookup_layer", None) for one in layers]
     parts = {id(one) for one in inside}
@@ -66,7 +66,7 @@ def added_losses(layer: keras.Layer) -> list[Any]:
 
 
 def takes_training(layer: Any) -> bool:
-    """Returns True if `call` has the argument `training`, or if this is not a layer."""
+    """Returns whether `call` has the argument `training`; True if it is not a layer."""
     return getattr(layer, "_call_has_training_arg", True)
 
 
@@ -101,14 +101,14 @@ def compile_loss(model: keras.Model) -> CompileLoss | None:
 
 
 def loss_parts(loss: CompileLoss) -> list[Any]:
-    """The outputs' losses and loss weights; empty until the compiled loss is built."""
+    """The losses and loss weights of the outputs; empty until the loss is built."""
     return loss._flat_losses or []
 
 
 def copied_loss(
     source: CompileLoss, copy_class: Callable[..., CompileLoss]
 ) -> CompileLoss:
-    """A copy of a compiled loss as another class; built if the source is built."""
+    """Copies a compiled loss to another class; the copy is built if the source is."""
     copy = copy_class(
         loss=source._user_loss,
         loss_weights=source._user_loss_weights,
@@ -129,7 +129,7 @@ def loss_arguments(loss: LossFunctionWrapper) -> Any:
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
-    """The metric of the mean loss."""
+    """The metric that tracks the mean loss."""
     return model._loss_tracker
 
 
@@ -139,7 +139,7 @@ def compiled_arguments(model: keras.Model) -> dict[str, Any]:
 
 
 def is_distributed(model: keras.Model) -> bool:
-    """Returns True if the model was made within a distribution strategy."""
+    """Returns whether the model was created in a distribution strategy."""
     return model._distribute_strategy is not None
 
 
@@ -162,12 +162,12 @@ class BuiltBefore:
 
 
 def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The learning rate's schedule or variable, None if there is neither."""
+    """The learning rate, as a schedule or a variable; None if there is neither."""
     return getattr(optimizer, "_learning_rate", None)
 
 
 def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Returns True if an optimizer's weight decay, if it has one, applies to a variable."""
+    """Returns whether the weight decay of an optimizer would apply to a variable."""
     if hasattr(optimizer, "_is_excluded_from_weight_decay"):  # Keras 3.16 and later
         return not optimizer._is_excluded_from_weight_decay(variable)
     return bool(optimizer._use_weight_decay(variable))
@@ -179,12 +179,12 @@ def variables_of_optimizer(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def second_moments(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The running mean squares of Adam and similar optimizers."""
+    """The running means of squared gradients in Adam and similar optimizers."""
     return optimizer._velocities
 
 
 def register_class(made: type, name: str) -> None:
-    """Makes Keras save objects of a class under a name."""
+    """Registers a class, so that Keras saves its objects under the given name."""
     object_registration.GLOBAL_CUSTOM_NAMES[made] = name
 
 
@@ -194,7 +194,7 @@ def registered_name(kind: type) -> str:
 
 
 def copy_config_mark(source: Any, target: Any) -> None:
-    """Copies the mark by which Keras tells its default `get_config` from a custom one."""
+    """Copies the mark by which Keras recognizes its default `get_config`."""
     target._is_default = getattr(source, "_is_default", False)
 
 
@@ -212,18 +212,18 @@ def calls_of(model: Any) -> Iterator[tuple[Any, list[Any], list[Any]]]:
 
 
 def maker_of(tensor: keras.KerasTensor) -> Any:
-    """The operation or layer whose call made a symbolic tensor."""
+    """The operation or layer whose call created a symbolic tensor."""
     return tensor._keras_history.operation
 
 
 def metric_handles(model: Any) -> set[int]:
-    """Ids of the handles of a model's metrics, including metrics not built for data yet."""
+    """Ids of the handles of all metric variables, even of metrics without data yet."""
     variables = list(model.metrics_variables)
     compiled = getattr(model, "_compile_metrics", None)
     names = "_user_metrics", "_user_weighted_metrics"
     for metric in keras.tree.flatten([getattr(compiled, n, None) for n in names]):
-        # Metrics given as names or functions have no variables yet: nothing can have read
-        # them.
+        # Metrics given as names or functions have no variables yet, so nothing can have
+        # read these.
         if isinstance(metric, keras.metrics.Metric):
             variables.extend(metric.variables)
     return handles(variables)

@@ -1,4 +1,4 @@
-"""Modules and functions of Keras that are called with symbolic tensors.
+"""Keras modules and functions that are called with symbolic tensors.
 
 Tests that fail if it breaks: `tests/keras/clipping/independence/test_table.py`.
 """
@@ -16,12 +16,12 @@ from keras.src.ops import core, image, linalg, math, nn, numpy
 from keras.src.ops import operation as operation
 from tensorflow.python.ops import cond, control_flow_switch_case, while_loop
 
-# From Keras 3.16 on, the backend's operations are in its `ops`, its loops in its `rnn`.
+# Since Keras 3.16, backend operations are in its module `ops`, and loops in `rnn`.
 _BACKEND = getattr(backend, "ops", backend)
 RECURRENT = backend.rnn if inspect.ismodule(backend.rnn) else backend
 # Modules that define operations.
 MODULES = (numpy, nn, core, math, linalg, image, activations)
-# Functions of branches and loops: if values are known, they run a branch or loop at once.
+# Functions for branches and loops, which run eagerly if their condition is known.
 BRANCHES = (
     (cond, "cond"),
     (while_loop, "while_loop"),
@@ -32,14 +32,14 @@ BRANCHES = (
 
 
 def names_in(code: Any) -> set[str]:
-    """Returns the names that code uses, including those of functions inside it."""
+    """Returns the names that code uses, including its nested functions."""
     names = set(getattr(code, "co_names", ()))
     return names.union(*map(names_in, getattr(code, "co_consts", ())))
 
 
 @functools.cache
 def of_the_backend() -> list[tuple[Any, str, Any]]:
-    """Backend functions that layers call: (module, name, the operation of that name)."""
+    """Lists backend functions that layers call, as (module, name, operation)."""
     b = _BACKEND
     return [
         (module, name, getattr(ops, name))

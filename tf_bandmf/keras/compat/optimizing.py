@@ -1,11 +1,11 @@
 """Limits how TensorFlow optimizes the graph of a training step before its first run.
 
-By default, TensorFlow goes through all its optimizations twice. The second pass finds next
-to nothing in a step's graph. Some optimizations find nothing at all: those of functions
-(which are inlined before), those of branches, and, on CPUs, those of layouts and memory.
-TensorFlow also converts the graph to MLIR and back, to sort it. Without these, the first
-run of a graph takes a third less time. There is no public way to configure this for one
-function.
+By default, TensorFlow runs all its graph optimizations twice. In the graph of a step,
+the second round finds next to nothing. Some optimizations find nothing at all: those
+for functions (which are already inlined), for branches and, on CPUs, for layouts and
+memory. TensorFlow also converts the graph to MLIR and back, only to sort it. Without
+all this, the first run of a graph takes a third less time. There is no public way to
+configure optimizations for a single function.
 
 Tests that fail if it breaks: `tests/keras/compat/test_optimizing.py`.
 """
@@ -23,9 +23,9 @@ from tensorflow.python.eager import context
 
 @contextlib.contextmanager
 def optimized_once() -> Iterator[None]:
-    """A context in which functions that this thread calls are optimized in one pass.
+    """Returns a context in which this thread's functions are optimized in one round.
 
-    Other settings of TensorFlow do not change.
+    Other TensorFlow settings do not change.
     """
     here = context.context()
     before = here.function_call_options

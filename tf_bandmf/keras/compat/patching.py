@@ -1,8 +1,8 @@
 """Replaces functions of other packages temporarily, and only for the calling thread.
 
-A function is replaced once, by a dispatcher that calls the replacement that its thread
-asked for; other threads get the original. The original is restored when the last user is
-done, in whichever order the users leave.
+A function is replaced once, by a dispatcher that calls the replacement of the current
+thread; threads without a replacement get the original. The original is restored when
+the last user is done, in whichever order the users leave.
 
 Tests that fail if it breaks: `tests/keras/compat/test_patching.py`.
 """
@@ -23,13 +23,13 @@ _ABSENT = object()
 
 @dataclasses.dataclass
 class _Installed:
-    """A function that is replaced.
+    """A replaced function.
 
     Attributes:
-      owner: the object that has the function; kept alive, so that its id stays unique.
-      before: the owner's own attribute of that name, or `_ABSENT` if it was inherited.
-      original: the function that the owner returned for the name.
-      users: number of contexts, in all threads, in which it is replaced.
+      owner: the object with the function; kept alive, so that its id stays unique.
+      before: the owner's own attribute of this name; `_ABSENT` if it was inherited.
+      original: the original function.
+      users: number of contexts, in all threads, in which the function is replaced.
     """
 
     owner: Any
@@ -42,7 +42,7 @@ _INSTALLED: dict[tuple[int, str], _Installed] = {}
 
 
 class _Replacements(threading.local):
-    """The replacements that a thread asked for, by function; the innermost is last."""
+    """The replacements of the current thread, by function; the innermost is last."""
 
     def __init__(self) -> None:
         self.stacks: dict[tuple[int, str], list[Callable[..., Any]]] = {}
@@ -55,8 +55,8 @@ _HERE = _Replacements()
 def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
     """Replaces a function, in this thread, until the context is left.
 
-    Contexts of one function nest: the innermost replacement is called, and receives the
-    replacement around it as the original function.
+    Contexts may be nested: the innermost replacement is called, and gets the next outer
+    replacement as its original function.
 
     Args:
       owner: a module, a class, an object, or a dictionary of functions.

@@ -1,8 +1,8 @@
-"""Recurrent layers of Keras without cuDNN.
+"""Runs the recurrent layers of Keras without cuDNN.
 
-On a GPU, Keras runs LSTM and GRU as one operation over all time steps, which does not show
-how it treats the examples. Within a private step, frozen layers run time step by time step,
-as on a CPU. (Recurrent layers that are trained have their own rule.)
+On a GPU, Keras runs LSTM and GRU as one cuDNN operation over all time steps, which
+cannot be analyzed. Within a private step, frozen recurrent layers run step by step, as
+on a CPU. (Trained recurrent layers have their own rule.)
 
 Tests that fail if it breaks: `tests/keras/compat/test_recurrent.py`.
 """
@@ -22,7 +22,7 @@ _RNN = importlib.import_module("keras.src.backend.tensorflow.rnn")
 
 
 def run_model(model: keras.Model, x: Any) -> Any:
-    """Calls a model the way Keras' training step does, but without cuDNN."""
+    """Calls a model as Keras' training step does, but without cuDNN."""
     with patched(_RNN, "cudnn_ok", lambda *_, **__: False):
         if takes_training(model):
             return model(x, training=True)

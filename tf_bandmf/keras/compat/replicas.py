@@ -1,4 +1,4 @@
-"""Stops Keras from dividing by the number of replicas, and from summing over replicas.
+"""Stops Keras from dividing losses by the number of replicas, and summing gradients.
 
 Clipping needs the gradient of the undivided loss, and each replica already has the whole
 noisy gradient.
@@ -18,14 +18,14 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 def unscaled_losses() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which this thread divides no losses by the number of replicas.
+    """Returns a context in which this thread does not divide losses by replicas.
 
-    Multiplying afterwards would be wrong for losses that Keras does not scale (those
-    that return a scalar).
+    Multiplying losses by the number of replicas instead would be wrong for losses that
+    return a scalar, which Keras does not divide.
     """
     return patched(loss_module, "scale_loss_for_distribution", lambda _, value: value)
 
 
 def keep_gradients_apart(optimizer: keras.optimizers.Optimizer) -> None:
-    """Permanently stops an optimizer from adding up gradients over replicas."""
+    """Permanently stops an optimizer from summing gradients over replicas."""
     vars(optimizer)["_all_reduce_sum_gradients"] = list

@@ -1,14 +1,13 @@
-"""Replays a layer's random numbers, example by example.
+"""Replays the random numbers of a layer, example by example.
 
-The generic rule runs a layer a second time, alone on each example. A random layer
-must then draw the same numbers as in the forward pass; otherwise, the gradient would
-belong to a different function. A draw depends on the shape that is drawn, so it cannot
-be repeated for one example of a batch. Instead, a layer that draws is run example by
-example in the forward pass too, with one seed per example and draw.
+The fallback rule runs a layer a second time, on each example alone. A random layer must
+then draw the same numbers as in the forward pass; otherwise, the gradient would belong
+to a different function. Draws depend on the drawn shape, so they cannot be repeated for
+one example of a batch. Instead, layers that draw run on each example alone in the
+forward pass, too, with one seed per example and draw.
 
-The body of a loop is traced once and runs many times: there, the number of the iteration is
-folded into the seed. TensorFlow counts iterations itself: the number is the first argument
-of the function that it makes of the body.
+The body of a loop is traced once but runs many times, so the iteration number is folded
+into the seed. TensorFlow passes this number as the first argument of the body function.
 
 Tests that fail if it breaks: `tests/keras/clipping/test_options.py`, and for loops
 `tests/keras/clipping/rules/test_draws_in_loops.py`.
@@ -26,15 +25,15 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 class DrawsInFunction(RuntimeError):
-    """A draw cannot be repeated, because a `tf.function` that draws is traced only once."""
+    """Raised for a draw in a `tf.function`, since its single trace has one seed."""
 
 
 def _inner_graphs(outer: Any) -> list[Any]:
-    """The graphs of loops and branches that are being traced within a graph, inner first.
+    """Returns the loop and branch graphs that are being traced, innermost first.
 
     Args:
-      outer: the graph; None for all graphs that are being traced, including those of
-        functions.
+      outer: only graphs inside of this one are returned; None for all graphs that are
+        being traced, including those of functions.
 
     Raises:
       DrawsInFunction: if a function is being traced within `outer`.
@@ -55,7 +54,7 @@ def _inner_graphs(outer: Any) -> list[Any]:
 
 
 def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
-    """Folds the iteration numbers of all loops that are being traced into a seed."""
+    """Folds the iteration number of each loop that is being traced into a seed."""
     for graph in _inner_graphs(outer):
         if isinstance(graph, LOOP_GRAPHS):
             folded = tf.random.experimental.stateless_fold_in(
@@ -86,9 +85,9 @@ def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
 
 @contextlib.contextmanager
 def recorded_draws() -> Iterator[list[tf.Tensor]]:
-    """Collects the seeds that layers draw from Keras' seed generators, one for each draw.
+    """Collects the seeds that layers draw from Keras' seed generators, one per draw.
 
-    In loops, layers get the collected seed with the number of the iteration folded in.
+    In loops, layers get the collected seed with the iteration number folded in.
 
     Yields:
       The seeds, of shape [2].
@@ -100,7 +99,7 @@ def recorded_draws() -> Iterator[list[tf.Tensor]]:
     graph = tf.compat.v1.get_default_graph()
 
     def recorded(draw: Any, *args: Any, **kwargs: Any) -> Any:
-        # A seed that is drawn in a loop's own graph could not be used outside of the loop.
+        # A seed that is drawn in the graph of a loop could not be used outside of it.
         inside = _inner_graphs(graph)
         with graph.as_default() if inside else contextlib.nullcontext():
             seeds.append(draw(*args, **kwargs))
@@ -112,9 +111,9 @@ def recorded_draws() -> Iterator[list[tf.Tensor]]:
 
 @contextlib.contextmanager
 def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
-    """Makes Keras' seed generators return the given seeds, in this order.
+    """Makes Keras' seed generators return the given seeds in this order.
 
-    In loops, the number of the iteration is folded into them.
+    In loops, the iteration number is folded into each seed.
 
     Args:
       seeds: one seed of shape [2] per draw.
@@ -141,12 +140,12 @@ def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeds_from(draw: Callable[[], tf.Tensor], graph: Any = None) -> Iterator[None]:
-    """Makes Keras' seed generators return seeds, of shape [2], that a function returns.
+    """Makes Keras' seed generators return the seeds of a function.
 
-    In loops, the number of the iteration is folded into them.
+    In loops, the iteration number is folded into each seed.
 
     Args:
-      draw: called for each draw that is traced.
+      draw: function that returns a seed of shape [2]; called once per traced draw.
       graph: if given, a `tf.function` that is traced within this graph must not draw.
 
     Raises:

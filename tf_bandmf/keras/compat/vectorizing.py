@@ -1,9 +1,9 @@
 """`tf.vectorized_map` in graphs that XLA compiles.
 
 In such graphs, TensorFlow's own `vectorized_map` puts the vectorized loop into a separate
-function, from which the loop's gradient gets shapes. XLA must know shapes when it compiles,
-so it treats all inputs of that function as constants: it would compile again for every
-batch. Here, the loop is made in the graph itself.
+function, from which the gradient of the loop takes shapes. XLA must know shapes at
+compile time, so it would treat all inputs of this function as constants, and recompile
+for each batch. Here, the loop is built in the graph itself.
 
 Tests that fail if it breaks: `tests/keras/clipping/test_options.py` and the cases under
 XLA of `tests/keras/model/test_training.py`.
@@ -23,7 +23,7 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
-    """`tf.vectorized_map` in a graph, for tensors of the same number of rows.
+    """Does what `tf.vectorized_map` does, but in a graph that XLA can compile.
 
     Args:
       function: function of the rows of one example.
@@ -41,8 +41,7 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
         stack.enter_context(patched(converters, "Squeeze", _squeeze))
         for name in ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3"):
             stack.enter_context(patched(gen_math_ops, name, _repeated))
-        # TensorFlow runs operations that it cannot convert in a loop, which is not an
-        # error.
+        # TensorFlow warns about operations that it runs in a loop, which is no error.
         for name in ("error", "warning"):
             stack.enter_context(patched(pfor.logging, name, lambda *_, **__: None))
         return control_flow_ops._pfor_impl(
@@ -53,7 +52,7 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
 
 
 def _squeeze(original: Callable[[Any], Any], pfor_input: Any) -> Any:
-    """Squeezes only axes of the example: TensorFlow could drop the batch axis, too."""
+    """Squeezes only axes of the example, since TensorFlow could drop the batch axis."""
     shape = pfor_input.op.inputs[0].shape
     if pfor_input.get_attr("squeeze_dims") or not shape.is_fully_defined():
         return original(pfor_input)
@@ -71,9 +70,9 @@ def _repeated(
 ) -> tf.Tensor:
     """Repeats operands of batched matrix products instead of broadcasting them.
 
-    On CPUs TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M, K]
-    with a broadcast [1, 1, K, N]: it crashes, or returns wrong numbers. Vectorizing the
-    product of an example's activations and a kernel gives such products.
+    On CPUs, TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M,
+    K] with a broadcast [1, 1, K, N]: it crashes or returns wrong numbers. Such products
+    arise when the product of an example's activations and a kernel is vectorized.
     """
     first, second = x.shape[:-2], y.shape[:-2]
     if not (first.is_fully_defined() and first == second):

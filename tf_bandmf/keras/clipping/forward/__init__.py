@@ -1,1 +1,1 @@
-"""One forward pass that records the tensors that the rules need."""
+"""The forward pass, which records the tensors that the rules need."""

@@ -23,12 +23,11 @@ _WEIGHTS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 
 
 class LookedUp:
-    """The rows that the examples of a batch look up: a function of the inputs alone.
+    """A function from the inputs of a batch to the table rows that it looks up.
 
     The function is the part of the model between its inputs and the ids of its lookups,
-    cut out of a graph of the model. It is refused if it uses a weight, random number or
-    state. So the pass of the step, which computes the ids again, looks up the same
-    rows.
+    cut out of a graph of the model. It must not use weights, random numbers or state,
+    so the step, which recomputes the ids, looks up the same rows.
 
     Args:
       model: a built model.
@@ -41,7 +40,7 @@ class LookedUp:
         self._traces: dict[Any, Any] = {}
 
     def __call__(self, x: Any, rows: tf.Tensor | None) -> list[tf.Tensor]:
-        """Returns the rows that each layer looks up, [N] int64, with repeats; -1: no row.
+        """Returns the row numbers that each layer looks up, [N] int64; -1 means no row.
 
         Args:
           x: inputs of a batch.
@@ -95,7 +94,7 @@ def _noted_call(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Appends to `read` the rows that a layer looks up, and calls the layer."""
+    """Calls a layer, and appends the rows that it looks up to `read`."""
     if is_reverse(args, kwargs):
         raise UnsupportedModelError(
             f"Layer {layer.name!r} multiplies with its table (a tied output "

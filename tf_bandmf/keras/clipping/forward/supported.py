@@ -22,7 +22,7 @@ def _is_quantized(layer: Any) -> bool:
     )
 
 
-# Layers that are refused, with the reasons.
+# Unsupported layers and the reasons.
 _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         lambda layer: (
@@ -67,8 +67,9 @@ _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
 def check_supported(model: keras.Model) -> None:
     """Refuses a model that cannot be trained with exact per-example clipping.
 
-    Problems that show only in a forward pass (weights read outside their layer, layers
-    called in loops, added losses) are refused when the step is traced.
+    Some problems show only in a forward pass (weights that are read outside their
+    layer, layers that are called in loops, added losses). These are refused when the
+    step is traced.
 
     Args:
       model: a built model.

@@ -22,16 +22,16 @@ from tf_bandmf.keras.clipping.rules import (
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
 
-# Layers whose inner layers run inside loops, where a tap would see single time steps.
+# Layers that run inner layers in a loop, where a tap would see single time steps.
 _CLOSED = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 def _is_closed(layer: Any) -> bool:
-    """True if a layer is tapped as a whole, together with the layers inside.
+    """Returns whether a layer is tapped as a whole, together with its inner layers.
 
-    Built for a known number of steps, `TimeDistributed` calls its layer once for each of
-    them. It is opened if it has a table inside: a tap of the whole would form gradients of
-    all rows of the table for every example.
+    If `TimeDistributed` is built for a known number of steps, it calls its layer once
+    per step. With a table inside, it is opened: tapped as a whole, it would need
+    gradients of all table rows for each example.
     """
     if type(layer) is not keras.layers.TimeDistributed:
         return isinstance(layer, _CLOSED)
@@ -49,8 +49,8 @@ class Unit:
 
     Attributes:
       layer: the layer.
-      variables: all trainable variables of the layer and its inner layers; only its own
-        if the rule opens the layer.
+      variables: all trainable variables of the layer and its inner layers; only the
+        layer's own variables if the rule opens the layer.
       rule: the rule for its per-example gradients.
     """
 
@@ -67,13 +67,13 @@ def find_units(
     Args:
       model: a built model.
       variables: the trainable variables of the model.
-      alone: layers that are executed for each example by itself.
+      alone: layers that are executed on each example alone.
 
     Returns:
       Units that together cover all variables.
 
     Raises:
-      UnsupportedModelError: if a variable is outside every layer.
+      UnsupportedModelError: if a variable belongs to no layer.
     """
     wanted = {id(variable) for variable in variables}
     units: list[Unit] = []
@@ -83,8 +83,8 @@ def find_units(
         if id(layer) in seen:
             return
         seen.add(id(layer))
-        # `trainable_variables` would not do: a frozen layer may have parts that train
-        # (adapters).
+        # `trainable_variables` would miss the trainable parts (adapters) of frozen
+        # layers.
         inside = tuple(v for v in layer.variables if id(v) in wanted)
         if any(layer is other for other in alone):
             units.append(Unit(layer, inside, PerExampleRule(alone=True)))

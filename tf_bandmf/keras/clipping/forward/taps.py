@@ -1,4 +1,4 @@
-"""Taps: records inputs and outputs of layers in one forward pass."""
+"""Taps, which record the inputs and outputs of layers in a forward pass."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Recorder:
       size: the batch size.
 
     Attributes:
-      start: number of operations that the graph had before.
+      start: number of operations in the graph before the pass.
       calls: the calls of tapped layers, in the order in which they begin.
-      spans: for each call, the numbers of the operations that it made, and the unit; in
-        the order in which calls end.
+      spans: for each call, the numbers of the operations that it created, and the unit,
+        in the order in which calls end.
 
     Raises:
-      RuntimeError: in eager code, which leaves no operations that could be checked.
+      RuntimeError: in eager code, which creates no operations to check.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Recorder:
 
     @contextlib.contextmanager
     def tapping(self) -> Iterator[None]:
-        """A context that directs calls of the units to the recorder, in this thread.
+        """Returns a context that sends this thread's calls of units to the recorder.
 
-        The layers' own `call` is restored afterwards, even after an error. Replicas of
-        a distribution strategy trace in threads that take turns in the middle of a
-        forward pass: only the thread that replaced a `call` sees the replacement.
+        Afterwards, the layers' own `call` is restored, even after an error. The
+        replicas of a distribution strategy trace in threads that take turns within a
+        forward pass, so only the thread that replaced a `call` sees the replacement.
         """
         with contextlib.ExitStack() as stack:
             for unit in self._units:
@@ -69,7 +69,7 @@ class Recorder:
         """Handles a call of a unit.
 
         Raises:
-          UnsupportedModelError: if the unit is called in a loop or inner function.
+          UnsupportedModelError: if the unit is called in a loop or a nested function.
         """
         around, layer = self._unit, unit.layer
         if around is not None and not around.rule.opens:
@@ -92,7 +92,7 @@ class Recorder:
         return len(self._graph.get_operations())
 
     def unit_of(self, number: int) -> Unit | None:
-        """Returns the unit whose call made an operation, given by number, or None."""
+        """Returns the unit whose call created the operation of this number, or None."""
         # Inner calls come first in `spans`, because they end first.
         return next((unit for numbers, unit in self.spans if number in numbers), None)
 
@@ -103,9 +103,9 @@ class Recorder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> LayerCall:
-        """Notes a call, with the known facts about its batch dimensions."""
-        # Calls are in the order in which they begin: an opened layer's call comes before
-        # the calls of the layers inside it.
+        """Returns the record of a call, with what is known about its batch axes."""
+        # Calls are in the order in which they begin: the call of an opened layer comes
+        # before the calls of its inner layers.
         place = len(self.calls)
         shape = self._shapes[place] if place < len(self._shapes) else None
         leaves = keras.tree.flatten((args, kwargs))
@@ -134,7 +134,7 @@ class Recorder:
         return call
 
     def _repeat(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Repeats, for each example, an output that all examples share."""
+        """Repeats an output that all examples share, once per example."""
         if tuple(tensor.shape[:1]) != (1,):
             tensor = tensor[None]
         shape = tf.concat([[self._size], tf.shape(tensor)[1:]], axis=0)

@@ -210,7 +210,7 @@ def _matmul(call: Call) -> Place:
 
 
 def _dot(call: Call) -> Place:
-    """Treats `Dot` and `Tensordot` with a vector or a matrix, on one axis, as `Matmul`."""
+    """Treats `Dot` and `Tensordot` on one axis of a vector or matrix as `Matmul`."""
     if len(call.inputs["x2"].shape) > 2 or getattr(call.op, "axes", 1) != 1:
         raise CannotOpen(f"{type(call.op).__name__} beyond a matrix product")
     return _matmul(call)

@@ -1,4 +1,4 @@
-"""Registers layer classes that the user vouches for."""
+"""Registration of layer classes for which the user vouches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _vouched: set[type] = set()
 
 
 def register_per_example_layer(layer_class: _Class) -> _Class:
-    """Vouches that a class of layers acts on each example alone; also a decorator.
+    """Vouches that a layer class acts on each example alone; works as a decorator.
 
     WARNING: nothing checks this. The result of such a layer for an example must be a
     function of that example, the weights and random numbers alone, for all weights, all
@@ -25,13 +25,14 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
 
     Args:
       layer_class: a subclass of `keras.layers.Layer`. Its subclasses are not included.
-        Tensors among the arguments and results of `call` must have the batch first.
+        The first axis of all tensors that `call` takes or returns must be the batch
+        axis.
 
     Returns:
       The class.
 
     Raises:
-      TypeError: if it is not a class of layers.
+      TypeError: if it is not a layer class.
     """
     if not (isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)):
         raise TypeError(
@@ -47,11 +48,11 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
 
 
 def is_vouched(layer: Any) -> bool:
-    """Returns True if the user vouched for a layer's class."""
+    """Returns whether the user vouched for the class of a layer."""
     return type(layer) in _vouched
 
 
 def vouched_classes(model: keras.Model) -> tuple[str, ...]:
-    """Returns the names, sorted, of a model's layer classes that the user vouched for."""
+    """Returns the sorted names of the vouched layer classes in a model."""
     classes = {type(layer) for layer in all_layers(model)} & _vouched
     return tuple(sorted(f"{c.__module__}.{c.__qualname__}" for c in classes))

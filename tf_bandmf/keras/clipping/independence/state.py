@@ -1,11 +1,11 @@
 """The state that a step may read and write, at any depth of nested functions.
 
-A variable that is assigned from data carries them past clipping and noise, into the next
-step or the released model. Only the counters of random generators may change. Code outside
-of the graph (`py_function`) can do anything, so it is refused wherever it is.
+A variable that is assigned from data carries the data past clipping and noise, into the
+next step or the released model. Only the counters of random generators may change. Code
+outside of the graph (`py_function`) can do anything, so it is refused everywhere.
 
-TensorFlow registers operations that do more than compute their outputs as stateful. Those
-that are not listed here are refused, and so are the few that do more although they are
+TensorFlow registers operations with side effects as stateful. Stateful operations that
+are not listed here are refused, and so are a few operations with side effects that are
 registered as stateless.
 """
 
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.graphs import nodes_of, op_def_registry, origin
 
-# Stateful operations that write nothing, and read only data that no step changes.
+# Stateful operations that write nothing, and read only what no step changes.
 _READS = frozenset(
     "AnonymousHashTable Assert Case CheckNumerics CheckNumericsV2 HashTableV2 If "
     "LookupTableFindV2 LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd "
@@ -27,7 +27,7 @@ _READS = frozenset(
     "StatefulPartitionedCall StatelessRandomGetAlg VarHandleOp VarIsInitializedOp "
     "VariableShape While WordpieceTokenizeWithOffsets _Arg _Retval".split()
 )
-# Draws of random numbers that no seed can repeat.
+# Random operations whose draws no seed can repeat.
 _DRAWS = frozenset(
     "Multinomial ParameterizedTruncatedNormal RandomGamma RandomGammaGrad "
     "RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform "
@@ -36,19 +36,19 @@ _DRAWS = frozenset(
     "TruncatedNormal".split()
 )
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
-# The outputs to which `PrintV2` may write. Files could be read again.
+# The outputs to which `PrintV2` may write; a file could be read back.
 _TERMINAL = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(error)"})
 # Operations that are registered as stateless, but run code outside of the graph, read
-# files, or put examples of several calls together.
+# files, or batch the examples of several calls.
 _OUTSIDE = frozenset({"PyFuncStateless", "ReadFile", "MatchingFiles", "BatchFunction"})
 
 
 class NotIndependent(Exception):
-    """Raised if a graph does something that is not allowed in an example's gradient.
+    """Raised if a graph does something that per-example gradients must not do.
 
     Args:
-      reason: predicate of a sentence that says what is done.
-      operation: the operation that does it.
+      reason: predicate of a sentence about the graph, such as "changes a variable".
+      operation: the operation at fault.
     """
 
     def __init__(self, reason: str, operation: Any = None) -> None:
@@ -58,7 +58,7 @@ class NotIndependent(Exception):
 
 
 class Effect(enum.Enum):
-    """Something that an operation does in addition to computing its outputs."""
+    """A side effect of an operation."""
 
     NONE = "none, except reading data that no step changes, or printing to the terminal"
     DRAWS = "draws from a generator of TensorFlow"
@@ -67,14 +67,14 @@ class Effect(enum.Enum):
 
 
 def effect(node: Any) -> Effect:
-    """Returns the effect of an operation, from its `NodeDef`."""
+    """Returns the side effect of an operation, given as a `NodeDef`."""
     if node.op in _DRAWS:
         return Effect.DRAWS
     if node.op in _ASSIGNS:
         return Effect.ASSIGNS
     if node.op == "PrintV2":
         is_pure = node.attr["output_stream"].s.decode() in _TERMINAL
-    elif node.op == "Empty":  # without `init`, it shows earlier contents of memory
+    elif node.op == "Empty":  # without `init`, it exposes old memory contents
         is_pure = node.attr["init"].b
     else:
         is_stateful = getattr(op_def_registry.get(node.op), "is_stateful", True)
@@ -83,16 +83,16 @@ def effect(node: Any) -> Effect:
 
 
 def effects(op: Any) -> dict[Effect, str]:
-    """Returns the effects of an operation and of all functions that it calls.
+    """Finds the side effects of an operation and of all functions that it calls.
 
     Returns:
-      For each effect the type of an operation that has it.
+      For each effect, the type of an operation that has this effect.
     """
     return {effect(node): node.op for node in nodes_of(op)}
 
 
 def may_write(op: Any) -> bool:
-    """Returns True if an operation may write a variable whose handle it takes."""
+    """Returns whether an operation may write a variable whose handle it takes."""
     return bool(effects(op).keys() & {Effect.ASSIGNS, Effect.UNKNOWN})
 
 
@@ -101,18 +101,18 @@ def refuse_effects(
     seeds: Collection[int] = (),
     metrics: Collection[int] = (),
 ) -> None:
-    """Refuses operations that write variables, or act outside of the graph.
+    """Refuses operations that write variables or act outside of the graph.
 
     The counter of a random generator may be advanced, but not in a function, loop or
     branch, where the owner of the counter is unknown.
 
     Args:
       operations: operations of one graph; functions that they call are searched as well.
-      seeds: ids of the handles of random generators' counters.
-      metrics: ids of the handles of metrics, whose state depends on the data.
+      seeds: ids of the handles of random generator counters.
+      metrics: ids of the handles of metric variables, which depend on the data.
 
     Raises:
-      NotIndependent: for the first such operation; the error has it as `operation`.
+      NotIndependent: for the first such operation, which is the error's `operation`.
     """
     for op in operations:
         read = [id(origin(t)) for t in op.inputs if t.dtype == tf.resource]

@@ -1,8 +1,8 @@
-"""Runs a model on symbolic tensors, and follows where the examples of a batch are.
+"""Runs a model on symbolic tensors, and tracks where the examples of a batch are.
 
-The user's layers, functions and operations are opened: in the end they call Keras'
-operations, which a table describes. Layers that cannot be opened are noted, to be executed
-for each example by itself.
+Custom layers, functions and operations are opened: they are run down to the Keras
+operations that they call, which a table describes. Layers that cannot be opened are
+noted, to be executed on each example alone.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tf_bandmf.keras.compat.keras_operations import KerasTensor, names_in
 from tf_bandmf.keras.compat.patching import patched
 
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta dropout".split()
-# Code that uses one of these names may treat symbolic tensors unlike other tensors.
+# Code with one of these names may treat symbolic tensors unlike other tensors.
 _ASKS = frozenset({"KerasTensor", "is_keras_tensor", "any_symbolic_tensors"})
-# Walks use this length for axes whose length differs between batches.
+# The length that walks use for axes of unknown length.
 _LENGTH = 16
 
 
@@ -47,11 +47,11 @@ class Walk:
     """One run of a model on symbolic tensors.
 
     Args:
-      size: the batch size, which occurs nowhere else in the model.
-      alone: layers that run for each example by itself.
-      units: the layers that are tapped, whose calls are noted.
-      like: None, or the log of a walk with another batch size, from which this one must
-        not differ.
+      size: the batch size, a number that occurs nowhere else in the model.
+      alone: layers that run on each example alone.
+      units: the tapped layers, whose calls are noted.
+      like: None; or the log of a walk with another batch size, which must be equal to
+        the log of this walk.
     """
 
     def __init__(
@@ -66,27 +66,27 @@ class Walk:
         # Calls of units, in the order in which they begin.
         self.calls: list[CallShape] = []
         self._is_within_unit = False
-        # Results that units returned once for all examples: the tensor, the tensor
+        # Results of units that are shared by all examples: the tensor, the tensor
         # repeated for each example, and the layer.
         self._shared: dict[int, tuple[Any, Any, Any]] = {}
         self._overridden: set[int] = set()
         self.alone = list(alone)
-        # The log of calls, with numbers that must not depend on the batch size.
+        # The log of calls; its numbers must not depend on the batch size.
         self.log: list[Any] = []
         self._places: dict[int, tuple[Any, Place | None]] = {}
 
     def tensor(self, shape: Sequence[int | None], dtype: Any) -> Any:
-        """Returns a symbolic tensor of examples, of a shape [B, ...]."""
+        """Returns a symbolic tensor of examples, with shape [B, ...]."""
         sizes = [_LENGTH if n is None else n for n in shape[1:]]
         return self.put(KerasTensor((None, *sizes), dtype), ROWS)
 
     def put(self, tensor: Any, place: Place | None) -> Any:
-        """Notes where the examples are in a symbolic tensor."""
+        """Notes the place of examples in a symbolic tensor, and returns the tensor."""
         self._places[id(tensor)] = (tensor, place)
         return tensor
 
     def place(self, tensor: Any) -> Place | None:
-        """Returns the place of examples in a tensor; None if it is the same for all."""
+        """Returns the place of examples in a tensor; None if all examples share it."""
         if id(tensor) in self._shared:
             raise _not_told_apart(self._shared[id(tensor)][2])
         is_constant = is_array(tensor) and not isinstance(tensor, keras.Variable)
@@ -97,19 +97,19 @@ class Walk:
         return self._places.get(id(tensor), (None, None))[1]
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
-        """Returns the shape of a tensor, with the batch size of this run."""
+        """Returns the shape of a tensor, with the batch size of this walk."""
         size = self.size * (self.place(tensor) or ROWS).inner
         return tuple(size if n is None else n for n in tensor.shape)
 
     def run(self, model: Any, x: Any, training: bool = True) -> Any:
-        """Calls a model as a step or an evaluation does, on symbolic tensors."""
+        """Calls a model on symbolic tensors, as in a step or an evaluation."""
         self._overridden = {id(one) for one in all_layers(model) if "call" in vars(one)}
         with self._hooks(), keras.StatelessScope():
             return model(x, training=training) if takes_training(model) else model(x)
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
-        """Redirects Keras' operations on symbolic tensors to this walk."""
+        """Redirects Keras operations on symbolic tensors to this walk."""
         backend, recurrent = keras_operations.backend, keras_operations.RECURRENT
         none = keras_operations.operation, keras_operations.layer
         hooks: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -140,20 +140,20 @@ class Walk:
             yield
 
     def _sizes(self, original: Any, x: Any) -> Any:
-        """Returns `ops.shape(x)` with the batch size, which `x.shape` does not have."""
+        """Returns `ops.shape(x)` including the batch size, which `x.shape` lacks."""
         return self.shape(x) if isinstance(x, KerasTensor) else original(x)
 
     def _note(self, *entry: Any) -> None:
         """Logs numbers that must not change with the batch size.
 
         Raises:
-          Mixes: if the log differs from that of another batch size.
+          Mixes: if the log differs from the log for another batch size.
         """
         place = len(self.log)
         self.log.append(entry)
         if self.like is not None and list(self.like[place : place + 1]) != [entry]:
-            # The calls that follow are not compared: the layer that is open now will
-            # run alone, and the model is walked through again.
+            # Do not compare the calls that follow: the layer that is open now will run
+            # on single examples, and the model will be walked again.
             self.like = None
             raise Mixes("computes with the number of examples in the batch")
 
@@ -209,7 +209,7 @@ class Walk:
         return outputs
 
     def _arranged(self, x: Any, arrange: Callable[[Any], Any]) -> Any:
-        """Returns the result of an indexing or a reshape, and notes its place."""
+        """Returns the result of indexing or a reshape, and notes its place."""
         place, shape = self.place(x), self.shape(x)
         if place is None:
             sizes = arrange(np.broadcast_to(np.int8(0), shape)).shape
@@ -248,14 +248,14 @@ class Walk:
             mixes = isinstance(error, Mixes)
             if isinstance(error, Mixes) and error.layer is None:
                 error.layer = layer
-            # Layers within a unit run together with it.
+            # Layers inside a unit are part of this unit.
             if self._is_within_unit or (isinstance(layer, keras.Model) and mixes):
                 raise
             self.alone = [*closed, layer]
             return self._rows_of(layer, args, kwargs)
 
     def _rows_of(self, layer: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the results of a layer that is known to give each example its own row."""
+        """Returns the results of a known layer, where each example has its own row."""
         self._note(layer.name)
         tensors = tensors_of((args, kwargs))
         places = [p for t in tensors if (p := self.place(t)) is not None]
@@ -288,7 +288,7 @@ class Walk:
         return keras.tree.map_structure(placed, outputs)
 
     def _specs(self, layer: Any, args: Any, kwargs: Any) -> Any:
-        """Traces a call in TensorFlow, for shapes and dtypes."""
+        """Traces a call in TensorFlow to get the shapes and dtypes of its results."""
         with FuncGraph("shapes").as_default(), keras.StatelessScope():
 
             def given(leaf: Any) -> Any:
@@ -305,7 +305,7 @@ class Walk:
     # Calls that are tapped.
 
     def _call(self, unit: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Notes a unit's arguments, and whether its result has rows of examples."""
+        """Notes the arguments of a unit, and whether its result has example rows."""
         if self._is_within_unit:
             return original(*args, **kwargs)
         call = self._noted(unit, args, kwargs)
@@ -346,11 +346,11 @@ class Walk:
         return call
 
     def _share(self, outputs: Any, layer: Any) -> Any:
-        """Notes a result that all examples share, from a unit or made of such results.
+        """Notes a result that is shared by all examples.
 
-        The step repeats it for every example, so that each example has its own
-        gradient. Repeating changes no value if the result is only combined, entry by
-        entry, with rows of examples.
+        The step repeats the result for each example, so that each example has its own
+        gradient. This changes no value if the result is only combined elementwise with
+        rows of examples.
         """
         shape, dtype = outputs.shape, keras.backend.standardize_dtype(outputs.dtype)
         rest = shape[1:] if tuple(shape[:1]) == (1,) else shape
@@ -369,7 +369,7 @@ class Walk:
         return value
 
     def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Notes a random draw; each place in the batch must get new numbers each step."""
+        """Notes a random draw, which must be new for each example at each step."""
         given = _bound(original, args, kwargs)
         x = given.pop("inputs", None)
         if not tf.executing_eagerly() or is_array(x):
@@ -421,8 +421,8 @@ class Walk:
 
 
 _SETTINGS = (int, float, str, tuple, list, type(None))
-# Attributes that contain sizes. They are not noted, but the sizes of results are, except
-# along the axis of examples.
+# Attributes that contain sizes are not logged. The log has the sizes of results
+# instead, except along the axis of examples.
 _SIZES = frozenset({"newshape", "shape", "name", "repeats", "indices_or_sections"})
 
 
@@ -463,7 +463,7 @@ def _as_operation(operation: Any, original: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _unseen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Refuses eager code that chooses a branch by a weight's current value."""
+    """Refuses eager code in which the current value of a weight selects a branch."""
     if tf.executing_eagerly():
         raise CannotOpen("a branch or a loop on a tensor that is not symbolic")
     return original(*args, **kwargs)
@@ -473,12 +473,12 @@ def _raises(*args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError
 
 
-# This error makes a recurrent layer fall back to its general loop.
+# On this error, a recurrent layer falls back to its general loop.
 _not_here = functools.partial(_as_operation, _raises)
 
 
 def _asks_for_symbols(kind: type) -> bool:
-    """True if a user's layer may treat symbolic tensors unlike other tensors."""
+    """Returns whether a custom layer may treat symbolic tensors unlike others."""
     for base in kind.__mro__:
         if base.__module__.startswith(("keras.", "keras_hub.")):
             break

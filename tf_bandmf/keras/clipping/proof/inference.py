@@ -1,4 +1,4 @@
-"""Evaluates a model, with the proof that it keeps records apart, as for a step."""
+"""Evaluates a model, and proves that it keeps records apart, as in a step."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def measured_rows(
       model: a built model.
       x: inputs, tensors [B, ...] that are arguments of the graph.
       y: targets, likewise.
-      measure: function of targets and outputs of records, and of a function that returns
-        the compiled loss of each record alone; returns a tensor [B, ...].
+      measure: function that returns a tensor [B, ...]. It gets the targets, the
+        outputs, and a function that returns the compiled loss of each record alone.
       alone: True if the batch is a single record, which cannot be mixed with others.
 
     Returns:
-      The result of `measure`, whose row i belongs to record i.
+      The result of `measure`, whose row i depends on record i alone.
 
     Raises:
       NotIndependent: if a row may depend on other records, a variable is changed, or code

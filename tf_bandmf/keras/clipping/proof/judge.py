@@ -1,4 +1,4 @@
-"""Finds how a model keeps the examples of a batch apart, and which layers run alone."""
+"""Judges how a model keeps examples apart, and which layers need single examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
-# Layers that turn raw data into numbers: they belong before the step.
+# Layers that turn raw data into numbers: preprocessing, which belongs before the step.
 PREPROCESSING = (
     keras.layers.CategoryEncoding,
     keras.layers.Discretization,
@@ -35,9 +35,9 @@ CUT_ADVICE = (
     "compile and train it, on plan.batches(x, y, map=encode); model has the trained "
     "weights then."
 )
-# Packages of classes whose code does not depend on earlier calls.
+# Packages whose classes do not behave differently after earlier calls.
 _OURS = frozenset({"builtins", "keras", "keras_hub", "tensorflow", "tf_bandmf"})
-# Candidates for the batch sizes of walks, which must occur nowhere else in the model.
+# Candidate batch sizes for walks; such a size must occur nowhere else in the model.
 _SIZES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
 _OF_SHAPES = (ValueError, tf.errors.OpError)
 _JUDGED: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
@@ -52,13 +52,12 @@ ADVICE = (
 
 
 class Structure(NamedTuple):
-    """The way in which a model keeps the examples of a batch apart.
+    """How a model keeps the examples of a batch apart.
 
     Attributes:
-      alone: layers that must run for each example by itself: they cannot be opened, or
+      alone: layers that must run on each example alone: they cannot be opened, or
         examples meet in them.
-      calls: for each call of a tapped layer, in order, the arguments that have the
-        batch.
+      calls: for each call of a tapped layer, in order, which arguments are batched.
       log: the log of the walks.
     """
 
@@ -73,12 +72,12 @@ def structure_of(
     variables: Sequence[Any] = (),
     training: bool = True,
 ) -> Structure:
-    """Finds layers that must run for each example by itself, and calls of tapped layers.
+    """Finds layers that must run on each example alone, and calls of tapped layers.
 
     Args:
       model: a built model.
       x: its inputs, nested tensors [B, ...]; only their shapes and dtypes matter.
-      variables: its trainable variables, if it is trained.
+      variables: the trainable variables of the model in training.
       training: True if the model is trained, False if it is evaluated.
 
     Raises:
@@ -89,8 +88,8 @@ def structure_of(
     ids = tuple(map(id, (*variables, *all_layers(model))))
     key = (ids, batches.specs_of(x), training)
     structures = _JUDGED.setdefault(model, {})
-    # If the model contains the user's own code, the result is not reused: its log may
-    # contain values of weights.
+    # With custom code in the model, the result is not reused, since its log may
+    # contain weight values.
     if key not in structures or _has_code_of_the_user(model):
         structures[key] = _judged(model, x, variables, training)
     return structures[key]
@@ -101,8 +100,8 @@ def refuse_another(
 ) -> None:
     """Refuses a model that behaves differently than when `structure_of` judged it.
 
-    This is called after the step is traced, because the user's Python code may behave
-    differently each time, for example if it counts calls.
+    This is called after the step is traced, because custom Python code may behave
+    differently in each call, for example if it counts calls.
 
     Raises:
       UnsupportedModelError: if another judgement differs from the first.
@@ -116,14 +115,14 @@ def refuse_another(
 
 
 def _has_code_of_the_user(model: keras.Model) -> bool:
-    """Returns True if a model has code from outside of Keras and this package."""
+    """Returns whether a model has code from outside of Keras and this package."""
     kinds = {kind for layer in all_layers(model) for kind in type(layer).__mro__}
     modules = {kind.__module__.partition(".")[0] for kind in kinds}
     return keras.layers.Lambda in kinds or bool(modules - _OURS)
 
 
 def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
-    """Returns the distinct layers that a model executes for each example by itself."""
+    """Returns the distinct layers that a model executes on each example alone."""
     structures = _JUDGED.get(model, {}).values()
     layers = {id(layer): layer for each in structures for layer in each.alone}
     return tuple(layers.values())
@@ -135,8 +134,8 @@ def _judged(
     sizes = _unused_sizes(model, x)
     with contextlib.suppress(Mixes):
         return _tried(model, x, variables, training, sizes[:2])
-    # A size may occur in the model by chance: other sizes are tried before the model is
-    # refused.
+    # A batch size may occur in the model by chance, so other sizes are tried before the
+    # model is refused.
     try:
         return _tried(model, x, variables, training, sizes[2:4])
     except Mixes as error:
@@ -150,7 +149,7 @@ def _tried(
     training: bool,
     sizes: Sequence[int],
 ) -> Structure:
-    """Returns the structure, found by walks with two batch sizes.
+    """Finds the structure of a model by walks with two batch sizes.
 
     Raises:
       Mixes: if examples meet outside of a layer.
@@ -162,7 +161,7 @@ def _tried(
         if len(first.alone) == len(alone):
             second = _walk(model, x, alone, sizes[1], training, units, first.log)
         if len(second.alone) == len(alone):
-            if second.log != first.log:  # The user's code caught the error.
+            if second.log != first.log:  # Custom code caught the error.
                 raise Mixes("computes with the number of examples in the batch")
             return Structure(tuple(alone), tuple(second.calls), second.log)
         alone = second.alone
@@ -192,8 +191,7 @@ def _walk(
     except Mixes:
         raise
     except Exception as error:
-        # Keras' list of arguments is cut off, because its shapes contain the batch
-        # size.
+        # Cut off Keras' list of arguments, whose shapes contain the batch size.
         said = str(error).partition("Arguments received by")[0]
         if str(size) in said and isinstance(error, _OF_SHAPES):
             raise Mixes(
@@ -202,7 +200,7 @@ def _walk(
                 "A model must accept any batch size: do not write one into a reshape or a "
                 "layer; in a reshape use ops.shape(x)[0].",
             ) from error
-        # If the model cannot run at all, its trace in TensorFlow raises the reason.
+        # If the model cannot run at all, tracing it in TensorFlow raises the reason.
         walk.alone = [*alone, model]
     if any(layer is model for layer in walk.alone):
         return walk

@@ -36,7 +36,7 @@ from tf_bandmf.keras.compat.keras_objects import (
 from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.seeds import used_generators
 
-# For each model, the losses that were checked on made-up outputs, with specs of the data.
+# Checked losses by model, with the specs of the data for which they were checked.
 _TRIED: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
 _STATE_ADVICE = (
     "State computed from data would be released with the model without noise, or reach "
@@ -50,7 +50,7 @@ class Forward:
 
     Attributes:
       y_pred: the model's output.
-      losses: [B], each example's loss alone.
+      losses: [B], per-example losses.
       calls: the calls of tapped layers, in the order in which they begin.
     """
 
@@ -65,8 +65,8 @@ def proved_forward(
 ) -> Iterator[Forward]:
     """Runs the model and its loss in this graph, and proves that examples stay apart.
 
-    The graph is made for an unknown batch size, even if the size is known, so that the
-    model cannot use the size unnoticed.
+    The graph has an unknown batch size, even if the size is known, so that the model
+    cannot use the size without being noticed.
 
     Args:
       model: a built and compiled model.
@@ -74,8 +74,8 @@ def proved_forward(
       data: (x, y, sample_weight), tensors [B, ...].
 
     Yields:
-      The recorded pass. Operations that the `with` block makes belong to the step: they are
-      checked, too.
+      The recorded pass. Operations created in the `with` block belong to the step, and
+      are checked, too.
 
     Raises:
       UnsupportedModelError: if an example's gradient may depend on other examples, a
@@ -114,7 +114,7 @@ def proved_forward(
 
 
 def _try_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Checks a compiled loss once for data of these shapes."""
+    """Checks a compiled loss once per set of data shapes."""
     key = id(compile_loss(model)), batches.specs_of((y, y_pred, sample_weight))
     tried = _TRIED.setdefault(model, set())
     if key not in tried:
@@ -124,7 +124,7 @@ def _try_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> No
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.shape[0] is None:
-        # XLA would take the operation below for a constant, and compile for each batch.
+        # XLA would take the placeholder for a constant, and recompile for each batch.
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(
         input=tensor, shape=[None, *tensor.shape[1:]]
@@ -147,13 +147,13 @@ def _check_reads(
 ) -> None:
     """Refuses reads of weights that no tapped call accounts for.
 
-    Per-example gradients are those of the tapped calls. A weight that is also read
-    elsewhere (a decoder that uses an embedding's table, a loss that penalizes a kernel)
-    would silently lose that part of its gradient.
+    Per-example gradients come from tapped calls alone. If a weight is also read
+    elsewhere (by a decoder that uses an embedding table, or a loss that penalizes a
+    kernel), a part of its gradient would silently be lost.
 
     Raises:
-      UnsupportedModelError: if there is such a read; or if a layer that runs a second time
-        draws random numbers that cannot be repeated.
+      UnsupportedModelError: if there is such a read; or if a layer must run twice, but
+        its random numbers cannot be repeated.
     """
     owners = {key: variable for variable in variables for key in handles([variable])}
     operations = tf.compat.v1.get_default_graph().get_operations()
@@ -207,7 +207,7 @@ def _check_state(
     try:
         refuse_effects(operations[recorder.start :], seeds, metric_handles(model))
     except NotIndependent as error:
-        # TensorFlow's names contain those of the layers around.
+        # Operation names contain the names of the layers around the operation.
         names, where = error.operation.name.split("/"), ""
         for layer in all_layers(model, include_self=False):
             if layer.name in names:

@@ -11,8 +11,8 @@ from tf_bandmf.keras.compat.keras_objects import tensorflow_value
 def regularization_gradients(model: keras.Model) -> list[tf.Tensor]:
     """Returns the gradients of the model's weight regularizers.
 
-    These gradients depend on the weights only, not on data: add them to the *noised*
-    mean gradient. They are not clipped, and cost no privacy.
+    These gradients depend on weights alone, not on data, so they cost no privacy and
+    need no clipping. Add them to the mean gradient *after* noise is added.
 
     Args:
       model: a built model.

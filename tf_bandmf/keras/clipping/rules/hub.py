@@ -20,7 +20,7 @@ from tf_bandmf.keras.compat.keras_objects import bias_of
 
 
 class MaskedLMHeadRule(PreActivationRule):
-    """The rule for the bias of `MaskedLMHead`; its inner layers have their own rules."""
+    """The rule for the bias of `MaskedLMHead`; inner layers have their own rules."""
 
     kinds = ("keras_hub.src.layers.modeling.masked_lm_head.MaskedLMHead",)
     opens = True
