@@ -65,7 +65,7 @@ def largest_contribution(model, x, y, *, rounds=100, seed=0):
         return tf.concat(parts, axis=0)
 
     def ratio(record):
-        """Returns the larger of the record's two contributions, over the clip norm."""
+        """Divides the larger of the two contributions of a record by the clip norm."""
         alone = tf.nest.map_structure(lambda part: np.asarray(part)[None], record)
         group = tf.nest.map_structure(lambda *p: np.concatenate(p), alone, company)
         others = [1] * ordinary

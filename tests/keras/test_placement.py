@@ -1,4 +1,4 @@
-"""Which operations of a private step run on the host when a GPU does the rest."""
+"""Tests which operations of a private step run on the host if a GPU runs the rest."""
 
 import collections
 import re

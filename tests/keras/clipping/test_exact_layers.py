@@ -37,7 +37,7 @@ class SoftmaxHead(L.Layer):
 
 
 class DenseSubclass(L.Dense):
-    """A Dense layer whose output also depends on its kernel in another way."""
+    """A Dense layer that adds the squared norm of its kernel to its output."""
 
     def call(self, inputs):
         return super().call(inputs) + keras.ops.sum(self.kernel**2)

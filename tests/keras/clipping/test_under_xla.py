@@ -79,7 +79,7 @@ def sums_agree(first, second):
 
 @pytest.fixture
 def traced_for(monkeypatch):
-    """Returns a function that makes programs for one kind of device run on this one."""
+    """Returns a function that sets the kind of device for which programs are traced."""
     return lambda kind: monkeypatch.setattr(norms, "device_kind", lambda: kind)
 
 

@@ -25,7 +25,7 @@ def make_half(plan, compile_first=False, scale=1024, optimizer=None, **changes):
         keras.config.set_dtype_policy("float32")
     settings = {"microbatch_size": changes.pop("microbatch", None)}
     if not compile_first:
-        # Like a KerasHub task, it is compiled at creation; Keras wraps this optimizer.
+        # Like a KerasHub task, compile the model at once; Keras wraps this optimizer.
         model.compile("sgd", "mse")
         tf_bandmf.keras.make_private(model, **settings)
     optimizer = optimizer or tf_bandmf.keras.PrivateOptimizer(

@@ -162,7 +162,8 @@ def test_metrics_validation_and_callbacks(tmp_path):
     ).history
     assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 8
-    # At learning rate 0, weights stay constant, so training and validation agree.
+    # At learning rate 0, weights stay constant, so training and validation metrics
+    # agree.
     for name in ("loss", "accuracy"):
         np.testing.assert_allclose(history[name], history[f"val_{name}"], rtol=1e-5)
     model.optimizer.learning_rate = 0.25

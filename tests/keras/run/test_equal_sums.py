@@ -76,7 +76,7 @@ STEP = 3.0 / BATCH * np.sqrt(1.25)
 
 @pytest.fixture(scope="module")
 def unchanged():
-    """Returns a function that computes the unchanged history once per noise binding."""
+    """Returns a cached function that computes the unchanged history."""
     return functools.cache(lambda binding: releases_of_history())
 
 

@@ -149,9 +149,10 @@ def build_from(model: keras.Model, batch: Any) -> None:
 
 
 class BuiltBefore:
-    """Mixin for models that Keras must not build from a batch if the optimizer is built.
+    """Mixin that stops Keras from building a model once its optimizer is built.
 
-    Keras would average the batches of replicas as if they had the same size.
+    To build a model from a batch, Keras averages the batches of all replicas, as if
+    their sizes were equal.
     """
 
     optimizer: Any

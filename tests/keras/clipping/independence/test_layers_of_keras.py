@@ -78,7 +78,7 @@ def images():
 
 
 def of_one(items):
-    """Yields branches of a model as pairs of an input and the output of one layer."""
+    """Yields one branch per layer, as a pair of the branch's input and output."""
     for name, arguments, shape in items:
         layer = getattr(layers, name)(**arguments)
         inputs = keras.Input(shape)

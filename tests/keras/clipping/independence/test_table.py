@@ -156,7 +156,7 @@ def drawn_alike(function, x):
 
 
 def walked(function):
-    """Walks a function, and returns the walk, and the result's place and shape."""
+    """Walks a function; returns the walk, and the place and shape of the result."""
     walk = Walk(SIZE, ())
     x = walk.tensor((None, 3, 4), "float32")
     with walk._hooks():

@@ -28,7 +28,7 @@ REDUCE = "Max Mean Min Prod Sum".split()
 
 
 def gradient(function):
-    """Returns the gradient of the sum of a function's squares."""
+    """Returns the gradient of a function's output, squared and summed."""
 
     def call(x):
         with tf.GradientTape() as tape:

@@ -247,7 +247,7 @@ def print_and_read(path):
 
 def segments(x, segment_sum):
     """Sums the steps of each example by category; some categories are out of range."""
-    category = tf.cast(tf.round(x[:, :, 0]), tf.int32)  # may exceed 2
+    category = tf.cast(tf.round(x[:, :, 0]), tf.int32)  # may be above 2
     return tf.map_fn(lambda e: segment_sum(e[0], e[1], 3), (x, category), x.dtype)
 
 

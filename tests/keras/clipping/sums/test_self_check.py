@@ -52,7 +52,7 @@ def test_finds_a_wrong_rule(stack, wrong_dense_rule):
 
 
 class Gained(layers.Layer):
-    """Returns (x kernel) * gain, with initial gains of 1."""
+    """A layer that computes (x @ kernel) * gain, with initial gains of 1."""
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(shape[-1], 3))

@@ -34,7 +34,7 @@ def _rescaling(layer: Any, shapes: Shapes) -> bool:
 
 
 def _encoded(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether rows stay apart; some modes count over a tensor of rank 1."""
+    """Returns whether rows stay apart; at rank 1, some modes mix all examples."""
     one_each = layer.output_mode in ("int", "one_hot")
     return one_each or _vectors(layer, shapes)
 

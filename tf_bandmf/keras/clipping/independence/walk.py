@@ -209,7 +209,7 @@ class Walk:
         return outputs
 
     def _arranged(self, x: Any, arrange: Callable[[Any], Any]) -> Any:
-        """Returns the result of indexing or a reshape, and notes its place."""
+        """Returns the result of indexing or a reshape, and notes the example place."""
         place, shape = self.place(x), self.shape(x)
         if place is None:
             sizes = arrange(np.broadcast_to(np.int8(0), shape)).shape

@@ -1,4 +1,4 @@
-"""Finds losses that have their meaning only for a batch, and refuses them or warns.
+"""Finds losses that are meaningful only for a batch, and refuses them or warns.
 
 Private training computes the loss of each example alone. A loss that compares examples
 (Cox's partial likelihood, a covariance, in-batch negatives) has no gradient for a

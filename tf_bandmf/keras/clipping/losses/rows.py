@@ -96,7 +96,7 @@ def _ranks_of_targets(loss: Any, rank: int) -> tuple[int, ...]:
 
 
 def _reduced(values: tf.Tensor, reduction: str | None) -> tf.Tensor:
-    """Reduces the positions within each example as Keras does, to [B]."""
+    """Reduces losses per position to losses per example, [B], as Keras does."""
     axes = range(1, values.shape.rank)
     if not axes:
         return values

@@ -77,7 +77,7 @@ def structure_of(
     Args:
       model: a built model.
       x: its inputs, nested tensors [B, ...]; only their shapes and dtypes matter.
-      variables: the trainable variables of the model in training.
+      variables: the trainable variables, for a model in training.
       training: True if the model is trained, False if it is evaluated.
 
     Raises:

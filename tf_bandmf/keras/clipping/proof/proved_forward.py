@@ -200,7 +200,7 @@ def _check_state(
     """Refuses writes to variables, and code outside of the graph.
 
     Raises:
-      UnsupportedModelError: for the first one; the message names the operation and layer.
+      UnsupportedModelError: if there is one; the message names its operation and layer.
     """
     operations = tf.compat.v1.get_default_graph().get_operations()
     seeds = handles(generator.state for generator in generators)
