@@ -100,7 +100,7 @@ def gaps(words):
 
 
 def birthday_spacings(words):
-    """Tests that equal spacings of 4096 birthdays in 2^32 days are Poisson (Marsaglia)."""
+    """Tests the number of equal spacings of 4096 birthdays in 2^32 days (Marsaglia)."""
     total = 0
     groups = words.reshape(-1, 4096).astype(np.int64)
     for group in groups:

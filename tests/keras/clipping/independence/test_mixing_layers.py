@@ -140,7 +140,7 @@ def tf_centred(x):
 
 
 def dilated(function):
-    """Applies a function between the space-to-batch steps of a dilated convolution."""
+    """Applies a function between `space_to_batch` and `batch_to_space`."""
 
     def call(x):
         cut = tf.space_to_batch(x, [2], [[0, 1]])

@@ -178,8 +178,7 @@ class Product(Factor):
       layout: the conversion of [I, O] to the kernel.
       copied: None; or a smaller tensor [B, ...], and a function that makes `left` from
         it by copying numbers alone. Accelerators store the smaller tensor, and make
-        `left`
-      twice: for the norms and for the sum.
+        `left` twice: for the norms and for the sum.
     """
 
     left: tf.Tensor

@@ -137,7 +137,7 @@ def _aligned(call: Call) -> tuple[Place, int]:
 
 
 def _kept(call: Call, place: Place) -> list[Place]:
-    """Returns the place in each result: its only axis of the same length."""
+    """Returns the place in each result: the only axis as long as the argument's."""
     length = call.size * place.inner
     places = []
     for tensor in call.outputs:

@@ -114,7 +114,7 @@ def arranged(
 
 
 def _numbers(axis: int, rank: int, size: int, inner: int) -> Any:
-    """Returns the number of the example for each row along an axis."""
+    """Returns the index of its example for each row along an axis."""
     numbers = np.repeat(np.arange(size, dtype=np.uint8), inner)
     return numbers.reshape([-1 if each == axis else 1 for each in range(rank)])
 

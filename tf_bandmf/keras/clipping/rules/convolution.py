@@ -144,7 +144,7 @@ class Convolved(Factor):
 
     def instantiate(self) -> tf.Tensor:
         """See the base class: uses the fastest of three ways (benchmarks/README.md)."""
-        # Input positions count, not output positions, since strided slices are slow.
+        # Count the input positions that patches span: strided slices are slow.
         places = self._terms * math.prod(self._layer.strides)
         multiplications = self._terms * math.prod(self._shape)
         is_small = self._rows == 1 and 0 <= multiplications < _MANY
