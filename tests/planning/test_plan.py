@@ -121,7 +121,7 @@ def test_a_plan_with_too_little_noise_does_not_exist():
 
 def test_a_plan_of_another_format_is_refused():
     config = {**tf_bandmf.plan("identity", **BUDGET, **DATA).to_config(), "format": 99}
-    with pytest.raises(ValueError, match="format must be 1.*found 99"):
+    with pytest.raises(ValueError, match="format must be 1 for"):
         tf_bandmf.Plan.from_config(config)
 
 
