@@ -25,7 +25,7 @@ class ByIndex:
         return self.row(index)
 
 
-class InBatches(keras.utils.PyDataset):
+class InBatches(getattr(keras.utils, "PyDataset", object)):  # Keras 2 has none
     """A `PyDataset` of batches of the given size, from a structure of arrays."""
 
     def __init__(self, arrays, size):
