@@ -80,7 +80,7 @@ class FederatedAveraging:
 
     Attributes:
       plan: plan of the run.
-      settings: further plain values that define the run.
+      settings: what defines the run besides the plan, as plain Python values.
 
     Raises:
       TypeError: if a weight is not float32.

@@ -40,8 +40,8 @@ def test_no_device_has_a_function_of_its_own_in_the_noise(generator):
 
 
 def test_a_device_has_functions_of_its_own_in_the_normals_of_tensorflow():
-    # The control: the check finds logarithms, which each device approximates
-    # differently.
+    # Control: the check rejects TensorFlow's own normals, which use logarithms that each
+    # device approximates differently.
     operations = float_operations(lambda: tf.random.stateless_normal([100], [1, 2]))
     assert not operations <= ROUNDED | MOVED
 

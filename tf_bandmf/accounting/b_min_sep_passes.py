@@ -194,7 +194,7 @@ class Passes:
                 taken /= scale
                 logs += np.log(scale)
         total = free * (1.0 - probability) + taken.sum(axis=0)
-        if b > n:  # rests that last beyond the end
+        if b > n:  # initial rests that outlast the last step
             total += (b - n) * self.rate * np.exp(-logs)
         return np.log(total) + logs
 

@@ -290,7 +290,7 @@ def worst(runs: Sequence[Run], epsilon: float) -> MonteCarloValue:
 def _falling_root(
     function: Callable[[float], float], delta: float, upper: float, lower: float = 0.0
 ) -> float:
-    """Returns the epsilon in [lower, upper] at which a decreasing function is delta."""
+    """Returns the epsilon in [lower, upper] where a decreasing function is delta."""
 
     def excess(epsilon: float) -> float:
         return log(function(epsilon)) - math.log(delta)

@@ -51,7 +51,7 @@ def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
 
 
 def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the best y and G of each Gram matrix for the last mu.
+    """Returns the minimizer y at the final mu, and its G, for each Gram matrix X.
 
     Runs Newton's method, damped as the theory of self-concordant functions prescribes,
     for a geometric sequence of mu from 1 down to `barrier`, with a ratio of about 1/10.

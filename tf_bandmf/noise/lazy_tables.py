@@ -195,7 +195,7 @@ class LazyTable(Secret):
         self._states = [self._weights, tf.Variable(memory, trainable=False)]
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the stored weights, [..., columns], of rows [...], without an update."""
+        """Returns the weights of rows [...] as stored, not brought up to date."""
         return self._weights.sparse_read(rows)
 
     def clocks_of(self, rows: tf.Tensor) -> tf.Tensor:

@@ -517,8 +517,8 @@ class JointGuarantee:
             bounds += self._by_losses(delta)
         if self.stated is not None and self.stated[1] <= delta * (1.0 + 1e-9):
             value = self.stated[0]
-            # Basic composition is used only if it is smaller, because the other bounds
-            # state their certainty more precisely.
+            # Basic composition is used only if its epsilon is smaller: the other bounds
+            # say more precisely whether they are exact, a bound or an estimate.
             if all(value < (1.0 - 1e-6) * bound.epsilon for bound in bounds):
                 bounds.append(Bound(value, BASIC, *_certainty(self.parts)))
         return bounds

@@ -189,7 +189,7 @@ REFUSED = {
     "normalization": L.BatchNormalization,
 }
 EITHER = {
-    # How the output depends on the batch size shows only if that size is not constant.
+    # A dependence on the batch size is detected only if that size is not constant.
     "batch size": lambda: cases.Custom(
         lambda x: x / ops.cast(ops.shape(x)[0], "float32")
     ),

@@ -194,7 +194,7 @@ class Product(Factor):
         return Product(left, right, self.layout)
 
     def of_units(self, rows: int) -> Product:
-        """See the base class: a unit has the terms of all its rows."""
+        """See the base class. The outer products of a unit's rows become its terms."""
         left, right = join_terms(self.left, rows), join_terms(self.right, rows)
         return Product(left, right, self.layout)
 

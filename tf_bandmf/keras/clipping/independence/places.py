@@ -44,7 +44,8 @@ class Mixes(Exception):
       advice: a way out; None for the default advice.
     """
 
-    # Without this, Keras would wrap the error into a message about arguments.
+    # Without this attribute, Keras would wrap the error in its own message about the
+    # arguments of the call.
     _keras_call_info_injected = True
 
     def __init__(self, reason: str, advice: str | None = None) -> None:

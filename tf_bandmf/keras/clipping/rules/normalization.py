@@ -12,8 +12,9 @@ from keras import layers
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.rules.base import LayerCall, LayerRule, of_spread
 
-# The identity scale of each class. KerasHub layers are recognized by their full names,
-# since KerasHub need not be installed; two of them add 1 to their scale.
+# For each class, the scale at which the layer does not rescale. KerasHub layers are
+# recognized by their full names, since KerasHub need not be installed; two of its layers
+# add 1 to their scale.
 _NEUTRAL: dict[type | str, float] = {
     layers.LayerNormalization: 1.0,
     layers.RMSNormalization: 1.0,

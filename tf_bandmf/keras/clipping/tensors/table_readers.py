@@ -1,4 +1,4 @@
-"""Readers, which look up the current rows of tables with lazy noise.
+"""Readers that look up the current rows of tables with lazy noise.
 
 If the noise of a table is drawn only when its rows are read, the variable of the layer
 holds the last release of the table. A step gets the current rows, which are secret,
