@@ -220,7 +220,7 @@ def test_samplings_are_compared_in_one_table(last, caplog):
 def test_long_runs_compare_drafts_and_build_the_chosen_one_in_full(monkeypatch):
     given = {"num_examples": 640, "batch_size": 10, "epochs": 10, **BUDGET}
     full = tf_bandmf.compare(max_memory_vectors=0, **given)["bandinv:32"]
-    monkeypatch.setattr(compare, "_LONG", 639)
+    monkeypatch.setattr(compare, "LONG_RUN", 639)
     plan = tf_bandmf.plan("auto", **given)
     draft = plan.choice["bandinv:32"]
     assert full.rmse < draft.rmse < 1.005 * full.rmse

@@ -57,7 +57,7 @@ def optimize(
       objective: a name, or a function of the per-step squared errors.
       start: coefficients to start from, shape [bands], the first one not zero.
       sensitivity: squared sensitivity under the participation.
-      options: stopping rules; this module replaces `decrease_tolerance`.
+      options: stopping rules, with `LEAST_DECREASE` or `DRAFT` as `decrease_tolerance`.
       inverse: True if the coefficients belong to `C^-1` (BandInvMF, arXiv:2505.12128,
         section 5), False if they belong to `C`.
 

@@ -34,6 +34,7 @@ from tf_bandmf.participation import Participation
 from tf_bandmf.planning.arguments import DataUse, check_budget, resolve_data
 from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Family, Strategy, registry
+from tf_bandmf.strategies.one_parameter import LONG_RUN
 from tf_bandmf.workloads import Workload
 
 # The default maximum number of noise vectors that a mechanism may store if its size is
@@ -57,8 +58,6 @@ _SHORT = {"rmse": "RMSE", "max_se": "MaxSE"}
 _COARSE = {"xatol": 0.1}
 # A family whose error exceeds the smallest by more than this factor is not refined.
 _REFINEMENT = 1.1
-# For runs with more steps than this, "auto" compares draft strategies.
-_LONG = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -413,7 +412,7 @@ class Search:
 
     def _is_drafted(self, family: Family) -> bool:
         """True if "auto" compares drafts, because the family is slow or the run is long."""
-        is_slow = family.refinement is not None or self.workload.num_steps > _LONG
+        is_slow = family.refinement is not None or self.workload.num_steps > LONG_RUN
         return self.is_auto and family.has_drafts and is_slow
 
     def _value(self, row: Row) -> float:
@@ -516,7 +515,7 @@ class Search:
             return sizes[1:]
         # With the best gamma, bifr also gains from more bands, and each band count is
         # slow to try.
-        is_long = self.workload.num_steps > _LONG and len(family.numbers) > 1
+        is_long = self.workload.num_steps > LONG_RUN and len(family.numbers) > 1
         return [most] if family.is_optimized or is_long else sizes
 
     def _best_fraction(

@@ -12,10 +12,10 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
 _POINTS = 25
-# The tolerance of log(1 - fraction), for up to _LONG steps. Longer runs get a larger
-# tolerance, because each evaluation takes tenths of a second, and because near the
-# optimum the error depends on the squared distance from the optimum.
-_TOLERANCE, _LONG = 1e-7, 2**16
+# In runs with more than LONG_RUN steps, each evaluation of a strategy takes tenths of a
+# second. So they get a larger tolerance of log(1 - fraction), and "auto" compares drafts.
+# Near the optimum, the error depends on the squared distance from the optimum.
+_TOLERANCE, LONG_RUN = 1e-7, 2**16
 
 
 def best_fraction(
@@ -61,7 +61,7 @@ def best_fraction(
     values = [at(x) for x in grid]
     best = int(np.argmin(values))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    tolerance = _TOLERANCE * max(1.0, workload.num_steps / _LONG) ** 4
+    tolerance = _TOLERANCE * max(1.0, workload.num_steps / LONG_RUN) ** 4
     result = scipy.optimize.minimize_scalar(
         at, bounds=(low, high), method="bounded", options={"xatol": tolerance}
     )
