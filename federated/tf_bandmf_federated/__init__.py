@@ -4,6 +4,11 @@
     process = tf_bandmf_federated.build_fed_avg(model_fn, plan, client_optimizer_fn=...)
 
 All public names are lazy imports, because importing TensorFlow Federated is slow.
+
+The modules form four layers, each of which imports only earlier layers: device
+(`device_policy`, `device_store`, `clipping`), ledger (`ledger`, `accounting`, `report`),
+rounds (`rounds`, `cohorts`, and a server in NumPy: `averaging`, `exact_sum`,
+`round_noise`), and engines (`flower/`, `tff/`).
 """
 
 from __future__ import annotations
