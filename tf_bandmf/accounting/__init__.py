@@ -1,5 +1,6 @@
-"""Accounting: from noise to (epsilon, delta) and back; one file per sampler.
+"""Privacy accounting of all samplers: (epsilon, delta) from noise, and vice versa.
 
-Every accountant takes and returns `noise_stddev`, the standard deviation of the noise on
-the raw strategy `C`. `Plan` uses the accountant of its participation.
+Every accountant takes and returns `noise_stddev`, the standard deviation of the noise
+on the raw strategy `C` (not scaled to sensitivity 1). `Plan` uses the accountant that
+belongs to its participation.
 """

@@ -16,13 +16,13 @@ from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
-# NUM_DRAWS is the default number of draws per direction. Each draw for a long run
-# consists of many random numbers, so long runs use fewer draws (at least _LEAST_DRAWS),
-# with about _ENTRIES random numbers in total.
+# NUM_DRAWS is the default number of draws per direction. A draw consists of one random
+# number per step, so long runs use fewer draws: as many as need about _ENTRIES random
+# numbers in total, but at least _LEAST_DRAWS.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
-# The largest allowed value of `num_steps * (bands + _STEP)`; a simulation of this size
-# takes about half a minute. Each step has a fixed cost, which equals the cost of about
-# `_STEP` bands.
+# _LARGEST_WORK is the maximum of `num_steps * (bands + _STEP)`; a simulation of this
+# size takes about half a minute. _STEP is the fixed cost of a step, as a number of
+# bands.
 _LARGEST_WORK, _STEP = 1_900_000, 250
 
 
@@ -31,22 +31,24 @@ def check_size(num_steps: int, bands: int) -> None:
     most = _LARGEST_WORK // (bands + _STEP)
     if num_steps > most:
         raise ValueError(
-            f"b-min-sep sampling is accounted for by simulating every step: with {bands} "
-            f"bands num_steps must be <= {most}, found {num_steps}. Use "
-            f'sampling="cyclic-poisson" (CyclicPoisson), which is not simulated, larger '
-            f"batches or fewer epochs."
+            f"The accounting of b-min-sep sampling simulates every step: with {bands} "
+            f"bands, num_steps must be <= {most}, found {num_steps}. Use "
+            f'sampling="cyclic-poisson" (CyclicPoisson), which needs no simulation, '
+            f"or larger batches or fewer epochs."
         )
 
 
 class BMinSepAccountant(SimulatedAccountant):
     """Computes (epsilon, delta) of one strategy under b-min-sep sampling.
 
-    For the formal guarantee see `SimulatedAccountant`.
+    `SimulatedAccountant` describes what the simulation guarantees.
 
     Args:
       passes: the forward passes for the strategy.
-      confidence: confidence of a bound, or None for an estimate.
-      num_draws: number of draws per direction for an estimate; None for the default.
+      confidence: the confidence with which a simulated bound holds, or None for an
+        estimate.
+      num_draws: number of draws per direction ("add" and "remove") for an estimate;
+        None for the default.
     """
 
     def __init__(
@@ -71,11 +73,11 @@ class BMinSepAccountant(SimulatedAccountant):
         *given: Any,
         **draws: int,
     ) -> BMinSepAccountant:
-        """Returns the accountant of `C`.
+        """Returns the accountant of the banded strategy `C` under b-min-sep sampling.
 
         Raises:
-          ValueError: if C has more bands than b or a negative entry, or a simulation
-            would take too long.
+          ValueError: if C has more than `separation` bands or a negative entry, or if a
+            simulation would take too long.
         """
         bands = matrix.bands
         check_size(matrix.num_rows, bands)
@@ -92,8 +94,9 @@ class BMinSepAccountant(SimulatedAccountant):
         return cls(Passes(matrix.as_rows(), separation, rate), *given, **draws)
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
-        # The geometric mean of two noise levels: one for steps that are sampled
-        # independently, one for cyclic sampling with b parts.
+        # The search starts at the geometric mean of two noise levels: one for Poisson
+        # sampling at each step, the other for cyclic Poisson sampling with b groups of
+        # examples.
         passes, n, b = self._passes, self._passes.num_steps, self._passes.separation
         norm = math.sqrt(passes.squares.max())
         alone = CyclicPoissonAccountant(n, passes.rate, norm)

@@ -1,13 +1,13 @@
 """The dominating pair of b-min-sep sampling, and its likelihood ratio by a forward pass.
 
-Let S be the set of steps at which an example takes part. For `C >= 0` the dominating pair
-is `P = sum_S P(S) N(m_S, sigma^2 I)` against `Q = N(0, sigma^2 I)`, with `m_S` the sum of
-the columns of C in S (arXiv:2410.06266). If C has at most b bands, the columns of one S do
-not overlap, so `|m_S|^2 = sum_{i in S} |c_i|^2`. After a participation an example rests for
-b - 1 steps; in any other step it takes part with probability p. A forward pass computes the
-likelihood ratio at `y` step by step (compare Dong and Ganesh, arXiv:2602.09338). `F[t]` is
-the part of the ratio, over the steps before t, that comes from the sets S with which the
-example is not resting at step t:
+Let S be the set of steps at which an example takes part. For `C >= 0` the dominating
+pair is `P = sum_S P(S) N(m_S, sigma^2 I)` against `Q = N(0, sigma^2 I)`, with `m_S` the
+sum of the columns of C in S (arXiv:2410.06266). If C has at most b bands, the columns
+of one S do not overlap, so `|m_S|^2 = sum_{i in S} |c_i|^2`. After a participation an
+example rests for b - 1 steps; in any other step it takes part with probability p. A
+forward pass computes the likelihood ratio at `y` step by step (compare Dong and Ganesh,
+arXiv:2602.09338). `F[t]` is the likelihood ratio of the steps before t, restricted to
+those sets S for which the example is not resting at step t:
 
     F[t + 1] = (1 - p) F[t] + p F[t + 1 - b] v[t + 1 - b],
     v[t] = exp(<c_t, y> / sigma^2 - |c_t|^2 / (2 sigma^2)).
@@ -24,11 +24,11 @@ import scipy.sparse
 from tf_bandmf import matrices
 from tf_bandmf.matrices.threads import one_blas_thread
 
-# Sums are rescaled periodically, about every b / 4 steps (from _LEAST_PERIOD to
-# _LARGEST_PERIOD), because one rescaling costs as much as b steps. The period is shorter if
-# the sum `free` could fall below exp(-_LARGEST_DECAY), or sums could grow by
-# exp(_LARGEST_GROWTH). If an exponent is larger than _LARGEST_EXPONENT, sums are computed
-# in logarithms.
+# Sums are rescaled every b / 4 steps, but at least every _LARGEST_PERIOD and at most
+# every _LEAST_PERIOD steps, because one rescaling costs as much as b steps. The period
+# is shorter if the sum `free` could fall below exp(-_LARGEST_DECAY), or sums could grow
+# by exp(_LARGEST_GROWTH). If an exponent is larger than _LARGEST_EXPONENT, sums are
+# computed in logarithms.
 _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
 # The minimum number of columns of C that are multiplied in one operation.
@@ -36,15 +36,16 @@ _BLOCK = 24
 
 
 class Passes:
-    """Draws participations and computes likelihood ratios, for one strategy and sampler.
+    """Draws participations and computes likelihood ratios for one strategy and sampler.
 
-    A pass goes from step to step. Therefore arrays [N, n] are returned in Fortran order
-    (the N values of a step are adjacent in memory), and arguments in Fortran order are
-    processed fastest.
+    A pass processes N draws step by step. Therefore arrays of shape [N, n] (n steps)
+    are returned in Fortran order, with the N values of a step adjacent in memory, and
+    arguments in Fortran order are processed fastest.
 
     Args:
-      rows: `rows[i, j] = C[i, i - j]`, shape [n, bands], not negative.
-      separation: b >= bands.
+      rows: the bands of the strategy, `rows[i, j] = C[i, i - j] >= 0`, shape [n,
+        bands].
+      separation: b, the minimum number of steps between two participations; b >= bands.
       rate: q, the probability of a participation at a step.
     """
 
@@ -54,8 +55,8 @@ class Passes:
         (n, bands), size = rows.shape, max(_BLOCK, rows.shape[1])
         diagonals = matrices.columns_from_rows(rows), -np.arange(bands)
         strategy = scipy.sparse.dia_array(diagonals, shape=(n, n)).tocsc()
-        # Pairs of slices: columns of C, and the rows in which they may be non-zero;
-        # `_blocks` adds the entries.
+        # Each pair consists of a slice of columns of C and a slice of the rows in which
+        # these columns may be non-zero; `_blocks` adds the entries.
         places = [
             (slice(start, start + size), slice(start, start + size + bands - 1))
             for start in range(0, n, size)
@@ -65,7 +66,7 @@ class Passes:
         self.mean = self._outputs(np.full((1, n), rate))[0]
 
     def largest_squared_norm(self) -> float:
-        """Returns the largest squared norm of the sum of one example's columns."""
+        """Returns the maximum of `|m_S|^2` over all possible sets S."""
         largest = np.zeros(self.num_steps + self.separation)
         for t in range(self.num_steps - 1, -1, -1):
             taken = self.squares[t] + largest[t + self.separation]
@@ -94,12 +95,13 @@ class Passes:
         """Draws a random S for each probability p; returns the means `m_S`, [N, n]."""
         count, b = probability.size, self.separation
         uniform = generator.random(count)
-        # An example begins with a rest; each length from 1 to b - 1 steps has probability
-        # q.
+        # At the first step an example may be resting: each number of remaining steps
+        # from 1 to b - 1 has probability q.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
-        # The next participation follows after a rest, and then a geometric number of steps.
+        # After its rest, an example waits a geometric number of steps to take part
+        # again.
         while rows.size:
             now = free + generator.geometric(probability[rows]) - 1
             within = now < self.num_steps
@@ -111,14 +113,14 @@ class Passes:
     def draw_weighted(
         self, generator: np.random.Generator, count: int, log_weights: np.ndarray
     ) -> np.ndarray:
-        """Draws random S from a weighted law; returns the means `m_S`, shape [count, n].
+        """Draws random sets S from a weighted law; returns the means `m_S`, [count, n].
 
-        The law is `P(S) prod_{t in S} exp(log_weights[t]) / Z`, and `log Z` is `log_ratio`
-        of the log weights.
+        The law is `P(S) prod_{t in S} exp(log_weights[t]) / Z`, where `log_ratio` of
+        the log weights returns `log Z`.
         """
         n, b = self.num_steps, self.separation
-        # ahead[t]: for an example that is not resting at step t, the log of its
-        # expected weight from step t on.
+        # ahead[t] is the log of the expected weight from step t on, for an example that
+        # is not resting at step t.
         ahead = np.zeros(n + b)
         with np.errstate(divide="ignore"):
             take, leave = math.log(self.probability), np.log1p(-self.probability)
@@ -162,30 +164,31 @@ class Passes:
     def _log_total_of(
         self, factors: np.ndarray, probability: float, largest: float
     ) -> np.ndarray:
-        """Returns `log_ratio`, computed without logarithms except for rescaling, [N].
+        """Returns `log_ratio`, shape [N]; the sums are computed without logarithms.
 
         Args:
           factors: `probability * exp(exponents)`, shape [n, N].
           probability: probability of a participation.
-          largest: >= 0; no exponent exceeds it.
+          largest: an upper bound (>= 0) on all exponents.
         """
         (n, count), b = factors.shape, self.separation
         decay = -math.log1p(-probability) if probability < 1.0 else 0.0
-        # A step increases the largest sum by a factor of at most 2 exp(largest).
+        # One step multiplies the largest sum by at most 2 exp(largest).
         limit = min(
             _LARGEST_DECAY / max(decay, 1.0),
             _LARGEST_GROWTH / (largest + math.log(2.0)),
         )
         period = int(min(max(_LEAST_PERIOD, min(b // 4, _LARGEST_PERIOD)), limit))
         free = np.full(count, max(1.0 - self.rate * (b - 1), 0.0))
-        # Row t mod b of `taken` is the sum over all S whose last participation is step t,
-        # for the last b steps. `free` is the sum over all S with which the example is not
-        # resting.
+        # Row t mod b of `taken` is the sum over all S whose last participation is step
+        # t; it covers the last b steps. `free` is the sum over all S for which the
+        # example is not resting.
         taken, logs = np.zeros((min(b, n), count)), np.zeros(count)
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                # A rest ends: the one after step t - b or, for t < b, an initial rest.
+                # Examples whose rest ends become free: the rest after a participation
+                # at step t - b or, for t < b, an initial rest.
                 free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
             if t % period == period - 1:
@@ -194,7 +197,7 @@ class Passes:
                 taken /= scale
                 logs += np.log(scale)
         total = free * (1.0 - probability) + taken.sum(axis=0)
-        if b > n:  # initial rests that outlast the last step
+        if b > n:  # adds the initial rests that do not end before the last step
             total += (b - n) * self.rate * np.exp(-logs)
         return np.log(total) + logs
 

@@ -1,24 +1,28 @@
 """The simulator for b-min-sep sampling: tilts, draws and guaranteed bounds on weights.
 
-Draws come from mixtures of tilts; weights are ratios of forward passes. For "remove", a
-tilt is a version of `P` with longer means and more participations. For "add", it is a
-version of `Q` that is shifted in the direction opposite to the mean of all `m_S`.
+Importance sampling draws from mixtures of tilts (modified distributions); the weights
+of the draws are ratios of forward passes. `P` is the distribution with the example, `Q`
+without it, and `m_S` the mean for the participations S (see `b_min_sep_passes`). For
+the direction "remove", a tilt is a version of `P` with longer means and more
+participations. For "add", a tilt is a version of `Q` that is shifted in the direction
+opposite to the mean of all `m_S`.
 
-Where participations are rare, a large loss comes from a few participations with much longer
-means. Tilts for this case imitate `P L^theta`, as if every step were sampled independently
-(`rare_tilts`).
+If participations are rare, large privacy losses come from a few participations with
+much longer means. The tilts for this case (`rare_tilts`) imitate `P L^theta`, as if
+every step were sampled independently.
 
-A confidence bound needs a guaranteed bound on the weights. With `v_S` the likelihood ratio
-of the participations S, `v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))`, and
-`L = dP/dQ = sum_S P(S) v_S`:
+A confidence bound needs a guaranteed bound on the weights. Let
+`v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))` be the likelihood ratio of the
+participations S, and `L = dP/dQ = sum_S P(S) v_S`:
 
 - "remove": the tilt has the means `(1 + t) m_S`, with S from the law `P(S) w_S / Z`,
   `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))`. Its density relative to Q is
-  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power means). So its density relative to P
-  is at least `exp(t l) / Z` at the loss `l = log L`. As |m_S|^2 is a sum over the steps of
-  S, one forward pass computes `Z`, and another pass draws from the law.
+  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power means). Therefore its density
+  relative to P is at least `exp(t l) / Z` at the loss `l = log L`. As `|m_S|^2` is a
+  sum over the steps of S, one forward pass computes `Z`, and another pass draws from
+  the law.
 - "add": `log L >= sum_S P(S) log v_S` (Jensen). The tilt has the mean `-t m`, with `m`
-the mean of all `m_S`. Its density relative to Q is
+  the mean of all `m_S`. Its density relative to Q is
   `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))`, which is at least
   `exp(t (l - sum_S P(S) |m_S|^2 / (2 sigma^2)) - t^2 |m|^2 / (2 sigma^2))` at the loss
   `l = -log L`.
@@ -36,21 +40,21 @@ import numpy as np
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# The maximum number of random numbers per chunk, and the maximum number kept for the
-# next noise level. The limit is high because a step with many draws costs little more
-# than a step with few.
+# The maximum number of random numbers that are drawn per chunk, and that are cached for
+# the next noise level. The maximum is high because a step with many draws costs little
+# more than a step with few draws.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
-# The strengths that `certain_tilts` tries, in standard deviations along a mean.
+# The shifts that `certain_tilts` tries, in standard deviations of a draw along a mean.
 _CERTAIN_STRENGTHS = tuple(
     s / 20 for s in (2, 4, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 120)
 )
 
 
-# Settings of a pilot run; where there are two values, the second one is for a rough
-# pilot run. In order: the number of draws per tilt; for "remove", by how many standard
-# deviations means are lengthened, and the factors of p; for "add", the shifts in
-# standard deviations; for "remove" again, the negative log probabilities of large
-# losses.
+# Settings of a pilot run; of two values, the second one is for a rough pilot run.
+# _PILOT_DRAWS: the number of draws per tilt. For "remove", _LENGTHS: by how many
+# standard deviations means are lengthened; _RATES: factors of the probability p;
+# _RARITIES: negative log probabilities of large losses. For "add", _AGAINST: the shifts
+# in standard deviations.
 _PILOT_DRAWS = 150, 200
 _LENGTHS = (0.0, 1.5, 3.5)
 _RATES = (1.0, 1.5, 2.5), (1.0, 2.0)
@@ -61,22 +65,23 @@ _RARITIES = (2.0, 5.0, 9.0, 14.0, 21.0, 30.0, 42.0), (4.0, 11.0, 20.0, 36.0)
 _LOG_THETAS, _BISECTIONS, _NODES = (-4.0, 8.0), 24, 1000
 
 
-# N draws, usable at any noise level and scale: the index of the tilt, [N]; `<c_t, z>` with
-# normals z, [N, n]; `<c_t, m>` with the means m of the participations, [N, n], or with the
-# mean of all these means, [1, n].
+# N draws in a form that does not depend on the noise level and the scales of tilts: the
+# indices of the tilts, [N]; `<c_t, z>` for standard normal z, [N, n]; `<c_t, m>`, where
+# m are the means of the drawn participations, [N, n], or the mean of all `m_S`, [1, n].
 _Draws = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tilt:
-    """One component of a proposal.
+    """One component of a proposal distribution for importance sampling.
 
     Attributes:
-      scale: the component's mean, as a multiple of the mean `m_S` of its participations
-        ("remove"), or of the mean of all `m_S` ("add"; at most 0).
-      probability: the probability of a participation in this component, in place of p
-        ("remove").
-      is_weighted: True if S has the weights `w_S`, which bound the density ("remove").
+      scale: for "remove", the component's mean as a multiple of the mean `m_S` of its
+        participations; for "add", as a multiple (at most 0) of the mean of all `m_S`.
+      probability: for "remove", the probability of a participation in this component,
+        in place of p.
+      is_weighted: for "remove", True if sets S are drawn with the weights `w_S`, for
+        which the density has a guaranteed bound.
     """
 
     scale: float
@@ -85,7 +90,7 @@ class Tilt:
 
 
 class BMinSepSimulator(Simulator):
-    """Simulates the privacy loss of b-min-sep sampling in both directions.
+    """Simulates the privacy loss of b-min-sep sampling for "add" and "remove".
 
     Args:
       passes: the forward passes for the strategy.
@@ -113,15 +118,15 @@ class BMinSepSimulator(Simulator):
 
     @property
     def _squared(self) -> float:
-        """The squared norm of the mean of all `m_S`, in units of the noise."""
+        """The squared norm of the mean of all `m_S`, divided by the noise variance."""
         return float(self.passes.mean @ self.passes.mean) / self.noise**2
 
     @property
     def _unit(self) -> float:
         """The scale of a tilt that moves draws by one standard deviation.
 
-        Draws are shifted along the mean of all `m_S` ("add") or a sum of columns
-        ("remove").
+        For "add", draws move along the mean of all `m_S`; for "remove", along the sum
+        of the columns of their participations.
         """
         if self.add:
             return 1.0 / math.sqrt(self._squared)
@@ -134,7 +139,7 @@ class BMinSepSimulator(Simulator):
         return moved * self.passes.squares
 
     def _log_total(self, tilt: Tilt) -> float:
-        """Returns `log Z` of a weighted tilt."""
+        """Returns the log of the normalization constant `Z` of a weighted tilt."""
         weights = self._log_weights(tilt)[None]
         return float(self.passes.log_ratio(weights, self.passes.probability)[0])
 
@@ -161,7 +166,8 @@ class BMinSepSimulator(Simulator):
         for index, start in enumerate(range(0, count, size)):
             number = min(size, count - start)
             choice, normals, means = self._draws(proposal, stage, index, number)
-            # Transposed, so that the values of a step are adjacent in memory.
+            # The arrays are transposed so that the values of a step are adjacent in
+            # memory.
             log_v = np.multiply(normals.T, 1.0 / noise, dtype=np.float64)
             log_v -= half[:, None]
             log_v += means.T * (scales[choice] / noise**2)
@@ -183,7 +189,8 @@ class BMinSepSimulator(Simulator):
 
         Args:
           tilts: tilts of the proposal; tilts with equal scales must be adjacent.
-          log_v: shape [n, N].
+          log_v: `<c_t, y> / sigma^2 - |c_t|^2 / (2 sigma^2)` for each draw y, shape [n,
+            N].
           half: `|c_t|^2 / (2 sigma^2)`, shape [n].
         """
         exponents, densities = np.empty_like(log_v), []
@@ -191,7 +198,7 @@ class BMinSepSimulator(Simulator):
             tilt, *others = alike
             np.multiply(log_v, tilt.scale, out=exponents)
             if not tilt.is_weighted:
-                # scale (log_v + half) - scale^2 half
+                # This is scale (log_v + half) - scale^2 half.
                 exponents -= (tilt.scale * (tilt.scale - 1.0) * half)[:, None]
             rates = [one.probability for one in (tilt, *others)]
             total = self._log_total(tilt) if tilt.is_weighted else 0.0
@@ -208,8 +215,8 @@ class BMinSepSimulator(Simulator):
         kept = self._kept.get((stage, self.add))
         if kept is not None and kept[0] == key:
             return kept[1]
-        # A pilot run only chooses a mixture, so single precision suffices and halves the
-        # memory.
+        # A pilot run only chooses the mixture for the main run, so single precision
+        # suffices. It halves the memory.
         kind = np.float32 if stage == PILOT else np.float64
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)
@@ -224,7 +231,8 @@ class BMinSepSimulator(Simulator):
                     weights = self._log_weights(tilt)
                     means[rows] = passes.draw_weighted(generator, rows.size, weights)
         means = passes.inner_products(means).astype(kind, copy=False)
-        # Draws of weighted tilts are not kept, because their weights depend on the noise.
+        # Draws of weighted tilts are not cached, because their weights depend on the
+        # noise.
         is_weighted = any(tilt.is_weighted for tilt in tilts)
         is_small = number * passes.num_steps <= _KEPT_ENTRIES
         if is_small and not is_weighted and stage in (PILOT, MAIN):
@@ -235,19 +243,20 @@ class BMinSepSimulator(Simulator):
 def rare_tilts(
     rate: float, unit: float, num_steps: int, rarities: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """Returns (scale, factor of the rate) of tilts like `P L^theta` for independent steps.
+    """Returns (scale, factor of the rate) of tilts that imitate `P L^theta`.
 
-    For one step and a unit normal `x`, let `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
-    `K(theta) = log E L^(1 + theta)`. Losses that are typical of `P L^theta` have about the
-    probability `exp(-num_steps (theta K' - K))`, which determines theta. The law of a
-    step is approximated by a normal distribution that is shifted by some length with
-    some probability, with the same first two moments. Factors are rounded to powers of
-    2, so that a small change of the noise does not change them.
+    The steps are treated as if they were sampled independently. For one step and a
+    standard normal `x`, let `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
+    `K(theta) = log E L^(1 + theta)`. Losses that are typical of `P L^theta` have a
+    probability of about `exp(-num_steps (theta K' - K))`, which determines theta. The
+    law of a step under `P L^theta` is approximated by a mixture of a normal
+    distribution and a shifted one, with the same first two moments. Factors are rounded
+    to powers of 2 so that a small change of the noise does not change them.
 
     Args:
-      rate: q.
-      unit: u, the norm of a column over sigma.
-      num_steps: n.
+      rate: q, the probability of a participation at a step.
+      unit: u, the norm of a column of C divided by sigma.
+      num_steps: n, the number of steps.
       rarities: negative logarithms of the target probabilities of losses.
     """
     leave = math.log1p(-rate) if rate < 1.0 else -math.inf

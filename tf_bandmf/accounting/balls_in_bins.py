@@ -1,7 +1,8 @@
-"""Accounting of balls in bins by simulation, for every non-negative strategy.
+"""Accounting of balls-in-bins sampling by simulation, for non-negative strategies.
 
-Each example is assigned to one of `b` bins once, and takes part at the step of its bin in
-every epoch (arXiv:2601.22334, section 5.1). See `bins_simulator` for the distributions.
+Before training, each example is assigned at random to one of `b` bins. In every epoch
+it takes part at the step of its bin (arXiv:2601.22334, section 5.1). `bins_simulator`
+describes the distributions.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ NUM_DRAWS = 50_000
 
 
 class BallsInBinsAccountant(SimulatedAccountant):
-    """Computes (epsilon, delta) of balls in bins for one strategy and number of bins.
+    """Computes (epsilon, delta) of balls-in-bins sampling for one strategy.
 
-    For the formal guarantee see `SimulatedAccountant`.
+    `SimulatedAccountant` describes what the simulation guarantees.
 
     Args:
       gram: G of `bins_simulator.gram_matrix`, shape [b, b].
-      confidence: confidence of a bound, or None for an estimate.
-      num_draws: number of draws per direction for an estimate.
+      confidence: the confidence with which a simulated bound holds, or None for an
+        estimate.
+      num_draws: number of draws per direction ("add" and "remove") for an estimate.
       seed: seed of the draws, >= 0; equal seeds give equal results.
     """
 

@@ -1,17 +1,17 @@
-"""The base class of accountants: from noise to a guarantee, and back.
+"""The base class of accountants, which compute guarantees from noise and vice versa.
 
-All noise is given as `noise_stddev`, the standard deviation of the noise on the **raw**
-strategy `C` for l2_norm_clip = 1: a run releases `C x + noise_stddev * z`. Only `Plan`
-uses a noise multiplier.
+All functions take and return noise as `noise_stddev`, the standard deviation of the
+noise on the **raw** strategy `C` (not scaled to sensitivity 1) for l2_norm_clip = 1: a
+run releases `C x + noise_stddev * z`. Only `Plan` uses a noise multiplier.
 
-Other Gaussian releases about the same records may occur between steps, and later steps
-may depend on these releases. Without amplification, the run and the releases together
-are one Gaussian mechanism; its `1 / sigma^2` is the sum of `1 / sigma^2` over all of
-them (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary 3.3). With amplification, the
-dominating pair of the run is composed with the pairs of the releases (Zhu, Dong, Wang,
-2022, arXiv:2106.08567, Theorem 10). This composition holds even though releases occur
-between steps of one sampler, whose random numbers stay in use (Vadhan and Zhang, 2022,
-arXiv:2207.08335).
+Other Gaussian mechanisms may release values of the same records between steps, and
+later steps may depend on these releases. Without amplification, the run composed with
+the releases is one Gaussian mechanism; its `1 / sigma^2` is the sum of the
+`1 / sigma^2` of the run and of each release (Dong, Roth, Su, 2019, arXiv:1905.02383,
+Corollary 3.3). With amplification, the dominating pair of the run is composed with the
+pairs of the releases (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10). This
+composition holds even though releases occur between the steps of a sampler that
+continues to use its earlier random numbers (Vadhan and Zhang, 2022, arXiv:2207.08335).
 """
 
 from __future__ import annotations
@@ -34,42 +34,43 @@ from tf_bandmf.accounting.checks import (
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log, near_root, smallest, to_safe_side
 
-# The smallest epsilon stated with amplification; the tolerance of log noise in a rough
-# search.
+# _LEAST_EPSILON is the minimum epsilon that a guarantee with amplification states.
+# _ROUGH_TOLERANCE is the tolerance of the log noise in a rough search.
 _LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
-# A search for the noise begins at this fraction of a noise that is known to suffice.
+# A search for the minimum noise starts at this fraction of a noise known to suffice.
 _START = 0.5
 
 Self = TypeVar("Self", bound="Accountant")
 
 
 class Accountant(abc.ABC):
-    """Accounting for one strategy under one participation.
+    """Accounting for one strategy and one participation pattern.
 
     A subclass implements `sampled_delta`. The base class computes epsilon and noise from it
     by root finding; both are on the safe side.
 
-    Noise is given as `noise_stddev`, on the raw `C` for l2_norm_clip = 1.
+    `noise_stddev` is the standard deviation of the noise on the raw `C`, for
+    l2_norm_clip = 1.
     """
 
-    # The accountant name, kind and adjacency of each guarantee: the first entry is with
-    # amplification, the last one without.
+    # The accountant name, kind and adjacency of the guarantees that this accountant can
+    # state: the first entry is with amplification, the last one without.
     claims: tuple[tuple[str, str, str], ...]
     # The sampling probability; 1 without amplification.
     sampling_probability = 1.0
     # Sensitivity of the run as one Gaussian mechanism, without amplification.
     whole_sensitivity: float
-    # The distance between a unit's contributions in two neighboring data sets, in units
-    # of the largest contribution norm: 1 if the contribution becomes zero, 2 if the
-    # unit is replaced.
+    # The maximum distance between a privacy unit's contributions in two neighboring
+    # data sets, as a multiple of the clipping norm: 1 if the contribution becomes zero,
+    # 2 if the privacy unit is replaced.
     moved_by = 1.0
-    # The joint noise multiplier of all Gaussian releases other than the run.
+    # The joint noise multiplier of all other Gaussian releases of the same records.
     releases = math.inf
     # The confidence of simulated bounds; None if nothing is simulated.
     confidence: float | None = None
 
     def beside(self: Self, releases: float) -> Self:
-        """Returns the accountant of the run together with other Gaussian releases.
+        """Returns an accountant of this run composed with other Gaussian releases.
 
         Args:
           releases: the joint noise multiplier of the other releases, per unit of
@@ -88,7 +89,7 @@ class Accountant(abc.ABC):
         return 1.0 / math.hypot(1.0 / alone, 1.0 / self.releases)
 
     def whole_delta(self, epsilon: float, noise_stddev: float) -> float:
-        """Returns delta at epsilon >= 0 without amplification."""
+        """Returns delta at epsilon (>= 0) without amplification."""
         return gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
 
     def sampled_delta(
@@ -141,14 +142,15 @@ class Accountant(abc.ABC):
             lambda epsilon: self.delta(epsilon, noise_stddev, rough=True),
             lambda epsilon: self.delta(epsilon, noise_stddev),
             delta,
-            # The search starts between epsilon without amplification and the product of
-            # this epsilon and the sampling probability.
+            # The search starts at the geometric mean of two values: epsilon without
+            # amplification, and the product of this epsilon and the sampling
+            # probability.
             upper * math.sqrt(self.sampling_probability),
             upper,
         )
 
     def largest_noise(self, epsilon: float, delta: float) -> float:
-        """Returns the noise needed without amplification, which is an upper bound.
+        """Returns the noise needed without amplification, an upper bound.
 
         Raises:
           ValueError: on invalid input, if no useful noise meets the budget, or if the
@@ -159,8 +161,9 @@ class Accountant(abc.ABC):
             left = multiplier**-2 - self.releases**-2
             if left <= 0.0:
                 raise ValueError(
-                    f"The other releases leave no budget for the steps, found epsilon = "
-                    f"{epsilon:g}, delta = {delta:g} in total. Reserve less."
+                    "The other releases use up the whole budget, found epsilon = "
+                    f"{epsilon:g}, delta = {delta:g} in total. Reserve less for the "
+                    "other releases."
                 )
             whole = self.whole_sensitivity
             multiplier = to_safe_side(
@@ -170,7 +173,7 @@ class Accountant(abc.ABC):
         return multiplier * self.whole_sensitivity
 
     def rough_noise_stddev(self, epsilon: float, delta: float) -> float:
-        """Returns the noise for the budget within one percent, only for comparing runs.
+        """Returns the noise for the budget within one percent, to compare runs.
 
         Args:
           epsilon: > 0.
@@ -190,13 +193,13 @@ class Accountant(abc.ABC):
         )
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
-        """Returns the noise at which a search begins, at most `largest`."""
-        # Large noise is approximately the noise without amplification times the
-        # sampling probability.
+        """Returns the noise (at most `largest`) at which a search starts."""
+        # If the required noise is large, it is approximately the noise without
+        # amplification times the sampling probability.
         return min(1.5 * self.sampling_probability, 1.0) * largest
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        """Returns the smallest noise for the budget, rounded up.
+        """Returns the minimum noise that meets the budget, rounded up.
 
         The result is checked: `self.delta(epsilon, result.noise_stddev) <= delta`.
 
@@ -215,7 +218,7 @@ class Accountant(abc.ABC):
         return Calibration(noise, self.stated(epsilon, delta, noise))
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        """Returns the guarantee of a run with this noise at delta.
+        """Returns the guarantee at delta of a run with this noise.
 
         Raises:
           ValueError: if delta is so large that epsilon would be 0.
@@ -224,7 +227,7 @@ class Accountant(abc.ABC):
         return self.stated(epsilon, delta, noise_stddev)
 
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
-        """Returns the guarantee, which claims amplification only where it is needed."""
+        """Returns the guarantee, which claims amplification only if it is needed."""
         is_whole = self.whole_delta(epsilon, noise_stddev) <= delta
         name, kind, adjacency = self.claims[-1 if is_whole else 0]
         return Guarantee(epsilon, delta, kind, name, adjacency, self.confidence)
@@ -235,38 +238,42 @@ class Accountant(abc.ABC):
         return reached <= guarantee.delta * (1.0 + 1e-6)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        """Returns the run and the releases as one dp-accounting event.
+        """Returns the run and the other releases as one dp-accounting event.
 
         Raises:
-          ValueError: if dp-accounting has no such event.
+          ValueError: if dp-accounting has no event for this sampler.
         """
         raise ValueError(
             f"dp-accounting has no event for {self.claims[0][0]}. Use "
-            f"guarantee_at(delta), or a participation with an event: CyclicPoisson, "
-            f"Poisson, FixedEpochOrder."
+            "guarantee_at(delta), or a participation that has an event: "
+            "CyclicPoisson, Poisson, FixedEpochOrder."
         )
 
     def validate(self, noise_stddev: float, guarantee: Guarantee) -> None:
-        """Raises ValueError if this accountant would not give the guarantee."""
+        """Raises ValueError unless this accountant can confirm the guarantee."""
         claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
         if claim not in self.claims:
             raise ValueError(
-                f"Guarantees must be by {self.claims[0]}, found {claim}. Plan again."
+                f"The guarantee must come from the accountant {self.claims[0]}, "
+                f"found {claim}. Make the plan again."
             )
         if not self.confirms(noise_stddev, guarantee):
             raise ValueError(
-                f"noise_stddev = {noise_stddev} (on the raw strategy, for l2_norm_clip "
-                f"= 1) gives at epsilon = {guarantee.epsilon} a delta above the plan's "
-                f"{guarantee.delta}: the plan was damaged. Make the plan again."
+                f"noise_stddev = {noise_stddev} (on the raw strategy, for "
+                f"l2_norm_clip = 1) gives, at epsilon = {guarantee.epsilon}, a delta "
+                f"above the plan's {guarantee.delta}: the plan was damaged. Make the "
+                "plan again."
             )
 
 
 class GaussianAccountant(Accountant):
-    """The accountant without amplification: a run is one Gaussian mechanism.
+    """The accountant without amplification, for which a run is one Gaussian mechanism.
 
     Args:
-      sensitivity: sens(C) under the participation, or an upper bound on it.
-      is_exact: False if `sensitivity` is a bound; the guarantees are then bounds, too.
+      sensitivity: the sensitivity of C under the participation pattern, or an upper
+        bound on it.
+      is_exact: False if `sensitivity` is an upper bound; the guarantees are then
+        bounds, too.
       name: the accountant's name in guarantees; None for `gaussian.NAME`.
     """
 
@@ -292,7 +299,7 @@ class EpsilonIsZero(ValueError):
 
 
 def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
-    """Returns epsilon, unless it is 0: a guarantee cannot state 0.
+    """Returns epsilon if it is > 0, since a guarantee cannot state epsilon = 0.
 
     Raises:
       EpsilonIsZero: if epsilon is 0.
@@ -300,6 +307,7 @@ def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
     if epsilon == 0.0:
         raise EpsilonIsZero(
             f"noise_stddev = {noise_stddev} gives epsilon = 0 at delta = {delta}: a "
-            f"statement needs epsilon > 0. Use a smaller noise_multiplier (or delta)."
+            "privacy statement needs epsilon > 0. Use a smaller noise_multiplier or "
+            "delta."
         )
     return epsilon

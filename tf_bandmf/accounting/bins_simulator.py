@@ -1,17 +1,19 @@
-"""The dominating pair of distributions of balls in bins, and how to draw from it.
+"""The dominating pair of balls-in-bins sampling, and how to draw from it.
 
-Every example falls into one of `b` bins and takes part at the steps of its bin. For a
-strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)` against
-`Q = N(0, sigma^2 I)`, where `m_j` is the sum of the columns of `C` that belong to bin
-`j` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification
-for matrix mechanisms", arXiv:2410.06266; used in arXiv:2601.22334, section 5.1).
+Each example is assigned at random to one of `b` bins and takes part at the steps of its
+bin. For a strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)`
+against `Q = N(0, sigma^2 I)`, where `m_j` is the sum of the columns of `C` that belong
+to bin `j` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta: "Near exact privacy
+amplification for matrix mechanisms", arXiv:2410.06266; used in arXiv:2601.22334,
+section 5.1).
 
 The privacy loss depends only on the `b` inner products `u_j = <m_j, x> / sigma^2`. They are
 jointly Gaussian with covariance `G / sigma^2`, `G[i, j] = <m_i, m_j>`, so the cost of a
 draw does not depend on the number of steps.
 
-Draws come from mixtures of tilted versions of `P` (or `Q`), in which rare losses occur
-often; the log weight of each draw is a difference of log-sum-exps over the bins.
+Importance sampling draws from mixtures of tilted versions of `P` (or `Q`), in which
+rare losses occur often; the log weight of each draw is a difference of log-sum-exps
+over the bins.
 """
 
 from __future__ import annotations
@@ -28,34 +30,35 @@ from tf_bandmf import matrices
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# The shifts of the draws in a pilot run, and in a rough pilot run, in standard
-# deviations; and the number of draws per tilt in each of these two runs.
+# The shifts of the draws (in standard deviations) in a pilot run and in a rough pilot
+# run, and the numbers of draws per tilt in these two kinds of runs.
 _STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
 _ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
 _PILOT_DRAWS = 400, 250
-# The strengths that `certain_tilts` tries, in standard deviations.
+# The shifts that `certain_tilts` tries, in standard deviations of a draw.
 _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
-# The maximum size of the n x b matrix that is built for a strategy without structure.
+# The maximum number of entries of the n x b matrix (sums of columns for each bin) that
+# is built for a strategy that is neither Toeplitz nor banded.
 _LARGEST_COLUMNS = 100_000_000
-# With at most this many entries, the n x b matrix is faster than sums over the Gram
-# diagonals if the strategy has more than b bands.
+# For a strategy with more than b bands, the n x b matrix is faster than sums over the
+# diagonals of the Gram matrix if it has at most this many entries.
 _FEW_COLUMNS = 4_000_000
 _LARGEST_BINS = 8_192
-# The number of array entries in one chunk of draws.
+# The maximum number of array entries in one chunk of draws.
 _CHUNK = 300_000
-# The maximum number of bytes of Gaussian draws that are cached for other noise levels.
+# The maximum bytes of Gaussian draws that are cached for use at other noise levels.
 _CACHE = 400_000_000
-# Beyond this exponent, single precision no longer resolves the loss well.
+# Above this exponent, single precision is not accurate enough for the privacy loss.
 _SINGLE_PRECISION_LIMIT = 300.0
 
 
 def check_bins(num_bins: int) -> None:
-    """Raises ValueError if there are too many bins."""
+    """Raises ValueError if there are too many bins for a b x b matrix."""
     if num_bins > _LARGEST_BINS:
         raise ValueError(
-            f"Balls in bins is accounted through a matrix of num_bins^2 entries: "
-            f"num_bins must be <= {_LARGEST_BINS}, found {num_bins}. Use larger batches or "
-            f"CyclicPoisson."
+            "The accounting of balls-in-bins sampling builds a matrix of num_bins^2 "
+            f"entries: num_bins must be <= {_LARGEST_BINS}, found {num_bins}. Use "
+            "larger batches or CyclicPoisson."
         )
 
 
@@ -67,16 +70,17 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
       num_bins: b <= n.
 
     Raises:
-      ValueError: if an entry of `C` is negative (then the dominating pair is unknown),
-        or `num_bins` is not in [1, n], or the matrix is too large to compute.
+      ValueError: if an entry of `C` is negative (the dominating pair is then unknown),
+        if `num_bins` is not in [1, n], or if the matrix is too large to compute.
     """
     n, b = matrix.num_rows, num_bins
     whole_number("num_bins", b, most=n, most_is="num_steps")
     check_bins(b)
     if not matrix.is_nonnegative():
         raise ValueError(
-            "The accounting of balls in bins needs a strategy C without negative "
-            "entries, but this one has some. Use FixedEpochOrder, or another strategy."
+            "The accounting of balls-in-bins sampling needs a strategy C without "
+            "negative entries, but this one has some. Use FixedEpochOrder, or "
+            "another strategy."
         )
     cost = matrix.gram_diagonal_cost()
     is_small = matrix.bands > b and n * b <= _FEW_COLUMNS
@@ -108,12 +112,12 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Tilt:
-    """One component of a proposal.
+    """One component of a proposal distribution for importance sampling.
 
     Attributes:
-      single: multiple of the column `m_j` of the draw's own bin that is added to the mean
-        of the target distribution.
-      common: multiple of the average of all bin columns that is added to the mean.
+      single: the multiple of `m_j`, for the bin j of the draw, that is added to the
+        mean of the target distribution.
+      common: the multiple of the average of all `m_j` that is added to the mean.
     """
 
     single: float = 0.0
@@ -121,10 +125,10 @@ class Tilt:
 
 
 class BinsSimulator(Simulator):
-    """Simulates the privacy loss of balls in bins, in units of the noise.
+    """Simulates the privacy loss of balls-in-bins sampling.
 
     Args:
-      gram: G for noise of standard deviation 1, shape [b, b].
+      gram: the Gram matrix `G[i, j] = <m_i, m_j>` of the bins, shape [b, b].
       num_draws: number of draws per direction in a main run.
       seed: equal seeds give equal draws.
     """
@@ -155,7 +159,7 @@ class BinsSimulator(Simulator):
         return self._grid(_ROUGH_STRENGTHS if is_rough else _STRENGTHS)
 
     def _grid(self, strengths: Sequence[float]) -> list[Tilt]:
-        """Returns the untilted target, then the tilts of the given strengths."""
+        """Returns the untilted target, then one or more tilts of each strength."""
         unit = 1.0 / math.sqrt(2.0 * float(self.half.max()))
         common = 1.0 / math.sqrt(self.common_squared)
         if self.add:
@@ -169,7 +173,7 @@ class BinsSimulator(Simulator):
     def certain_tilts(self) -> list[Tilt]:
         tilts = self._grid(_CERTAIN_STRENGTHS)[1 : len(_CERTAIN_STRENGTHS) + 1]
         if self.add:
-            # A tilt should be as strong as the loss that it must reach, which may be large.
+            # Stronger tilts are needed to reach large losses.
             tilts += [
                 Tilt(common=factor * t.common) for t in tilts for factor in (2, 4)
             ]
@@ -182,7 +186,7 @@ class BinsSimulator(Simulator):
     def log_density(
         self, tilt: Tilt, u: np.ndarray, average: np.ndarray, losses: np.ndarray
     ) -> np.ndarray:
-        """Returns a component's log density relative to Q; `average` is the mean of u."""
+        """Returns a tilt's log density relative to Q; `average` is the mean of u."""
         along = tilt.common * average - 0.5 * tilt.common**2 * self.common_squared
         if self.add:
             return along
@@ -196,12 +200,13 @@ class BinsSimulator(Simulator):
         return _log_mean_exp(exponents - offset.astype(u.dtype)) + along
 
     def certain_density(self, tilt: Tilt) -> tuple[float, float] | None:
-        """Returns the bound of `Simulator.certain_density`; losses of "add" are -log dP/dQ.
+        """Returns the guaranteed bound that `Simulator.certain_density` describes.
 
-        With `v_j` the likelihood ratio of bin j, the bound for "remove" follows from the
-        power mean inequality, `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`, and is
-        `exp(t l - t (1 + t) max_j |m_j|^2 / 2)` with `m_j` in units of the noise. The bound
-        for "add" follows from `log mean_j v_j >= mean_j log v_j`.
+        Let `v_j` be the likelihood ratio of bin j. The bound for "remove" follows from
+        the power mean inequality, `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`, and is
+        `exp(t l - t (1 + t) max_j |m_j|^2 / 2)` at the loss `l`, with `m_j` divided by
+        the noise level. The bound for "add", whose loss is `-log dP/dQ`, follows from
+        `log mean_j v_j >= mean_j log v_j`.
         """
         t = -tilt.common if self.add else tilt.single
         if t <= 0.0 or not (self.add or tilt.common == 0.0):
@@ -245,7 +250,7 @@ class BinsSimulator(Simulator):
             yield losses, np.stack(densities)
 
     def _correlated(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """Returns Gaussian draws with covariance G (noise level 1), shape [count, b]."""
+        """Returns Gaussian draws with mean 0 and covariance G, shape [count, b]."""
         rank = self._factor_t.shape[0]
         z = generator.standard_normal((count, rank), dtype=np.float32)
         if self._factor_t.ndim == 1:
@@ -285,6 +290,6 @@ def _log_mean_exp(exponents: np.ndarray) -> np.ndarray:
     top = exponents.max(axis=-1, keepdims=True)
     exponents -= top
     np.exp(exponents, out=exponents)
-    # Pairwise summation: no accuracy is lost in single precision.
+    # NumPy sums pairwise, so single precision is accurate enough.
     mean = exponents.mean(axis=-1).astype(np.float64)
     return top[..., 0].astype(np.float64) + np.log(mean)

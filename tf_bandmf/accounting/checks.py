@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 _LARGEST_NUMBER = sys.float_info.max
-# The smallest delta of a plan. The tails that the generated noise lacks
-# (`noise.box_muller`) have less than a thousandth of this probability, and so does a
-# correct guess of a 128-bit key.
+# The minimum delta of a plan. The noise generator (`noise.box_muller`) omits the outer
+# tails of the normal distribution; their probability is below a thousandth of this
+# delta, and so is the probability of guessing a 128-bit key.
 SMALLEST_DELTA = 1e-20
 # The maximum epsilon of a plan (a larger epsilon is meaningless), and the maximum
-# epsilon that may be stated for a plan at another delta.
+# epsilon that may be stated if a plan is evaluated at another delta.
 LARGEST_EPSILON, LARGEST_STATED_EPSILON = 1e4, 1e5
 
 
@@ -36,11 +36,11 @@ def whole_number(
     """Returns the value as an int.
 
     Args:
-      name: name of the value, for the message.
+      name: name of the value, for the error message.
       value: anything.
-      least: the smallest allowed value.
-      most: the largest allowed value, or None.
-      most_is: the name of `most` in the message, such as "num_steps".
+      least: the minimum.
+      most: the maximum, or None for no maximum.
+      most_is: what the maximum is called in the error message, such as "num_steps".
 
     Raises:
       ValueError: unless the value is a whole number from `least` to `most`.
@@ -81,13 +81,14 @@ def check_planned_delta(delta: Any) -> None:
     check_delta(delta)
     if delta < SMALLEST_DELTA:
         raise ValueError(
-            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: generated "
-            f"noise has no tails beyond that. Use a larger delta."
+            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: the "
+            "generated noise has no tails beyond this probability. Use a larger "
+            "delta."
         )
 
 
 def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
-    """Returns the error for noise whose epsilon exceeds a limit."""
+    """Returns the error to raise for noise with an epsilon above the limit."""
     return ValueError(
         f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > {limit:g} "
         f"at delta = {delta}. Add noise."
@@ -95,6 +96,6 @@ def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
 
 
 def is_number(value: Any) -> bool:
-    """True for an int or float, including NumPy's types, but not for a bool."""
+    """Returns True for an int or float, including NumPy's types, but not for a bool."""
     number = isinstance(value, (int, float, np.integer, np.floating))
     return number and not isinstance(value, bool)

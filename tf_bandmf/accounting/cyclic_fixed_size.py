@@ -1,16 +1,15 @@
 """Accounting of cyclic fixed-size sampling without replacement: a proven bound.
 
-The examples are split into `b` parts of `floor(m / b)`; step `i` takes `B` examples of
-part `i mod b`, uniformly without replacement (arXiv:2306.08153, Alg. 2, Theorem 4).
-The privacy losses of the `ceil(n / b)` queries are composed (`tilted`), for neighbors
-in which **one example is replaced by another**. The contributions then differ by up to
-twice the clipping norm, so each query is accounted for with half of its noise. Setting
-an example's contribution to zero is such a replacement, so zero-out adjacency is
-included.
+The `m` examples are split into `b` parts of `floor(m / b)` examples. Each of the `n`
+steps takes `B` examples from one part (step `i` from part `i mod b`), uniformly without
+replacement (arXiv:2306.08153, Alg. 2, Theorem 4). `tilted` composes the privacy losses
+of the `ceil(n / b)` queries on one part, for neighbors in which **one example is
+replaced by another**. The contributions then differ by up to twice the clipping norm,
+so each query is accounted for with half of its noise. Setting an example's contribution
+to zero is such a replacement, so zero-out adjacency is included.
 
-The run is also one Gaussian mechanism without amplification; the better of the two bounds
-is used. The results differ from the results for Poisson sampling, which is a different
-sampler.
+Without amplification, the run is one Gaussian mechanism; the better of the two bounds
+is used. Poisson sampling is a different sampler, with different results.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ class CyclicFixedSizeAccountant(SampledQueries):
     adjacency with a public number of examples.
 
     Args:
-      num_queries: `ceil(n / b)`.
+      num_queries: `ceil(n / b)`, the number of steps that can sample one example.
       part_size: `floor(m / b)`, the number of examples in each part.
-      batch_size: B <= part_size.
-      column_norm: kappa, the sensitivity of each query to zeroing out an example.
+      batch_size: B, the number of examples per step; at most `part_size`.
+      column_norm: kappa, the sensitivity of each query if one example is zeroed out.
     """
 
     claims = (

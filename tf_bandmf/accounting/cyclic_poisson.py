@@ -1,11 +1,12 @@
 """Accounting of cyclic Poisson sampling for banded strategies; DP-SGD is the case b = 1.
 
-The examples are split into `b` parts; step `i` takes each example of part `i mod b` with
-probability `q`. If `C` has at most `b` bands, a run is as private as `ceil(n / b)`
-Poisson-sampled Gaussian queries (arXiv:2306.08153, Theorem 4 and Theorem 5), each with
-sensitivity `kappa`, the largest column norm of `C`.
+The examples are split into `b` parts; step `i` samples each example of part `i mod b`
+with probability `q`. If the strategy `C` has at most `b` bands, a run of `n` steps is
+as private as `ceil(n / b)` Poisson-sampled Gaussian queries (arXiv:2306.08153, Theorem
+4 and Theorem 5), each with sensitivity `kappa`, the largest column norm of `C`.
 
-`tilted` composes the queries; its errors are on the safe side and small relative to delta.
+`tilted` composes the queries; its numerical errors increase delta, but only by a small
+fraction.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
 
 
 def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
-    """Raises ValueError unless Theorems 4 and 5 cover the strategy with `num_parts`."""
+    """Raises ValueError if the strategy has more bands than there are parts."""
     if matrix.bands <= num_parts:
         return
     if matrix.bands >= matrix.num_rows:
         raise ValueError(
-            f"Cyclic sampling amplifies only banded strategies, found {matrix.bands} bands "
-            f"in {matrix.num_rows} steps, as DP-lambda-CGD and BISR have. Use "
-            f"BallsInBins for it, or a banded strategy (bsr, banded Toeplitz)."
+            f"Cyclic sampling amplifies only banded strategies, found {matrix.bands} "
+            f"bands in {matrix.num_rows} steps (as with DP-lambda-CGD and BISR). Use "
+            "BallsInBins, or a banded strategy (bsr, banded Toeplitz)."
         )
     raise ValueError(
         f"The strategy must not have more bands than there are parts, found "
@@ -48,10 +49,10 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
 
 
 class ComposedQueries(Accountant):
-    """Several kinds of Gaussian queries on samples of the same data.
+    """A composition of different Gaussian queries on samples of the same data.
 
     Args:
-      given: the queries; the noise of each is in units of `noise_stddev`.
+      given: the queries, with noise as a multiple of `noise_stddev`.
 
     Attributes:
       kinds: the queries; equal queries are merged into one, and their counts are added.
@@ -69,7 +70,7 @@ class ComposedQueries(Accountant):
         self.sampling_probability = min(query.probability for query in given)
 
     def queries(self, noise_stddev: float) -> list[tilted.Query]:
-        """Returns the kinds of queries, each with its noise at this `noise_stddev`."""
+        """Returns the different queries, with their noise at this `noise_stddev`."""
         scaled = ((query, noise_stddev * query.noise) for query in self.kinds)
         return [dataclasses.replace(query, noise=noise) for query, noise in scaled]
 
@@ -85,8 +86,8 @@ class SampledQueries(ComposedQueries):
 
     Args:
       num_queries: `ceil(n / b)`, the number of steps that can sample one example.
-      probability: q in (0, 1].
-      column_norm: kappa, the sensitivity of each query to zeroing out an example.
+      probability: q in (0, 1], the probability that a sample contains an example.
+      column_norm: kappa, the sensitivity of each query if one example is zeroed out.
     """
 
     def __init__(
@@ -105,11 +106,11 @@ class SampledQueries(ComposedQueries):
 
         Args:
           matrix: `C`.
-          num_parts: b.
-          sample: constructor arguments between `num_queries` and `column_norm`.
+          num_parts: b, the number of parts of the data.
+          sample: the constructor's arguments between `num_queries` and `column_norm`.
 
         Raises:
-          ValueError: if the strategy has more bands than there are parts, or its column
+          ValueError: if the strategy has more than `num_parts` bands, or if its column
             norms are not finite and > 0.
         """
         check_bands(matrix, num_parts)
@@ -127,7 +128,7 @@ class SampledQueries(ComposedQueries):
 
     @abc.abstractmethod
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """Returns the event of a query on a sample."""
+        """Returns the dp-accounting event of a query on a sample."""
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """Returns the run as a composition of `num_queries` sampled Gaussian events."""
@@ -143,12 +144,12 @@ class SampledQueries(ComposedQueries):
 class CyclicPoissonAccountant(SampledQueries):
     """Computes (epsilon, delta) of `num_queries` Poisson-sampled Gaussian queries.
 
-    Formal guarantee: results hold under add-or-remove adjacency, which is equivalent to
-    zero-out for these queries. Errors of discretization and truncation only increase the
-    results.
+    Formal guarantee: (epsilon, delta) holds under add-or-remove adjacency, which is
+    equivalent to zero-out for these queries. Errors of discretization and truncation
+    only increase epsilon and delta.
 
     Example F.1 of arXiv:2306.08153 divides by `floor(n / b)` and composes `ceil(m / b)`
-    times: the example swaps n and m. The correct count is `ceil(n / b)` queries, each
+    times, that is, it swaps n and m. The correct count is `ceil(n / b)` queries, each
     on a part of `floor(m / b)` of the m examples.
 
     Args:
@@ -181,7 +182,8 @@ class CyclicPoissonAccountant(SampledQueries):
         )
         if sampled <= delta:
             raise ValueError(
-                f"delta = {delta:g} is at least the probability {sampled:.3g} that an "
-                f"example is used at all: any noise would do. Use a delta far below it."
+                f"delta = {delta:g} is at least {sampled:.3g}, the probability that "
+                "an example is sampled at all, so a run would need no noise. Use a "
+                "much smaller delta."
             )
         return super().largest_noise(epsilon, delta)

@@ -1,4 +1,4 @@
-"""Privacy losses of dp-accounting events, composed from the parts of each event."""
+"""Privacy loss distributions of dp-accounting events, including composed events."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 # Allowances for rounding errors of Fourier convolutions: the minimum, and the amount
 # per query.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
-# A delta from dp-accounting may lie outside [0, 1] by this much.
+# Rounding errors may put a delta from dp-accounting outside [0, 1] by this amount.
 _TOLERANCE = 1e-12
 
 
 def pieces(
     event: dp_accounting.DpEvent, count: int = 1
 ) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
-    """Yields the events that a composition consists of, each with its count.
+    """Yields the events of a (possibly nested) composition, each with its count.
 
     Raises:
       ValueError: if a count is not a whole number >= 0.
@@ -52,16 +52,16 @@ def pieces(
 def of_event(
     event: dp_accounting.DpEvent, interval: float, is_replaced: bool = False
 ) -> Loss:
-    """Returns a privacy loss that dominates the loss of an event.
+    """Returns a privacy loss distribution that dominates the one of an event.
 
     Args:
       event: any event that dp-accounting supports.
-      interval: interval of the discretization, which errs on the safe side.
-      is_replaced: True if neighbors replace a unit by another one, False if they add or
-        remove it.
+      interval: interval of the discretization, whose errors only increase delta.
+      is_replaced: True if neighboring data sets differ by the replacement of one
+        privacy unit, False if one is added or removed.
 
     Raises:
-      ValueError: if dp-accounting does not support the event for these neighbors.
+      ValueError: if dp-accounting does not support the event for this adjacency.
     """
     losses, others = [], []
     for piece, count in pieces(event):
@@ -82,11 +82,11 @@ def of_event(
 
 
 def _loss_of(query: tilted.Query, interval: float) -> Loss:
-    """Returns the loss of Gaussian queries, discretized on the safe side."""
+    """Returns the discretized privacy loss of Gaussian queries, an upper bound."""
     count, laws = query.count, [tilted.Law(query, add=False)]
     if query.probability == 1.0:
-        # Gaussian mechanisms compose to a single one, whose loss is the same in both
-        # directions.
+        # Gaussian mechanisms compose to a single Gaussian mechanism, whose privacy loss
+        # is the same for "add" and "remove".
         noise, count = query.noise / math.sqrt(count), 1
         laws = [tilted.Law(tilted.Query(1.0, noise), add=False)]
     elif not query.is_replaced:
@@ -97,12 +97,13 @@ def _loss_of(query: tilted.Query, interval: float) -> Loss:
 
 
 def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Profile:
-    """Returns the profile from the first dp-accounting accountant that supports it.
+    """Returns the privacy profile (delta at epsilon) that dp-accounting gives an event.
 
-    For zero-out, add-or-remove is tried first, then dp-accounting's REPLACE_SPECIAL.
+    The first of dp-accounting's accountants that supports the event is used. For
+    zero-out adjacency, they are the ones for add-or-remove, then for REPLACE_SPECIAL.
 
     Raises:
-      ValueError: if no accountant supports the event for these neighbors.
+      ValueError: if no accountant supports the event for this adjacency.
     """
     relations = dp_accounting.NeighboringRelation
     if is_replaced:
@@ -114,8 +115,8 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
     if accountant is None:
         neighbors = "replaced" if is_replaced else "added or removed"
         raise ValueError(
-            f"no accountant can account for it where a unit is {neighbors}. Give the "
-            f"event's epsilon and delta, or its rho."
+            "no accountant supports it for neighboring data sets in which a unit is "
+            f"{neighbors}. Specify the event's epsilon and delta, or its rho."
         )
     accountant.compose(event)
 
@@ -132,9 +133,10 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
 
 
 def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
-    """Returns `count` repetitions of an event as a `Query`; None if it is not Gaussian.
+    """Returns `count` Gaussian events as a `Query`; None if the event is not Gaussian.
 
-    The event is a Gaussian query on all examples, or on a Poisson or fixed-size sample.
+    A Gaussian event is a Gaussian query on all examples, or on a Poisson or fixed-size
+    sample.
     """
     single, probability = getattr(event, "event", event), 1.0
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
@@ -153,11 +155,11 @@ def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
 
 
 def repeated(loss: Loss, count: int, interval: float) -> Loss:
-    """Returns the loss of `count` independent copies.
+    """Returns the privacy loss of `count` independent copies of a mechanism.
 
-    Rounding may reduce delta. The allowance for rounding is four times the largest measured
-    error, and counts as an additional release, which reveals everything with this
-    probability.
+    Rounding errors may reduce delta. Therefore the result includes an additional
+    mechanism that reveals everything with a small probability. This probability is four
+    times the largest rounding error that was measured.
     """
     if count == 1:
         return loss

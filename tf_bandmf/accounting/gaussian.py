@@ -1,12 +1,13 @@
 """Exact accounting of the Gaussian mechanism, without amplification by sampling.
 
-A correlated-noise run of any length is one Gaussian mechanism: the release of
-`C x + noise_stddev * z`, even if the gradients are chosen adaptively (arXiv:2202.08312,
-Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). The functions here are for a mechanism
-of sensitivity 1; `base.GaussianAccountant` applies them to a strategy.
+A run with correlated noise, of any length, is one Gaussian mechanism: it releases
+`C x + noise_stddev * z`, and this holds even if the gradients are chosen adaptively
+(arXiv:2202.08312, Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). This module's
+functions are for a mechanism of sensitivity 1; `base.GaussianAccountant` applies them
+to a strategy.
 
-Every result is rounded to the safe side and then checked with the delta that dp-accounting
-computes from the privacy loss.
+Every result is rounded up and then checked with the delta that dp-accounting computes
+from the privacy loss.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ NAME = "exact Gaussian mechanism (dp-accounting)"
 _LEAST_NOISE, _LARGEST_NOISE = 0.25 / LARGEST_EPSILON, 1e9
 _LARGEST_SQUARED = 1e100
 _TOLERANCE = 1e-12
-# The relative error of float64; and the number of standard deviations beyond which tails
-# are 0.
+# _EPSILON is the relative error of float64. Beyond _LARGEST_PLACE standard deviations,
+# the tails of the normal distribution are treated as 0.
 _EPSILON, _LARGEST_PLACE = 2.0**-52, 40.0
 
 
 def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
-    """Returns the smallest delta of (epsilon, delta)-DP for the mechanism, rounded up.
+    """Returns the smallest delta of the Gaussian mechanism at epsilon, rounded up.
 
     Delta is a difference of two tails (Balle and Wang, 2018, arXiv:1805.06530, Theorem 8;
     arXiv:2505.12128, Theorem 2). The result includes a bound on its rounding error.
@@ -62,14 +63,14 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
       ArithmeticError: if dp-accounting returns a delta that is not a probability.
     """
     check_positive("noise_stddev", noise_stddev)
-    # Capped, because the square could overflow; assuming less noise is on the safe
-    # side.
+    # The noise is capped because its square could overflow. Less noise only increases
+    # delta.
     noise_stddev = float(min(noise_stddev, _LARGEST_SQUARED))
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(noise_stddev, sensitivity=1.0)
     deltas = np.asarray(loss.get_delta_for_epsilon(epsilons), np.float64)
     place = epsilons * noise_stddev - 0.5 / noise_stddev
-    # The relative error of the larger tail at z grows with z^2, and with the error of z
-    # itself, which is a difference of two numbers.
+    # The relative error of the larger tail at z grows with z^2 and with the rounding
+    # error of z, which is a difference of two numbers.
     tail = tails.upper_tail(place)
     tail = np.where(tail > 2.0 * tails.LEAST, tail, 0.0)
     far = np.clip(place, 0.0, _LARGEST_PLACE)
@@ -87,10 +88,10 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
 
 
 def gaussian_excess(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
-    """Returns `E (1 - exp(epsilon - L))_+` for the loss L and epsilons of any sign.
+    """Returns `E (1 - exp(epsilon - L))_+` for the mechanism's privacy loss L.
 
-    With infinite noise L is 0. For epsilon = e < 0 the result is, by symmetry,
-    `1 - exp(e) + exp(e) delta(-e)`.
+    Epsilons may have any sign: for epsilon = e < 0 the result is, by symmetry,
+    `1 - exp(e) + exp(e) delta(-e)`. With infinite noise, L is 0.
     """
     excess = -np.expm1(np.minimum(epsilons, 0.0))
     if noise_stddev == math.inf:
@@ -100,7 +101,7 @@ def gaussian_excess(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
 
 
 def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
-    """Returns the smallest epsilon of (epsilon, delta)-DP for the mechanism, rounded up.
+    """Returns the smallest epsilon of the Gaussian mechanism at delta, rounded up.
 
     Raises:
       ValueError: on invalid input, or if epsilon would exceed 10**5.
@@ -114,8 +115,8 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
     def excess(epsilon: float) -> float:
         return log(gaussian_delta(noise_stddev, epsilon)) - log(delta)
 
-    # Newer versions of dp-accounting can compute this epsilon, but not the version that
-    # TFF requires.
+    # Newer versions of dp-accounting can compute this epsilon, but TFF (TensorFlow
+    # Federated) requires a version that cannot.
     upper = 1.0
     while excess(upper) > 0.0:
         upper = min(2.0 * upper, LARGEST_STATED_EPSILON)
@@ -131,21 +132,21 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
       delta: in (0, 1).
 
     Returns:
-      The noise standard deviation, checked with the accountant:
-      `gaussian_delta(result, epsilon) <= delta`.
+      The noise standard deviation. `gaussian_delta(result, epsilon) <= delta` was
+      checked.
 
     Raises:
-      ValueError: on invalid input, or if the budget is so small that it would need
-        noise above 10**9 times the sensitivity.
+      ValueError: on invalid input, or if the budget is so small that the noise would
+        have to exceed 10**9 times the sensitivity.
     """
-    # Checked before the cache lookup, which treats True as 1.0 and does not accept
+    # The checks precede the cache lookup, which treats True as 1.0 and does not accept
     # lists.
     check_positive("epsilon", epsilon)
     check_delta(delta)
     return _calibrated(float(epsilon), float(delta))
 
 
-# Cached, because all strategies that are compared at one budget need the same value.
+# The result is cached because all strategies that are compared at one budget need it.
 @functools.lru_cache(maxsize=1024)
 def _calibrated(epsilon: float, delta: float) -> float:
     if gaussian_delta(_LARGEST_NOISE, epsilon) > delta:
@@ -169,18 +170,19 @@ def _calibrated(epsilon: float, delta: float) -> float:
 
 
 def zcdp_rho(noise_stddev: float) -> float:
-    """Returns rho of zCDP: `1 / (2 noise_stddev^2)` (arXiv:1605.02065)."""
+    """Returns the zCDP parameter rho, `1 / (2 noise_stddev^2)` (arXiv:1605.02065)."""
     check_positive("noise_stddev", noise_stddev)
     return 0.5 / noise_stddev**2
 
 
 def grid_of(noise_stddev: float) -> float:
-    """Returns the grid to round noisy sums to: a power of two <= 2^-10 of the noise.
+    """Returns the grid step for rounding noisy sums: a power of two <= 2^-10 sigma.
 
-    A float32 sum plus float32 noise cannot take every value, and the set of missing values
-    depends on the sum. Therefore the last bits of a released value would exclude some sums
-    with certainty (Mironov, 2012, doi:10.1145/2382196.2382264). On the grid, each value is
-    the rounding of thousands of float32 normals, whatever the sum is. There is no proof
-    that every probability changes by at most delta.
+    A float32 sum plus float32 noise cannot take every float32 value, and the set of
+    missing values depends on the sum. Therefore the last bits of a released value would
+    rule out some sums with certainty (Mironov, 2012, doi:10.1145/2382196.2382264). For
+    any sum, each value on the grid results from rounding thousands of float32 noise
+    values. It is not proven that rounding to the grid changes every probability by at
+    most delta.
     """
     return math.ldexp(1.0, math.frexp(noise_stddev)[1] - 11)

@@ -1,4 +1,4 @@
-"""Results of accountants: guarantee and calibration."""
+"""Classes for the results of accountants: guarantees and calibrated noise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from tf_bandmf.accounting import checks
 
 KINDS = ("exact", "bound", "estimate")
-# Suffix of an accountant's name if its guarantee claims no amplification by sampling.
+# Suffix of the accountant's name in guarantees without amplification by sampling.
 UNAMPLIFIED = "without amplification (exact Gaussian mechanism)"
 ZERO_OUT = (
     "Zero-out: the contribution of one unit is replaced by zero (add-or-remove with a "
@@ -25,10 +25,10 @@ class Guarantee:
 
     Attributes:
       epsilon, delta: the guarantee.
-      kind: "exact" if computed for the mechanism itself, with numerical errors on the safe
-        side; "bound" for a proven upper bound that may be loose; "estimate" for a simulated
-        value without certainty.
-      accountant: name of the accountant that computed it.
+      kind: "exact" if epsilon and delta are those of the mechanism itself, up to
+        numerical errors that only increase them; "bound" for a proven upper bound that
+        may be loose; "estimate" for a simulated value that may be too small.
+      accountant: name of the accountant that computed the guarantee.
       adjacency: definition of neighboring data sets.
       confidence: None, or the probability (over the accountant's simulation, not over
         the mechanism) with which a simulated bound holds.
@@ -52,7 +52,7 @@ class Guarantee:
         checks.check_confidence(self.confidence)
         if self.confidence is not None and self.kind != "bound":
             raise ValueError(
-                f"Only a bound has a confidence, found kind {self.kind!r}."
+                f"Only a bound can have a confidence, found kind {self.kind!r}."
             )
 
     @property
@@ -62,14 +62,14 @@ class Guarantee:
 
     @property
     def certainty(self) -> str:
-        """The kind, or "simulated" for a bound that holds only with some confidence."""
+        """The kind, or "simulated" for a bound that holds with the `confidence`."""
         is_simulated = self.confidence is not None and not self.is_unamplified
         return "simulated" if is_simulated else self.kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """The noise of a strategy, and the guarantee that it gives.
+    """The noise standard deviation for a strategy, and the guarantee of a run with it.
 
     Attributes:
       noise_stddev: sigma on the **raw** `C`, for l2_norm_clip = 1: `C x` is released

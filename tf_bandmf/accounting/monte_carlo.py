@@ -1,4 +1,4 @@
-"""Draws of a privacy loss, and the values of delta that are computed from them.
+"""Monte Carlo draws of a privacy loss, and values of delta computed from them.
 
 A Monte Carlo value is never returned as a plain float: `MonteCarloValue` also says whether
 it is an estimate, or a bound at a stated confidence.
@@ -17,10 +17,10 @@ from tf_bandmf.accounting import gaussian
 # Allowance for rounding errors of losses and log weights in single precision. Sums of
 # losses and log weights reach 300, so this is several times `300 * 2^-24`.
 _ROUNDING = 1e-4
-# Values are rounded up to powers of exp(_GRID) before a bound is computed.
+# Simulated values are rounded up to powers of exp(_GRID) to compute a bound from them.
 _GRID = 5e-4
-# The bets, as fractions of the largest admissible bet, and each bet's share of the
-# wealth.
+# The bets of `betting_upper_bound`, as fractions of the maximum bet, and each bet's
+# share of the initial wealth.
 _BETS = 0.999 * 3.0 ** -np.arange(12.0)
 _STAKES = np.concatenate([[0.5], np.full(11, 0.5 / 11)])
 
@@ -29,7 +29,8 @@ class MonteCarloValue(float):
     """A simulated value with its uncertainty.
 
     Formal guarantee of a bound: over the randomness of the simulation, the true value
-    exceeds it with probability at most `1 - confidence`. An estimate may be too small.
+    exceeds the bound with probability at most `1 - confidence`. An estimate may be too
+    small.
 
     Attributes:
       standard_error: standard error of an estimate, computed from its own draws; 0 for
@@ -53,13 +54,13 @@ class MonteCarloValue(float):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Draws of the privacy loss in one direction.
+    """Draws of the privacy loss in one direction ("add" or "remove").
 
     Attributes:
-      losses: shape [N].
-      log_weights: shape [N].
-      releases: the joint noise multiplier of other Gaussian releases. Their losses are
-        integrated, not drawn.
+      losses: the drawn privacy losses, shape [N].
+      log_weights: the logarithms of the importance weights of the draws, shape [N].
+      releases: the joint noise multiplier of other Gaussian releases. The privacy
+        losses of the other releases are integrated, not drawn.
     """
 
     losses: np.ndarray
@@ -88,14 +89,15 @@ class Run:
     ) -> float:
         """Returns an upper bound on delta at confidence `1 - beta`.
 
-        Losses and weights have single precision. Each value is computed as if both had
-        an error of `_ROUNDING` in the unsafe direction, and is then clipped to
-        `largest`, which the exact value does not exceed.
+        Losses and weights have single precision. Each value is computed as if rounding
+        had reduced both of them by `_ROUNDING`. Then it is clipped to `largest`, an
+        upper bound on the exact value.
         """
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
             raise ArithmeticError(
-                f"Simulated values must be <= {largest}, found {most}: a wrong bound."
+                f"Simulated values must be <= {largest}, found {most}: the "
+                "guaranteed bound on the values is wrong."
             )
         values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
         values = np.minimum(values, largest)
@@ -105,22 +107,22 @@ class Run:
 def betting_upper_bound(
     values: np.ndarray, largest: float, beta: float, resolution: float
 ) -> float:
-    """Returns an upper confidence bound on the mean of independent draws in [0, `largest`].
+    """Returns an upper confidence bound on the mean of independent draws.
 
-    This is a betting bound (Waudby-Smith, Ramdas, 2024, arXiv:2010.09686): for the true
-    mean `mu` the wealth `prod_i (1 + bet (mu - values[i]))` has expectation 1, so it
+    This is a betting bound (Waudby-Smith, Ramdas, 2024, arXiv:2010.09686). For the true
+    mean `mu`, the wealth `prod_i (1 + bet (mu - values[i]))` has expectation 1, so it
     reaches `1 / beta` with probability at most `beta`. The same holds for the mean
-    wealth over several bets. The bound is the smallest `mu` above which the wealth is
-    at least `1 / beta`.
+    wealth over several bets. The bound is the value of `mu` above which the mean wealth
+    is at least `1 / beta`.
 
     The bound is monotone in every value, so a bound on a monotone function of the draws
     may be inverted without a union bound.
 
     Args:
-      values: shape [N], identically distributed.
+      values: N independent and identically distributed draws >= 0, shape [N].
       largest: a guaranteed upper bound on every value.
-      beta: in (0, 1).
-      resolution: smaller positive values are rounded up to this.
+      beta: the probability in (0, 1) with which the bound may be wrong.
+      resolution: positive values below `resolution` are rounded up to it.
 
     Raises:
       ValueError: if a value is outside of [0, largest] or not finite.
@@ -128,7 +130,7 @@ def betting_upper_bound(
     if not (0.0 < beta < 1.0):
         raise ValueError(f"beta must be in (0, 1), found {beta}.")
     values = np.asarray(values, dtype=np.float64)
-    # NaN fails the comparison, too.
+    # The comparisons are False for NaN.
     if not (
         values.size and values.min() >= 0.0 and values.max() <= largest * (1 + 1e-4)
     ):

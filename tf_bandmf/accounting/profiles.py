@@ -1,11 +1,11 @@
-"""Privacy profiles, and privacy losses that dominate all mechanisms with a profile.
+"""Privacy profiles, and privacy losses that dominate all mechanisms with one profile.
 
-A profile is delta as a function of epsilon >= 0: an upper bound on the hockey-stick
-divergence of the outputs on any two neighbors, in both directions. Two mechanisms with
-known profiles compose, even adaptively, like pairs of distributions that have these
-profiles (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10). `dominating_loss`
-returns the privacy loss of such a pair, which dp-accounting can compose with any other
-loss.
+A profile is delta as a function of epsilon >= 0, an upper bound on the hockey-stick
+divergence between the outputs on any two neighboring data sets, in both directions. Two
+mechanisms with known profiles compose, even adaptively, like pairs of distributions
+that have these profiles (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10).
+`dominating_loss` returns the privacy loss of such a pair, which dp-accounting can
+compose with any other privacy loss.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 # A function from epsilons >= 0 to deltas of the same shape.
 Profile = Callable[[np.ndarray], np.ndarray]
 
-# The number of points at which a profile is evaluated; the largest mass that is moved to an
-# infinite loss; the largest loss that is considered (its exponential is finite).
+# The number of points at which a profile is evaluated; the maximum probability mass
+# that is moved to an infinite loss; the maximum finite loss (its exponential does not
+# overflow).
 _POINTS, _NEGLIGIBLE, _LARGEST_LOSS = 2_048, 1e-17, 500.0
 _LENGTHS, _BISECTIONS = 512, 60
 
@@ -29,9 +30,9 @@ _LENGTHS, _BISECTIONS = 512, 60
 def pair_profile(epsilon: float, delta: float) -> Profile:
     """Returns a profile that holds for any (epsilon, delta)-DP mechanism.
 
-    It is the largest such profile (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem
-    3.3): the mechanism reveals everything with probability delta, and otherwise
-    performs randomized response.
+    The profile is the one of the worst such mechanism, which reveals everything with
+    probability delta and otherwise performs randomized response (Kairouz, Oh,
+    Viswanath, 2015, arXiv:1311.0776, Theorem 3.3).
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
@@ -50,10 +51,10 @@ def zcdp_profile(rho: float) -> Profile:
 
         exp((alpha - 1) (rho alpha - epsilon)) (1 - 1 / alpha)^alpha / (alpha - 1)
 
-    (Canonne, Kamath, Steinke, 2020, arXiv:2004.00010, Proposition 12). At the best order,
-    the derivative of the exponent, `(2 alpha - 1) rho - epsilon + log(1 - 1 / alpha)`,
-    is 0. The derivative increases with alpha, so bisection finds this order. The bound
-    holds for any order.
+    (Canonne, Kamath, Steinke, 2020, arXiv:2004.00010, Proposition 12). The bound holds
+    for any order. At the best order, the derivative of the exponent,
+    `(2 alpha - 1) rho - epsilon + log(1 - 1 / alpha)`, is 0. The derivative increases
+    with alpha, so bisection finds the best order.
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
@@ -64,7 +65,7 @@ def zcdp_profile(rho: float) -> Profile:
         for _ in range(_BISECTIONS):
             middle = 0.5 * (lower + upper)
             order = np.exp(middle)
-            # log(1 - 1 / alpha) for alpha = 1 + order.
+            # This is log(1 - 1 / alpha) for alpha = 1 + order.
             slope = (2.0 * order + 1.0) * rho - excess - np.log1p(1.0 / order)
             lower = np.where(slope < 0.0, middle, lower)
             upper = np.where(slope < 0.0, upper, middle)
@@ -80,9 +81,10 @@ def zcdp_profile(rho: float) -> Profile:
 
 
 def twice(profile: Profile) -> Profile:
-    """Returns the profile for two data sets that have a common neighbor.
+    """Returns a mechanism's profile for pairs of data sets with a common neighbor.
 
-    By group privacy, `D_(2 e)(P, R) <= D_e(P, Q) + exp(e) D_e(Q, R)`.
+    By group privacy, the hockey-stick divergences D of the outputs P, Q and R (Q on the
+    common neighbor) satisfy `D_(2 e)(P, R) <= D_e(P, Q) + exp(e) D_e(Q, R)`.
     """
 
     def doubled(epsilons: np.ndarray) -> np.ndarray:
@@ -93,24 +95,26 @@ def twice(profile: Profile) -> Profile:
 
 
 def least(*profiles: Profile) -> Profile:
-    """Returns the pointwise minimum of profiles that all hold for one mechanism."""
+    """Returns the pointwise minimum of several profiles of one mechanism."""
     return lambda epsilons: np.minimum.reduce([p(epsilons) for p in profiles])
 
 
 def dominating_loss(
     profile: Profile, interval: float, kinks: Iterable[float] = ()
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Returns a privacy loss that dominates every mechanism with this profile.
+    """Returns a discrete privacy loss that dominates every mechanism with this profile.
 
-    The true profile of a mechanism is convex in `exp(epsilon)`. Therefore it is at most the
-    lower convex hull of upper bounds at some points. These points include points from
-    the other direction: `1 - exp(-e) + exp(-e) delta(e)` at `-e`. The hull is the
-    profile of a pair of distributions whose losses are these points (arXiv:2207.04380,
-    Algorithm 1). Because the same profile bounds both directions, the loss `-e` has
-    `exp(-e)` times the probability of `e`.
+    The true profile of a mechanism is convex in `exp(epsilon)`. Therefore, upper bounds
+    on it at some points imply that it is at most the lower convex hull of these points.
+    The points at negative epsilon `-e` come from the profile with the neighbors
+    swapped, `1 - exp(-e) + exp(-e) delta(e)`. The hull is the profile of a pair of
+    distributions whose losses are these points (arXiv:2207.04380, Algorithm 1). Because
+    one profile bounds both directions, the loss `-e` has `exp(-e)` times the
+    probability of the loss `e`.
 
     Args:
-      profile: evaluated at about 2,000 points; must be an upper bound at each.
+      profile: an upper bound on delta for each epsilon >= 0; about 2,000 points of it
+        are evaluated.
       interval: all losses are multiples of `interval`.
       kinks: values of epsilon where the profile has a corner.
     """
@@ -134,7 +138,7 @@ def dominating_loss(
     above, bends = index[after] > 0, np.maximum(np.diff(slopes, append=0.0), 0.0)
     places, bends = index[after][above].tolist(), bends[above]
     probabilities = dict(zip(places, (weights[after][above] * bends).tolist()))
-    # The mass at a loss l is exp(l) times the mass at -l.
+    # The probability mass at a loss l is exp(l) times the mass at -l.
     probabilities.update(zip((-place for place in places), bends.tolist()))
     rest = 1.0 - math.fsum(probabilities.values()) - float(deltas[-1])
     probabilities[0] = max(rest, 0.0)
@@ -148,9 +152,10 @@ def dominating_loss(
 
 
 def _largest(profile: Profile, interval: float) -> int:
-    """Returns the index beyond which the profile hardly decreases.
+    """Returns the index (epsilon / interval) beyond which the profile hardly decreases.
 
-    A computed profile may even increase where `twice` multiplies the errors of tails.
+    A computed profile may even increase there, because `twice` multiplies the rounding
+    errors of small deltas.
     """
     tried = np.append(0.0, np.geomspace(4.0 * interval, _LARGEST_LOSS, _LENGTHS))
     deltas = np.asarray(profile(tried), np.float64)
@@ -159,7 +164,7 @@ def _largest(profile: Profile, interval: float) -> int:
 
 
 def _hull(weights: np.ndarray, deltas: np.ndarray) -> list[int]:
-    """Returns the points on the lower convex hull of delta as a function of weights."""
+    """Returns the indices of the points (weight, delta) on their lower convex hull."""
     kept: list[int] = []
     for i in range(weights.size):
         while len(kept) > 1:

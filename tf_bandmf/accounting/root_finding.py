@@ -1,42 +1,45 @@
-"""Root finding whose results are rounded to the safe side."""
+"""Root finding for noise and epsilon, with results that are rounded up to be safe."""
 
 from __future__ import annotations
 
 import math
 from typing import Callable
 
-# The relative size of the first correction to the safe side after root finding.
+# After root finding, the result is increased until it is safe, at first by this
+# fraction.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
-# The tolerance of a rough root; the step of the difference quotient that estimates the
-# slope.
+# The tolerance of a rough root, and the step of the difference quotient that estimates
+# the slope.
 _ROUGH_TOLERANCE, _WIDTH = 1e-3, 1e-3
-# Settings of the secant method: the initial slope of log delta as a function of log noise,
-# and the flattest allowed slope; the longest step, and the longest step where delta is
-# rounded to 0 (an excess below _ROUNDED_TO_ZERO). A value farther than _FAR from 0 is not
-# used to estimate the slope near 0.
+# Settings of the secant method for log delta as a function of log noise. _FIRST_SLOPE
+# is the initial slope, and estimated slopes are at most _LEAST_SLOPE. _LONGEST_STEP
+# limits a step; where delta is rounded to 0 (an excess below _ROUNDED_TO_ZERO), the
+# limit is _LONGEST_FROM_ZERO. A value farther than _FAR from 0 is not used to estimate
+# the slope near 0.
 _FIRST_SLOPE, _LEAST_SLOPE = -12.0, -1.0
 _LONGEST_STEP, _LONGEST_FROM_ZERO, _ROUNDED_TO_ZERO = 0.5, 1.0, -300.0
 _FAR, _MOST_SECANTS = 30.0, 100
 
 
 def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
-    """Returns the value, increased slightly until it is safe.
+    """Returns the value after increasing it by small amounts until it is safe.
 
     Raises:
-      ArithmeticError: if an increase by about a thousandth does not suffice.
+      ArithmeticError: if the value is not safe after an increase by about 0.1%.
     """
     step = _NUDGE
     while not is_safe(value):
         value *= 1.0 + step
         step *= 8.0
         if step > 8e-3:
-            raise ArithmeticError(f"Calibration: no value near {value:g} is safe.")
+            raise ArithmeticError(
+                f"The calibration failed: no value near {value:g} is safe.")
     return value
 
 
 def log(x: float) -> float:
-    """Returns the logarithm; for 0, a finite value far below any log delta of interest."""
+    """Returns log(x); for x = 0, a finite value far below any relevant log delta."""
     return math.log(max(x, 1e-300))
 
 
@@ -47,16 +50,17 @@ def near_root(
     tolerance: float,
     slope: float = _FIRST_SLOPE,
 ) -> float:
-    """Returns the root of a decreasing function of log noise, by the secant method.
+    """Returns the root of a decreasing function of log noise (secant method).
 
-    The function is evaluated only a few times, near the root.
+    The function is evaluated only a few times, most of them near the root.
 
     Args:
-      excess: log of delta minus log of the target delta; smooth and decreasing.
-      start: value at which the search begins.
-      largest: returned if the function is >= 0 up to this value.
-      tolerance: the search ends with a step of at most this length.
-      slope: slope of the first step.
+      excess: returns log delta minus the log of the target delta; smooth and
+        decreasing.
+      start: value at which the search starts.
+      largest: the upper limit of the search, returned if the function is >= 0 below it.
+      tolerance: the search ends after a step of at most this length.
+      slope: slope of `excess` that is assumed for the first step.
 
     Raises:
       ArithmeticError: if no root was found.
@@ -74,7 +78,8 @@ def near_root(
         before, x = (x, value), min(x + move, largest)
         if abs(move) <= tolerance:
             return x
-    raise ArithmeticError("Calibration: the noise has no lower limit.")
+    raise ArithmeticError(
+        "The calibration did not converge: the noise has no lower limit.")
 
 
 def smallest(
@@ -90,10 +95,10 @@ def smallest(
 
     Args:
       rough: a cheap approximation of `fine`.
-      fine: an upper bound on delta at x; decreasing in x, and slow to compute.
+      fine: returns an upper bound on delta at x; decreasing in x, and slow to compute.
       delta: in (0, 1).
-      start: value at which the search begins, > 0.
-      largest: a value of x that is known to suffice.
+      start: value (> 0) at which the search starts.
+      largest: a value of x with `fine(x) <= delta`.
 
     Raises:
       ArithmeticError: if no safe value was found.

@@ -1,11 +1,12 @@
 """The privacy cost of releasing only the best of a random number of private runs.
 
-A number K is drawn from a public distribution, and one private mechanism is run K times on
-the same data. (If each run draws its hyperparameters, the draw is part of the mechanism.)
-Only the run with the best score is released; the score is part of a run's output. K has a
-truncated negative binomial distribution with shape eta >= 0 and parameter gamma in (0, 1];
-special cases are the logarithmic (eta = 0) and the geometric distribution (eta = 1). See
-Papernot and Steinke, 2022, arXiv:2110.03620, Definition 1.
+A number K is drawn from a public distribution, and one private mechanism is run K times
+on the same data. (If each run draws its hyperparameters at random, the mechanism
+includes this draw.) Only the output of the run with the best score is released; the
+output includes the score. K has a truncated negative binomial distribution with shape
+eta >= 0 and parameter gamma in (0, 1]; special cases are the logarithmic (eta = 0) and
+the geometric distribution (eta = 1). See Papernot and Steinke, 2022, arXiv:2110.03620,
+Definition 1.
 
 `profile_epsilon` bounds the epsilon of this selection, given one run's epsilon as a
 function of delta (Koskela, Redberg and Wang, 2024, arXiv:2402.06701).
@@ -21,13 +22,14 @@ import scipy.optimize
 
 from tf_bandmf.accounting.checks import check_delta, is_number
 
-# The shape eta for each named distribution of K.
+# The shape parameter eta of each named distribution of the number K of runs.
 DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0}
 _SMALLEST_GAMMA = 1e-12
 _SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
-# The number of values of delta' that `profile_epsilon` tries.
+# The number of values of delta' (a run's delta in a proof) that `profile_epsilon`
+# tries.
 _TRIED_DELTAS = 24
-# The largest relative amount by which rounding may reduce an epsilon.
+# The maximum relative amount by which rounding may reduce an epsilon.
 _RELATIVE_MARGIN = 1e-9
 
 
@@ -48,9 +50,9 @@ def shape_of(distribution: str | float) -> float:
         if distribution == 0.0 or _SMALLEST_SHAPE <= distribution <= _LARGEST_SHAPE:
             return float(distribution)
     raise ValueError(
-        f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or the shape of a "
-        f"truncated negative binomial distribution, 0 or from {_SMALLEST_SHAPE:g} to "
-        f"{_LARGEST_SHAPE:g}, found {distribution!r}."
+        f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or the shape "
+        "parameter of a truncated negative binomial distribution (0, or from "
+        f"{_SMALLEST_SHAPE:g} to {_LARGEST_SHAPE:g}), found {distribution!r}."
     )
 
 
@@ -68,8 +70,8 @@ def gamma_of_mean(mean: float, shape: float) -> float:
     (1/gamma - 1) / log(1/gamma) for eta = 0 (arXiv:2110.03620, Definition 1).
 
     Args:
-      mean: E[K] >= 1.
-      shape: eta, >= 0 and finite.
+      mean: the expected number of runs, E[K] >= 1.
+      shape: the shape parameter eta, finite and >= 0.
 
     Raises:
       ValueError: if gamma would be below 10^-12.
@@ -87,12 +89,12 @@ def gamma_of_mean(mean: float, shape: float) -> float:
             f"mean {mean:g} and gamma >= {_SMALLEST_GAMMA:g}. Use fewer runs."
         )
     log_gamma = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)
-    # A smaller gamma is on the safe side: it gives a larger mean.
+    # Gamma is rounded down because a smaller gamma gives a larger mean of K.
     return math.exp(log_gamma - 1e-12)
 
 
 def _mean(log_gamma: float, shape: float) -> float:
-    odds = math.expm1(-log_gamma)  # 1 / gamma - 1
+    odds = math.expm1(-log_gamma)  # equals 1 / gamma - 1
     if shape == 0.0:
         return odds / -log_gamma
     return shape * odds / -math.expm1(shape * log_gamma)
@@ -138,7 +140,7 @@ def profile_epsilon(
     Args:
       epsilon_at: epsilon >= 0 of one run at a delta in (0, 1), for neighbors in both
         directions.
-      mean: E[K] >= 1.
+      mean: the expected number of runs, E[K] >= 1.
       shape: eta.
       delta: in (0, 1).
       num_tried: number of values of delta' that are tried; the smallest is delta / mean.
