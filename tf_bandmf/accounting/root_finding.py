@@ -34,12 +34,13 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
         step *= 8.0
         if step > 8e-3:
             raise ArithmeticError(
-                f"The calibration failed: no value near {value:g} is safe.")
+                f"The calibration failed: no value near {value:g} is safe."
+            )
     return value
 
 
 def log(x: float) -> float:
-    """Returns log(x); for x = 0, a finite value far below any relevant log delta."""
+    """Returns the logarithm of x; for x = 0, a finite value below any log delta."""
     return math.log(max(x, 1e-300))
 
 
@@ -79,7 +80,8 @@ def near_root(
         if abs(move) <= tolerance:
             return x
     raise ArithmeticError(
-        "The calibration did not converge: the noise has no lower limit.")
+        "The calibration did not converge: the noise has no lower limit."
+    )
 
 
 def smallest(
