@@ -161,9 +161,8 @@ class Accountant(abc.ABC):
             left = multiplier**-2 - self.releases**-2
             if left <= 0.0:
                 raise ValueError(
-                    "The other releases use up the whole budget, found epsilon = "
-                    f"{epsilon:g}, delta = {delta:g} in total. Reserve less for the "
-                    "other releases."
+                    f"The other releases use up the budget, found epsilon = "
+                    f"{epsilon:g}, delta = {delta:g} in total. Reserve less for them."
                 )
             whole = self.whole_sensitivity
             multiplier = to_safe_side(
@@ -245,8 +244,8 @@ class Accountant(abc.ABC):
         """
         raise ValueError(
             f"dp-accounting has no event for {self.claims[0][0]}. Use "
-            "guarantee_at(delta), or a participation that has an event: "
-            "CyclicPoisson, Poisson, FixedEpochOrder."
+            f"guarantee_at(delta), or a participation with an event: CyclicPoisson, "
+            f"Poisson, FixedEpochOrder."
         )
 
     def validate(self, noise_stddev: float, guarantee: Guarantee) -> None:
@@ -254,15 +253,13 @@ class Accountant(abc.ABC):
         claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
         if claim not in self.claims:
             raise ValueError(
-                f"The guarantee must come from the accountant {self.claims[0]}, "
-                f"found {claim}. Make the plan again."
+                f"Guarantees must be from {self.claims[0]}, found {claim}. Plan again."
             )
         if not self.confirms(noise_stddev, guarantee):
             raise ValueError(
-                f"noise_stddev = {noise_stddev} (on the raw strategy, for "
-                f"l2_norm_clip = 1) gives, at epsilon = {guarantee.epsilon}, a delta "
-                f"above the plan's {guarantee.delta}: the plan was damaged. Make the "
-                "plan again."
+                f"noise_stddev = {noise_stddev} (on the raw strategy, for l2_norm_clip "
+                f"= 1) gives at epsilon = {guarantee.epsilon} a delta above the plan's "
+                f"{guarantee.delta}: the plan was damaged. Make the plan again."
             )
 
 
@@ -307,7 +304,6 @@ def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
     if epsilon == 0.0:
         raise EpsilonIsZero(
             f"noise_stddev = {noise_stddev} gives epsilon = 0 at delta = {delta}: a "
-            "privacy statement needs epsilon > 0. Use a smaller noise_multiplier or "
-            "delta."
+            f"guarantee needs epsilon > 0. Use a smaller noise_multiplier or delta."
         )
     return epsilon

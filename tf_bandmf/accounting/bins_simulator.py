@@ -56,9 +56,9 @@ def check_bins(num_bins: int) -> None:
     """Raises ValueError if there are too many bins for a b x b matrix."""
     if num_bins > _LARGEST_BINS:
         raise ValueError(
-            "The accounting of balls-in-bins sampling builds a matrix of num_bins^2 "
-            f"entries: num_bins must be <= {_LARGEST_BINS}, found {num_bins}. Use "
-            "larger batches or CyclicPoisson."
+            f"The accounting of balls in bins builds a matrix of num_bins^2 entries: "
+            f"num_bins must be <= {_LARGEST_BINS}, found {num_bins}. Use larger "
+            f"batches or CyclicPoisson."
         )
 
 
@@ -78,9 +78,8 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
     check_bins(b)
     if not matrix.is_nonnegative():
         raise ValueError(
-            "The accounting of balls-in-bins sampling needs a strategy C without "
-            "negative entries, but this one has some. Use FixedEpochOrder, or "
-            "another strategy."
+            "The accounting of balls in bins needs a strategy C without negative "
+            "entries, but this one has some. Use FixedEpochOrder, or another strategy."
         )
     cost = matrix.gram_diagonal_cost()
     is_small = matrix.bands > b and n * b <= _FEW_COLUMNS

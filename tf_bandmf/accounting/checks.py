@@ -81,9 +81,8 @@ def check_planned_delta(delta: Any) -> None:
     check_delta(delta)
     if delta < SMALLEST_DELTA:
         raise ValueError(
-            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: the "
-            "generated noise has no tails beyond this probability. Use a larger "
-            "delta."
+            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: "
+            f"generated noise has no tails of smaller probability. Use a larger delta."
         )
 
 

@@ -39,7 +39,7 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
         raise ValueError(
             f"Cyclic sampling amplifies only banded strategies, found {matrix.bands} "
             f"bands in {matrix.num_rows} steps (as with DP-lambda-CGD and BISR). Use "
-            "BallsInBins, or a banded strategy (bsr, banded Toeplitz)."
+            f"BallsInBins, or a banded strategy (bsr, banded Toeplitz)."
         )
     raise ValueError(
         f"The strategy must not have more bands than there are parts, found "
@@ -182,8 +182,7 @@ class CyclicPoissonAccountant(SampledQueries):
         )
         if sampled <= delta:
             raise ValueError(
-                f"delta = {delta:g} is at least {sampled:.3g}, the probability that "
-                "an example is sampled at all, so a run would need no noise. Use a "
-                "much smaller delta."
+                f"delta = {delta:g} is at least the probability {sampled:.3g} that an "
+                f"example is ever sampled: no noise is needed. Use a smaller delta."
             )
         return super().largest_noise(epsilon, delta)

@@ -115,7 +115,7 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
     if accountant is None:
         neighbors = "replaced" if is_replaced else "added or removed"
         raise ValueError(
-            "no accountant supports it for neighboring data sets in which a unit is "
+            f"no accountant supports it for neighboring data sets in which a unit is "
             f"{neighbors}. Specify the event's epsilon and delta, or its rho."
         )
     accountant.compose(event)

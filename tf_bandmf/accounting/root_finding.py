@@ -33,9 +33,7 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
         value *= 1.0 + step
         step *= 8.0
         if step > 8e-3:
-            raise ArithmeticError(
-                f"The calibration failed: no value near {value:g} is safe."
-            )
+            raise ArithmeticError(f"Calibration: no value near {value:g} is safe.")
     return value
 
 
@@ -79,9 +77,7 @@ def near_root(
         before, x = (x, value), min(x + move, largest)
         if abs(move) <= tolerance:
             return x
-    raise ArithmeticError(
-        "The calibration did not converge: the noise has no lower limit."
-    )
+    raise ArithmeticError("The noise has no lower limit: calibration failed.")
 
 
 def smallest(
