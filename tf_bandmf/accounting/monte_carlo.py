@@ -96,8 +96,7 @@ class Run:
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
             raise ArithmeticError(
-                f"Simulated values must be <= {largest}, found {most}: the bound "
-                f"failed."
+                f"Simulated values must be <= {largest}, found {most}: wrong bound."
             )
         values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
         values = np.minimum(values, largest)
