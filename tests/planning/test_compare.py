@@ -213,7 +213,7 @@ def test_samplings_are_compared_in_one_table(last, caplog):
     assert f"Chosen: {best.mechanism} ({best.sampling})," in str(table)
     with pytest.raises(ValueError, match="No sampling can be used"):
         tf_bandmf.compare(["tree"], sampling=["poisson", "cyclic-poisson"], **use)
-    with pytest.raises(ValueError, match="sampling must be a name or names"):
+    with pytest.raises(ValueError, match="sampling must be one or more names"):
         tf_bandmf.compare(["tree"], sampling=[], **use)
 
 

@@ -171,7 +171,7 @@ def test_never_more_than_basic_composition(kind):
     assert actual.kind == ("estimate" if plan.kind == "estimate" else "bound")
     # Basic composition gives no guarantee at a delta below the sum of both deltas.
     less = together.guarantee_at(1.9 * plan.delta)
-    assert less.accountant != "basic composition of the guarantees of the single parts"
+    assert less.accountant != "basic composition of the individual guarantees"
 
 
 def test_a_poisson_run_where_records_are_replaced_is_what_its_event_is():

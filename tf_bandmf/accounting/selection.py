@@ -101,7 +101,7 @@ def _mean(log_gamma: float, shape: float) -> float:
 
 
 def draw_number(mean: float, shape: float, rng: np.random.Generator) -> int:
-    """Returns a random draw of K >= 1."""
+    """Draws the number of runs K >= 1 for this mean and shape parameter."""
     gamma = gamma_of_mean(mean, shape)
     if gamma == 1.0:
         return 1
@@ -120,28 +120,29 @@ def profile_epsilon(
     delta: float,
     num_tried: int = _TRIED_DELTAS,
 ) -> float:
-    """Returns epsilon at delta for the best of K runs, from the profile of one run.
+    """Returns epsilon at delta for releasing the best of K runs.
 
-    For every delta' in (0, 1) and e' = epsilon_at(delta'), releasing the best run is
-    (epsilon, delta)-DP with (arXiv:2402.06701, for the truncated negative binomial
-    distribution)
+    K has a truncated negative binomial distribution. For every delta' in (0, 1) and e'
+    = epsilon_at(delta'), releasing the best run is (epsilon, delta)-DP with
+    (arXiv:2402.06701)
 
         epsilon = epsilon_at(delta / E[K])
                   + (eta + 1) log(exp(e') + (1 - gamma) / gamma * delta').
 
-    Sketch of the proof: let f be the generating function of K, Q the distribution of one
-    run's output, q its density, Q' the distribution on a neighboring data set, and S(y) the
-    set of outputs that score less than y. The density of the released output is
-    f'(Q(S(y))) q(y), where f'(x) is proportional to (1 - (1 - gamma) x)^-(eta + 1) and at
-    most E[K]. The factors f'(Q(S(y))) and f'(Q'(S(y))) have a ratio of at most
-    (exp(e') + (1 - gamma) / gamma * delta')^(eta + 1), by (e', delta')-DP of the event that
-    the output is not in S(y). The remaining term is E[K] times the delta of one run.
+    Sketch of the proof: let f be the generating function of K, Q the distribution of
+    one run's output, q its density, Q' the distribution on a neighboring data set, and
+    S(y) the set of outputs that score less than y. The density of the released output
+    is f'(Q(S(y))) q(y), where f'(x) is proportional to (1 - (1 - gamma) x)^-(eta + 1)
+    and at most E[K]. The ratio of f'(Q(S(y))) to f'(Q'(S(y))) is at most (exp(e') + (1
+    - gamma) / gamma * delta')^(eta + 1), because the event that the output is not in
+    S(y) satisfies (e', delta')-DP. The remaining term is E[K] times the delta of one
+    run.
 
     Args:
-      epsilon_at: epsilon >= 0 of one run at a delta in (0, 1), for neighbors in both
-        directions.
+      epsilon_at: returns epsilon >= 0 of one run at a delta in (0, 1), for both orders
+        of two neighboring data sets.
       mean: the expected number of runs, E[K] >= 1.
-      shape: eta.
+      shape: the shape parameter eta of the distribution of K.
       delta: in (0, 1).
       num_tried: number of values of delta' that are tried; the smallest is delta / mean.
     """

@@ -30,46 +30,49 @@ from tf_bandmf.accounting.simulator import (
     TooManyDraws,
 )
 
-# The safety margin of a calibrated or stated estimate, in standard errors.
+# The safety margin, in standard errors, of estimates that are calibrated to or stated.
 SAFETY = 2.0
-# A check of a stated estimate uses few draws, so it tolerates a difference of this many
-# standard errors, and a factor of this size.
+# A check of an earlier estimate uses few draws. Therefore it tolerates a delta that is
+# larger by _CHECK_ERRORS standard errors and by the factor CHECK_FACTOR.
 _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
-# The smallest delta that a bound targets; for a smaller delta, the bound is about this
-# value.
+# The minimum delta that a simulated bound aims at; for a smaller delta, the bound is
+# about this value.
 _LEAST_BOUNDED = 1e-6
-# Two distances in log noise: how far below the noise without amplification a rough
-# search begins, and the length of a search's last step.
+# A rough search starts at a noise whose log is _ROUGH_START below the log of the noise
+# without amplification. The last step of a search has a length of at most _PRECISION in
+# log noise.
 _ROUGH_START, _PRECISION = 0.7, 1e-4
-# A direction is left out of the search if its delta plus _ERRORS standard errors is below
-# _MINOR times the delta of the other direction.
+# A search omits a direction ("add" or "remove") if its delta plus _ERRORS standard
+# errors is below _MINOR times the delta of the other direction.
 _ERRORS, _MINOR = 5.0, 0.5
-# The maximum number of noise levels that are checked with fresh draws; the relative
+# The maximum number of noise levels that are checked with fresh draws, and the relative
 # increase of the noise after the first failed check.
 _ATTEMPTS, _MORE_NOISE = 8, 1e-3
-# The step in epsilon of the difference quotient for the slope of delta.
+# The step in epsilon of the difference quotient that estimates the slope of delta.
 _WIDTH = 1e-4
 
 
 class SimulatedAccountant(Accountant):
     """Computes (epsilon, delta) of one strategy from draws of the privacy loss.
 
-    Formal guarantee: with a `confidence`, a returned value is a bound. In each call, the
-    true value exceeds the bound with probability at most `1 - confidence` over the
-    simulation. Both directions of adjacency are covered (zero-out or add-or-remove: an
-    example's contribution is replaced by zero, or the reverse). If a bound would take too
-    many draws, the result is the bound without amplification, for one Gaussian
-    mechanism.
+    Formal guarantee: with a `confidence`, each method returns a bound. In each call,
+    the true value exceeds the bound with probability at most `1 - confidence` over the
+    simulation. The results hold for both directions of zero-out or add-or-remove
+    adjacency: an example's contribution is replaced by zero ("remove"), or the reverse
+    ("add"). If a bound would take too many draws, the result is the bound without
+    amplification, for which the run is one Gaussian mechanism.
 
     Args:
       name: name of the accountant, for guarantees.
       simulator: simulator of the privacy loss.
       norm: the largest l2 norm of an example's contribution `C x`, which is the sensitivity
         of the run as one Gaussian mechanism without amplification.
-      confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
+      confidence: the confidence of bounds, for example `1 - 1e-6`, or None for
+        estimates.
     """
 
-    # The sampling probability is unknown. NaN is not 1, so amplification is accounted for.
+    # The base class accounts for amplification unless this probability is 1. The value
+    # is not used here, so NaN suffices.
     sampling_probability = math.nan
 
     def __init__(
@@ -91,7 +94,7 @@ class SimulatedAccountant(Accountant):
     def delta(
         self, epsilon: float, noise_stddev: float, rough: bool = False
     ) -> MonteCarloValue:
-        """Returns delta at epsilon >= 0, for the worse direction.
+        """Returns delta at epsilon, the larger one of the two directions of adjacency.
 
         Args:
           epsilon: >= 0.
@@ -123,7 +126,8 @@ class SimulatedAccountant(Accountant):
         """
         checks.check_delta(delta)
         checks.check_positive("noise_stddev", noise_stddev)
-        # Epsilon without amplification is an upper bound, because P is a mixture.
+        # Epsilon without amplification is an upper bound, because the distribution P of
+        # the outputs is a mixture over the participations.
         upper = gaussian.gaussian_epsilon(self.multiplier(noise_stddev), delta)
         rough_runs = self._simulator.rough_runs(noise_stddev)
         rough = _falling_root(lambda e: worst(rough_runs, e), delta, upper)
@@ -137,18 +141,20 @@ class SimulatedAccountant(Accountant):
         return MonteCarloValue(value, error)
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        """Returns the smallest noise for the budget, on the safe side.
+        """Returns the minimum noise that meets the budget, rounded up.
 
-        For an estimate, delta plus two standard errors is within the budget for the draws
-        of the search, and delta is within the budget for independent draws. For a bound,
-        delta is within the budget at the confidence, for draws that the search did not use.
+        An estimate of delta plus two standard errors is within the budget for the draws
+        of the search, and the estimate is within the budget for independent draws. A
+        bound on delta at the `confidence` is within the budget for draws that the
+        search did not use.
 
         Raises:
           ValueError: on invalid input.
           ArithmeticError: if the simulation overflows.
         """
         largest = self.largest_noise(epsilon, delta)
-        # A bound exceeds delta by about BOUND_SLACK * delta, and perhaps more by chance.
+        # A bound exceeds delta by about BOUND_SLACK * delta, or by more if draws are
+        # unlucky.
         is_estimate = self.confidence is None
         aim = delta if is_estimate else delta / (1.0 + 1.1 * BOUND_SLACK)
         near = min(self.rough_noise_stddev(epsilon, aim), largest)
@@ -172,7 +178,7 @@ class SimulatedAccountant(Accountant):
         return least <= guarantee.delta * CHECK_FACTOR
 
     def proposals(self, epsilon: float, noise_stddev: float) -> list[Proposal]:
-        """Returns proposals for computing delta at epsilon, in both directions."""
+        """Returns a proposal per direction, for computing delta at epsilon."""
         both = (self._simulator.at(noise_stddev, add) for add in (False, True))
         return [one.propose(epsilon) for one in both]
 
@@ -184,16 +190,16 @@ class SimulatedAccountant(Accountant):
         near: float,
         safety: float = 0.0,
     ) -> float:
-        """Returns the noise at which the estimate plus a safety margin equals delta.
+        """Returns the noise for which the estimate plus a safety margin is `delta`.
 
         The draws are the same at every noise level, and for every accountant with the same
         number of bins.
 
         Args:
-          proposals: from `proposals`, of this accountant or a similar one.
+          proposals: what `proposals` of this accountant, or of a similar one, returned.
           epsilon: > 0.
           delta: in (0, 1).
-          near: noise at which the search begins.
+          near: noise at which the search starts.
           safety: safety margin in standard errors.
         """
         directions = [False, True]
@@ -206,8 +212,9 @@ class SimulatedAccountant(Accountant):
             }
             deltas = {add: run.estimate(epsilon) for add, run in runs.items()}
             larger = max(deltas.values())
-            # A direction whose delta near this noise is far below the other direction's
-            # delta does not matter; the result is checked in both directions.
+            # Near this noise, a direction whose delta is far below the other
+            # direction's delta does not matter. The final result is checked in both
+            # directions.
             directions[:] = [
                 add
                 for add, one in deltas.items()
@@ -221,7 +228,7 @@ class SimulatedAccountant(Accountant):
     def _confirmed(
         self, epsilon: float, delta: float, noise: float, largest: float
     ) -> float:
-        """Returns the noise, increased until fresh draws confirm it."""
+        """Increases the noise until fresh draws confirm that it meets the budget."""
         for attempt in range(_ATTEMPTS):
             if noise >= largest:
                 break
@@ -229,8 +236,8 @@ class SimulatedAccountant(Accountant):
             if self.confidence is None:
                 reached = worst(self._simulator.runs(epsilon, noise, stage), epsilon)
             else:
-                # The first attempt gets half of the failure probability beta, the next
-                # one a quarter, and so on.
+                # The first attempt may use half of the failure probability 1 -
+                # confidence, the second attempt a quarter, and so on.
                 part = (1.0 - self.confidence) * 0.5 ** (attempt + 1)
                 try:
                     reached = self._delta_bound(epsilon, noise, part, delta, stage)
@@ -240,7 +247,8 @@ class SimulatedAccountant(Accountant):
             if reached <= delta:
                 return noise
             noise *= 1.0 + _MORE_NOISE * 2**attempt
-        # This noise suffices without amplification, so it needs no simulation.
+        # The noise `largest` suffices even without amplification, so it needs no
+        # simulation.
         return largest
 
     def _delta_bound(
@@ -256,9 +264,9 @@ class SimulatedAccountant(Accountant):
     def _epsilon_bound(
         self, delta: float, noise: float, rough: float, upper: float, confidence: float
     ) -> MonteCarloValue:
-        """Returns a bound on epsilon at delta, near the estimate `rough`, <= `upper`."""
-        # The largest value is valid for every epsilon >= `least`, and `least` does not
-        # depend on the main draws.
+        """Returns a bound on epsilon at delta; `rough` is an estimate of epsilon."""
+        # The upper bound on the simulated values is valid for every epsilon >= `least`,
+        # and `least` does not depend on the draws of the main run.
         least, beta = 0.97 * rough, 1.0 - confidence
         try:
             runs = self._simulator.bound_runs(least, noise, beta, delta, MAIN)
@@ -283,14 +291,14 @@ def _warn(error: TooManyDraws) -> None:
 
 
 def worst(runs: Sequence[Run], epsilon: float) -> MonteCarloValue:
-    """Returns delta at epsilon, for the worse direction."""
+    """Returns the largest delta at epsilon of several runs, one for each direction."""
     return max(run.estimate(epsilon) for run in runs)
 
 
 def _falling_root(
     function: Callable[[float], float], delta: float, upper: float, lower: float = 0.0
 ) -> float:
-    """Returns the epsilon in [lower, upper] where a decreasing function is delta."""
+    """Returns the epsilon in [lower, upper] at which a decreasing function is delta."""
 
     def excess(epsilon: float) -> float:
         return log(function(epsilon)) - math.log(delta)

@@ -1,9 +1,9 @@
-"""Simulators of a privacy loss: pilot run, proposal, main run.
+"""The base class of simulators, which draw privacy losses with importance sampling.
 
-Draws come from a mixture (the proposal) of tilted versions of the simulated distribution; a
-pilot run chooses the mixture. For an estimate, it chooses the mixture with the least
-variance. For a bound, it chooses the mixture that needs the fewest draws among mixtures
-whose weights have a guaranteed bound.
+The draws of the main run come from a proposal, which is a mixture of tilted versions of
+the simulated distribution. A pilot run chooses the mixture. For an estimate, it is the
+mixture with the smallest variance. For a bound, it is the mixture that needs the fewest
+draws among mixtures whose weights have a guaranteed bound.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ import numpy as np
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.monte_carlo import Run
 
-# Each stage has its own random numbers; the stage of the i-th check is (CHECK, i).
+# Each stage of a simulation has its own random numbers; the i-th check with fresh draws
+# is the stage (CHECK, i).
 PILOT, MAIN, CHECK = (0, 0), (1, 0), 2
 Stage = tuple[int, int]
 
 # The amount by which a confidence bound may exceed delta, as a fraction of delta.
 BOUND_SLACK = 0.3
-# The share of the allowed failure probability for the direction with the smaller delta.
+# The share of the failure probability that the direction with the smaller delta gets.
 _MINOR_PART = 0.1
 _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
-# Tilts with a share of the draws below _LEAST_SHARE are left out of an estimate. The target
-# itself gets at least the share _DEFENSIVE, as protection against a bad pilot run.
+# The mixture for an estimate has no tilts with a share of the draws below _LEAST_SHARE.
+# The untilted target distribution gets at least the share _DEFENSIVE, in case the pilot
+# run is misleading.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-# Settings of the mixtures that are tried for a bound: the shares of the target; the
-# shares of a tilt from `certain_tilts` in the remainder; the minimum share of the
-# target, and of a tilt that is kept.
+# The mixtures that are tried for a bound: the shares of the target distribution; the
+# shares in the remainder of the tilt from `certain_tilts`; the minimum share of the
+# target distribution, and of a tilt that is kept.
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01
 # The number of share updates in `_least_variance`.
 _UPDATES = 100
-# Distances of the loss from epsilon at which `largest_value` evaluates the weight.
+# The values of loss - epsilon at which `largest_value` evaluates the weight.
 _BEYOND = np.geomspace(1e-4, 60.0, 4000)
 
 Self = TypeVar("Self", bound="Simulator")
@@ -54,10 +56,10 @@ class TooManyDraws(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A mixture of tilts. The first tilt is the target and has a share > 0.
+    """A mixture of tilts, the first of which is the target distribution (share > 0).
 
     Attributes:
-      tilts: the components.
+      tilts: the components of the mixture.
       shares: the share of the draws for each tilt, shape [len(tilts)], sum 1.
     """
 
@@ -65,7 +67,7 @@ class Proposal:
     shares: np.ndarray
 
     def choose(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """Draws the index of the tilt that each draw comes from, shape [count]."""
+        """Draws the indices of the tilts for `count` draws, shape [count]."""
         shares = np.asarray(self.shares) / np.sum(self.shares)
         return generator.choice(len(self.tilts), count, p=shares)
 
@@ -78,9 +80,9 @@ class Proposal:
 
 
 class Simulator(abc.ABC):
-    """Simulates the privacy loss of a sampler.
+    """Simulates the privacy loss of one strategy under one sampler.
 
-    Draws are for one noise level and one direction of adjacency, which are set by `at`.
+    The method `at` sets the noise level and the direction of adjacency of the draws.
 
     Args:
       entries: number of random numbers in a draw.
@@ -89,12 +91,12 @@ class Simulator(abc.ABC):
       seed: equal seeds give equal draws.
 
     Attributes:
-      noise: sigma, on the raw `C`.
+      noise: sigma, the noise level on the raw `C` (not scaled to sensitivity 1).
       add: False for the direction "remove" (draws from P), True for "add" (from Q).
-      releases: see `Run`.
+      releases: the joint noise multiplier of other Gaussian releases, as in `Run`.
     """
 
-    # Both are set by `at`; without them a simulator cannot draw.
+    # The method `at` sets `noise` and `add`; without them a simulator cannot draw.
     noise: float
     add: bool
     releases = math.inf
@@ -106,41 +108,42 @@ class Simulator(abc.ABC):
         self._entries, self._pilot_draws = entries, pilot_draws
 
     def at(self: Self, noise: float, add: bool) -> Self:
-        """Returns a copy for this noise and direction, which shares the cache of draws."""
+        """Returns a copy for this noise and direction; copies share cached draws."""
         there = copy.copy(self)
         there.noise, there.add = noise, add
         return there
 
     @abc.abstractmethod
     def pilot_tilts(self, is_rough: bool = False) -> list[Any]:
-        """Returns the tilts of a pilot run; the first one is the target."""
+        """Returns the tilts of a pilot run, of which the first is the target."""
 
     @abc.abstractmethod
     def certain_tilts(self) -> list[Any]:
-        """Returns tilts for which `certain_density` has a bound."""
+        """Returns tilts whose density `certain_density` can bound."""
 
     @abc.abstractmethod
     def certain_density(self, tilt: Any) -> tuple[float, float] | None:
-        """Returns a slope > 0 and an offset that bound a tilt's density, or None.
+        """Returns slope (> 0) and offset of a lower bound on a tilt's density, or None.
 
-        The density of the tilt relative to the target is at least `exp(slope l + offset)`
-        at every loss `l`. None means that no bound is known.
+        The density of the tilt relative to the target distribution is at least
+        `exp(slope l + offset)` at every loss `l`. None means that no bound is known.
         """
 
     @abc.abstractmethod
     def chunks(
         self, proposal: Proposal, stage: Stage, count: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Draws in chunks; yields `log dP/dQ` [N], and log tilt densities over Q [T, N]."""
+        """Yields chunks of draws: `log dP/dQ` [N] and log densities of tilts [T, N]."""
 
     def generator(self, *which: int) -> np.random.Generator:
-        """Returns the generator for part of a stage; the same at every noise level."""
-        # SFC64 is twice as fast as the default; these random numbers need not be secret.
+        """Returns the random generator for a stage and chunk, given as integers."""
+        # SFC64 is twice as fast as NumPy's default. These random numbers need not be
+        # secret.
         seed = np.random.SeedSequence([self.seed, *which])
         return np.random.Generator(np.random.SFC64(seed))
 
     def rough_runs(self, noise: float) -> list[Run]:
-        """Returns one short run per direction, with draws that serve every epsilon."""
+        """Returns one short run per direction, with draws for every epsilon."""
         return [self.at(noise, add)._pilot(is_rough=True)[1] for add in (False, True)]
 
     def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
@@ -153,11 +156,11 @@ class Simulator(abc.ABC):
         return self._collected(proposal, stage, max(count, self.num_draws), rows=1)[0]
 
     def largest_value(self, proposal: Proposal, epsilon: float) -> float:
-        """Returns a guaranteed upper bound on each of `Run.values`.
+        """Returns a guaranteed upper bound on all values that `Run.values` returns.
 
-        The density of the proposal relative to the target is at least
+        The density of the proposal relative to the target distribution is at least
         `sum_i exp(slope_i l + offset_i)` at every loss `l`. The bound is the supremum
-        over `l` of the value with this density; it decreases as `epsilon` increases.
+        over `l` of the value for this density; it decreases as `epsilon` increases.
         """
         slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
@@ -169,14 +172,15 @@ class Simulator(abc.ABC):
         if self.releases < math.inf:
             beyond = np.append(-_BEYOND[::-1], beyond)
         terms = np.outer(slopes, epsilon + beyond) + np.array(offsets)[:, None]
-        # In each cell, including the first and the last, the weight is largest at the
-        # left end, and the excess is largest at the right end.
+        # The grid `beyond` divides the losses into cells. In each cell, including the
+        # first and the last one, the weight is largest at the left end, and the excess
+        # is largest at the right end.
         log_weights = np.append(-offsets[0], -np.logaddexp.reduce(terms, axis=0))
         excess = np.append(gaussian.gaussian_excess(self.releases, -beyond), 1.0)
         return float(np.max(excess * np.exp(log_weights))) * (1.0 + 1e-9)
 
     def propose(self, epsilon: float) -> Proposal:
-        """Returns the mixture with the smallest variance in a pilot run."""
+        """Returns the proposal with the smallest variance in a pilot run."""
         tilts, run, ratios = self._pilot()
         shares = _least_variance(ratios, run.values(epsilon) ** 2, _DEFENSIVE)
         kept = shares >= _LEAST_SHARE
@@ -187,16 +191,16 @@ class Simulator(abc.ABC):
     def propose_for_bound(
         self, epsilon: float, log_odds: float, slack: float
     ) -> tuple[Proposal, float, int]:
-        """Returns the cheapest mixture for a confidence bound, by a pilot run.
+        """Returns the proposal that needs the fewest draws for a confidence bound.
 
-        A bound exceeds the mean by about `S L / N + sqrt(2 V L / N)`, with `S` the largest
-        possible value, `V` the second moment, `L` the `log_odds` and `N` the number of
-        draws. A tilt with a guaranteed bound on its weights keeps S small; the other
-        tilts keep V small.
+        A pilot run evaluates the proposals. A bound exceeds the mean by about
+        `S L / N + sqrt(2 V L / N)`, where `S` is the largest possible value, `V` the
+        second moment, `L` the `log_odds` and `N` the number of draws. A tilt with a
+        guaranteed bound on its weights keeps `S` small; the other tilts keep `V` small.
 
         Args:
-          epsilon: the epsilon at which delta is wanted, or the smallest epsilon of
-            interest.
+          epsilon: the epsilon at which a bound on delta is wanted, or the smallest of
+            several.
           log_odds: `log(1 / p)` for the probability p with which the bound may fail.
           slack: amount by which the bound may exceed delta.
 
@@ -234,11 +238,11 @@ class Simulator(abc.ABC):
     def bound_runs(
         self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
     ) -> list[tuple[Run, float, float]]:
-        """Returns (run, largest value, beta) for each direction.
+        """Returns (run, largest value, failure probability) for each direction.
 
-        The largest value holds for every epsilon from `epsilon` on. The number of draws
-        is chosen so that the bound exceeds a delta of `aim` by about
-        `BOUND_SLACK * aim`.
+        No value of the run is above the largest value, for any epsilon >= `epsilon`.
+        The failure probabilities add up to `beta`. The number of draws is chosen so
+        that a bound on delta exceeds a delta of `aim` by about `BOUND_SLACK * aim`.
 
         Raises:
           TooManyDraws: if a run would need too many draws.
@@ -248,7 +252,8 @@ class Simulator(abc.ABC):
         runs = []
         for add in (False, True):
             part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
-            # Dividing the wealth among several bets costs a factor of 2.
+            # `betting_upper_bound` divides the wealth among several bets, which costs a
+            # factor of 2.
             log_odds, there = math.log(2.0 / part), self.at(noise, add)
             proposal, largest, count = there.propose_for_bound(
                 epsilon, log_odds, BOUND_SLACK * aim
@@ -268,7 +273,7 @@ class Simulator(abc.ABC):
     def _pilot(
         self, is_rough: bool = False, more: tuple[Any, ...] = ()
     ) -> tuple[tuple[Any, ...], Run, np.ndarray]:
-        """Returns all tilts, a run of a uniform mixture, and density ratios [T, N]."""
+        """Returns all tilts, a run with equal shares, and density ratios [T, N]."""
         tilts = (*self.pilot_tilts(is_rough), *more)
         even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
         count = self._pilot_draws[is_rough] * len(tilts)
@@ -281,7 +286,7 @@ class Simulator(abc.ABC):
         """Returns a run of `count` draws, and log densities relative to the proposal.
 
         The log densities have shape [rows, count]: one row for each of the first `rows`
-        components, of which the first one is the target.
+        components, of which the first one is the target distribution.
         """
         log_shares = np.log(np.asarray(proposal.shares))[:, None]
         losses, ratios = np.empty(count), np.empty((rows, count))
@@ -299,15 +304,16 @@ class Simulator(abc.ABC):
 def _least_variance(
     ratios: np.ndarray, squares: np.ndarray, defensive: float
 ) -> np.ndarray:
-    """Returns shares [T] that minimize the second moment of a value.
+    """Returns the shares of T components that minimize a second moment, shape [T].
 
-    Minimizes `mean(squares / (shares @ ratios))`, a convex problem, by multiplicative
-    updates; the first share stays >= `defensive`.
+    Multiplicative updates minimize `mean(squares / (shares @ ratios))`, which is a
+    convex problem. The first share stays >= `defensive`.
 
     Args:
       ratios: density of each component relative to the pilot run, shape [T, N].
-      squares: squared values of the pilot run, shape [N]. If all are 0, shares are equal.
-      defensive: in (0, 1).
+      squares: squared values of the pilot run, shape [N]. If all squares are 0, the
+        result is equal shares.
+      defensive: the minimum of the first share, in (0, 1).
     """
     shares = np.full(len(ratios), 1.0 / len(ratios))
     if not np.any(squares > 0.0):

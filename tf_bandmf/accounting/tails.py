@@ -1,14 +1,16 @@
-"""Probabilities of tails and of intervals of a standard normal variable.
+"""Probabilities of tails and intervals of the standard normal distribution.
 
-All accountants use these functions and never subtract values of the distribution function:
-in float64, 1 - 1e-17 is 1, so such differences are 0 beyond 8.3 standard deviations. Here
-the probability of an interval is computed from its nearer tail. Results are **never below
-the true value**: the error of `scipy.special.ndtr` is added.
+All accountants use these functions instead of differences of the cumulative
+distribution function: in float64, 1 - 1e-17 is 1, so such differences are 0 beyond 8.3
+standard deviations. These functions compute the probability of an interval from the
+tail on its side of 0. Results are **never below the true value**: a bound on the error
+of `scipy.special.ndtr` is added.
 
-The tails of `ndtr` are accurate to a few units in the last place, except for the rounding
-of `z^2 / 2`, which gives `exp(-z^2 / 2)` a relative error of `2^-53 z^2`. Up to
-`|z| = 37` this is below 2e-13; `RELATIVE_ERROR` is five times as much. Beyond, tails
-are below 1e-300, which `LEAST` allows for.
+The tails of `ndtr` are accurate to a few units in the last place, except for the
+rounding of `z^2 / 2`, which gives `exp(-z^2 / 2)` a relative error of `2^-53 z^2`. Up
+to `|z| = 37` this error is below 2e-13; `RELATIVE_ERROR` is five times as much. For
+larger `|z|`, tails are below 1e-300, which is the value of `LEAST`, an absolute
+allowance.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ def upper_tail(z: float | np.ndarray) -> np.ndarray:
     """Returns an upper bound on `P(Z > z)`, shaped like z.
 
     Args:
-      z: in standard deviations; may be infinite.
+      z: a number of standard deviations; may be infinite.
     """
     return lower_tail(-np.asarray(z, np.float64))
 
@@ -32,7 +34,7 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
     """Returns an upper bound on `P(Z <= z)`, shaped like z.
 
     Args:
-      z: in standard deviations; may be infinite.
+      z: a number of standard deviations; may be infinite.
     """
     from scipy.special import ndtr  # slow to import
 
@@ -42,16 +44,19 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
 
 
 def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns upper bounds on the probabilities of intervals, and bounds on the excess.
+    """Returns upper bounds on probabilities of intervals, and bounds on their errors.
 
-    Each tail at `z` has a relative error of at most `2^-51 (8 + z^2)`, from a few units in
-    the last place, the rounding of `z^2 / 2`, and the rounding of the caller's `z`.
+    Each tail at `z` has a relative error of at most `2^-51 (8 + z^2)`. It consists of a
+    few units in the last place, the rounding of `z^2 / 2`, and the rounding of the
+    caller's `z`.
 
     Args:
-      z: in standard deviations, increasing along the last axis, shape [..., N].
+      z: ends of intervals, in standard deviations, increasing along the last axis,
+        shape [..., N].
 
     Returns:
-      Upper bounds on the masses, and bounds on their excess, both [..., N - 1].
+      Upper bounds on the probabilities of the intervals, and bounds on the amounts by
+      which they exceed the true values, both of shape [..., N - 1].
     """
     from scipy.special import ndtr  # slow to import
 

@@ -1,50 +1,52 @@
-"""Gaussian queries, sampled or not, composed by an exponentially tilted transform.
+"""Composition of (sampled) Gaussian queries with an exponentially tilted transform.
 
-One query has the loss `l(x) = log(1 - q + q exp((x - 1/2) / sigma^2))` of
+The privacy loss of one query is the loss
+`l(x) = log(1 - q + q exp((x - 1/2) / sigma^2))` of
 `P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)` against `Q = N(0, sigma^2)`. In the
-direction "add" the roles are swapped and the loss is `-l`. For `k` independent queries
+direction "add", P and Q are swapped and the loss is `-l`. For `k` independent queries
 
     delta(epsilon) = E (1 - exp(epsilon - L))_+,   L = l_1 + ... + l_k.
 
-If a sample has a fixed size and neighbors replace one example, delta is at most the delta
-of `P` and `Q` at each epsilon >= 0, in both directions (Balle, Barthe, Gaboardi, 2018,
-arXiv:1807.01647, Theorem 9; sigma is per unit of what the replacement changes). Such
-queries compose like the pair that has this profile in both directions (arXiv:2106.08567,
-Theorem 10). The losses of that pair above 0 are the losses of `P`, its losses below 0
-are the losses of `Q` with the sign changed, and the rest of the probability,
-`(1 - q) P(|x| < 1/2)` for `x` from `Q`, has the loss 0.
+If samples have a fixed size and adjacency replaces one example, delta is at most the
+delta of `P` and `Q` at each epsilon >= 0, in both directions (Balle, Barthe, Gaboardi,
+2018, arXiv:1807.01647, Theorem 9; sigma is then the noise level divided by the change
+that a replacement causes). Such queries compose like the pair of distributions that has
+this profile in both directions (arXiv:2106.08567, Theorem 10). The losses of that pair
+above 0 are the losses of `P`, its losses below 0 are the losses of `Q` with the sign
+changed, and the rest of the probability, `(1 - q) P(|x| < 1/2)` for `x` from `Q`, has
+the loss 0.
 
 **Discretization.** Losses are moved to multiples of `h`: losses inside a cell move to
-its two ends, so that the mass and `E exp(-l)` of the cell do not change. In each
-`y = exp(-l)`, the function `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and decreasing.
-So delta, the mean of the function, can only grow if `y` is moved to the ends of an
-interval and keeps its mean (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi,
-arXiv:2207.04380, "connect the dots"). The allowances for rounding, which add mass and
-move mass to the upper end, increase delta, too. Losses beyond the last cell become
+its two ends, so that the mass and `E exp(-l)` of the cell do not change. As a function
+of each `y = exp(-l)`, `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and decreasing.
+Therefore delta, the mean of this function, can only grow if `y` is moved to the ends of
+an interval and keeps its mean (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi,
+arXiv:2207.04380, "connect the dots"). The allowances for rounding add mass and move
+mass to the upper end, so they also increase delta. Losses above the last cell become
 infinite; losses below the first cell are moved up to it.
 
 **Composition.** A Fourier transform has an absolute error of about `k 2^-53`, which can
-exceed a small delta. So the laws are tilted first, `w_i = p_i exp(theta l_i) / M`. The
-convolution `W` of all `w` has its mass around epsilon if theta minimizes the Chernoff bound
-`M_1 ... M_k exp(-theta epsilon)`, and
+exceed a small delta. Therefore the distribution `p` of each loss is tilted first:
+`w_i = p_i exp(theta l_i) / M`. The convolution `W` of all `w` has its mass around
+epsilon if theta minimizes the Chernoff bound `M_1 ... M_k exp(-theta epsilon)`, and
 
     delta = M_1 ... M_k sum_s W(s) exp(-theta s h) (1 - exp(epsilon - s h))_+.
 
 An error of W therefore causes an error of delta that is proportional to the Chernoff
 bound. Any theta and any M > 0 are valid.
 
-**Errors.** A bound on each of these errors is added to delta. Circular convolution moves
-mass of W from outside the window of N places into it, which only adds to delta. The part of
-delta that is lost above the end `a` of the window is at most
-`M^k exp(-theta a) P_theta(L >= a)`, where `P_theta` is the tilted law and
-`P_theta(L >= a) <= M(theta + t)^k exp(-t a) / M^k`. The transform `F` of `w` has an error
-of at most `eta = 8 log2(N) 2^-53` at each frequency: every output is a sum of the `w_i`,
-whose sum is 1, times products of twiddle factors along a path of additions and
-multiplications (Higham, Accuracy and Stability, 2002, section 24.1, entry by entry). So the
-error of a product of powers `F^k` is at most the product of the `(|F| + eta)^k` times the
-sum of the `k eta / (|F| + eta)`, plus its own rounding. The error of each entry of W is
-at most the mean of this error over the frequencies, plus eta times the mean of the
-product's absolute value.
+**Errors.** A bound on each of these errors is added to delta. Circular convolution
+moves mass of W from outside the window of N places into it, which only adds to delta.
+The part of delta that is lost above the end `a` of the window is at most
+`M^k exp(-theta a) P_theta(L >= a)`, where `P_theta` is the tilted distribution and
+`P_theta(L >= a) <= M(theta + t)^k exp(-t a) / M^k`. The transform `F` of `w` has an
+error of at most `eta = 8 log2(N) 2^-53` at each frequency: every output is a sum of the
+`w_i`, whose sum is 1, times products of twiddle factors along a path of additions and
+multiplications (Higham, Accuracy and Stability, 2002, section 24.1, entry by entry).
+Therefore the error of a product of powers `F^k` is at most the product of the
+`(|F| + eta)^k` times the sum of the `k eta / (|F| + eta)`, plus the rounding error of
+the product. The error of each entry of W is at most the mean of this error over the
+frequencies, plus eta times the mean of the product's absolute value.
 """
 
 from __future__ import annotations
@@ -60,35 +62,40 @@ import scipy.optimize
 
 from tf_bandmf.accounting import tails
 
-# How much discretization may increase log delta: for a result, and in a search.
+# The amounts by which discretization may increase log delta: FINE for results, ROUGH
+# for searches.
 FINE, ROUGH = 0.0005, 0.05
-# Losses from noise beyond this many standard deviations count as infinite.
+# Losses that need noise beyond this many standard deviations count as infinite.
 _REACH = 12.0
-# Half of the window's width, in standard deviations of the tilted sum.
+# Half of the width of the window of the Fourier transform, in standard deviations of
+# the sum of the losses under the tilted distribution.
 _WINDOW = 9.0
-# The maximum length of the window: a soft limit, and a hard limit. Before the window
-# exceeds the soft limit, the discretization may increase log delta by up to
-# _MORE_EXCESS times as much as usual.
+# The length of the window has a soft limit _USUAL_PLACES and a hard limit _MOST_PLACES.
+# To stay within the soft limit, discretization may increase log delta by up to
+# _MORE_EXCESS times the normal amount.
 _USUAL_PLACES, _MOST_PLACES, _MORE_EXCESS = 2**20, 2**22, 10.0
-# The maximum number of cells for one query; the minimum length of the window.
+# The maximum number of cells for one query, and the minimum length of the window.
 _MOST_CELLS = 2**21
 _LEAST_PLACES = 2**12
 _UNIT = 2.0**-53
 # The number of nodes of the quadrature that chooses theta.
 _NODES = 4_001
-# The smallest log theta; the largest theta times epsilon, beyond which delta is 0.
+# The minimum of log theta, and the maximum of theta times epsilon (beyond it, delta is
+# 0).
 _LEAST_LOG_THETA, _MOST_EXPONENT = -7.0, 2_000.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """A number of identical queries.
+    """One or more identical Gaussian queries, on samples or on all examples.
 
     Attributes:
-      probability: q in (0, 1], with which a query samples an example.
-      noise: sigma, per unit of what an example contributes or what its replacement changes.
+      probability: q in (0, 1], the probability with which a query samples an example.
+      noise: sigma, the noise level divided by the change of the query's value if an
+        example is removed (or replaced, if `is_replaced`).
       count: k, the number of queries.
-      is_replaced: True if samples have a fixed size and neighbors replace an example.
+      is_replaced: True if samples have a fixed size and neighboring data sets differ by
+        the replacement of one example.
     """
 
     probability: float
@@ -99,7 +106,7 @@ class Query:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """The distribution of the loss of one query in one direction."""
+    """The distribution of one query's privacy loss in one direction of adjacency."""
 
     query: Query
     add: bool
@@ -111,11 +118,12 @@ class Law:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The smallest loss, and the largest finite loss.
+        """The smallest loss and the largest finite loss that the discretization covers.
 
-        If `add`, no loss exceeds `-log(1 - q)`. But with large noise no x within _REACH
-        comes near that limit, and a step in proportion to the limit would be too wide.
-        Therefore the property returns the largest loss within _REACH.
+        If `add`, no loss exceeds `-log(1 - q)`. With large noise, however, no x within
+        _REACH standard deviations comes near that limit, and a discretization step in
+        proportion to the limit would be too wide. Therefore the property returns the
+        largest loss within _REACH.
         """
         reach = _REACH * self.query.noise
         lowest, highest = self.losses(np.array([-reach, 1.0 + reach]))
@@ -136,10 +144,10 @@ class Law:
 
     @property
     def rounding(self) -> float:
-        """A bound on the error of the loss at the computed end of a cell.
+        """A bound on the rounding error of the loss at the end of a cell of the grid.
 
-        Where `exp(l) - 1 + q` cancels, its error is the rounding of q. The error of l is
-        this error divided by `exp(l) >= 1 - q`.
+        Where terms of `exp(l) - 1 + q` cancel, the error of this sum is the rounding
+        error of q. The error of the loss l is this error divided by `exp(l) >= 1 - q`.
         """
         least = 1.0 - self.query.probability if self.is_bounded else 1.0
         return 32.0 * _UNIT * self.drop / least
@@ -155,28 +163,28 @@ class Law:
         return np.where(exponents < 1.0, small, large)
 
     def place(self, losses: np.ndarray) -> np.ndarray:
-        """Returns the values x with these losses; -inf for losses below the least one."""
+        """Returns the values x with these losses; -inf for losses below the minimum."""
         q, s = self.query.probability, self.query.noise
         if q == 1.0:
             return losses * s**2 + 0.5
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             small = np.log(np.maximum(np.expm1(losses) / q + 1.0, 0.0))
-            # log((exp(l) - 1 + q) / q) for large l.
+            # This is log((exp(l) - 1 + q) / q) for a large loss l.
             large = losses - math.log(q) + np.log1p(-(1.0 - q) * np.exp(-losses))
         places = np.where(losses > 1.0, large, small)
         return np.where(np.isnan(places), -np.inf, places) * s**2 + 0.5
 
     @property
     def centre(self) -> float:
-        """An upper bound on the probability that the loss of a replacement is 0."""
+        """An upper bound on the probability of the loss 0 if an example is replaced."""
         around = np.array([-0.5, 0.5]) / self.query.noise
         return (1.0 - self.query.probability) * float(tails.cells(around)[0][0])
 
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns losses and log weights of a quadrature, used only to choose theta."""
+        """Returns losses and log weights of a quadrature for the choice of theta."""
         s, is_replaced = self.query.noise, self.query.is_replaced
-        # The nodes cover the range of the discretization, because a large theta gives the
-        # last losses the largest weights.
+        # The nodes cover the whole range of the discretization, because with a large
+        # theta the largest losses have the largest weights.
         last = (1.0 if is_replaced or not self.add else 0.0) + _REACH * s
         x = np.linspace(0.5 if is_replaced else -_REACH * s, last, _NODES)
         weights, losses = -0.5 * (x / s) ** 2, self.losses(x)
@@ -192,9 +200,9 @@ class Law:
         return losses, weights - np.logaddexp.reduce(weights)
 
     def discretized(self, step: float) -> tuple[int, np.ndarray, float]:
-        """Returns the first index, the masses from that index on, and the mass at infinity.
+        """Returns a first index, probabilities from there on, and the one at infinity.
 
-        Index i stands for the loss `i * step`. The masses are upper bounds.
+        The index i means the loss `i * step`. The probabilities are upper bounds.
         """
         lowest, highest = self.range
         first, last = math.floor(lowest / step), math.ceil(highest / step)
@@ -207,7 +215,7 @@ class Law:
         return -last, masses, infinite
 
     def _masses(self, grid: np.ndarray, add: bool) -> tuple[np.ndarray, float]:
-        """Returns masses of losses (of `Q` if `add`) on the grid, and at infinity."""
+        """Returns probabilities of losses on the grid, and of an infinite loss."""
         q, s = self.query.probability, self.query.noise
         x = np.maximum.accumulate(self.place(-grid[::-1] if add else grid))
         if add and not self.query.is_replaced:
@@ -216,7 +224,7 @@ class Law:
         moved, moved_error = tails.cells((x - 1.0) / s)
         mixed = (1.0 - q) * none + q * moved
         mixed_error = (1.0 - q) * none_error + q * moved_error
-        # Probabilities beyond both ends of the grid.
+        # Probabilities of the values below and above the grid.
         none_ends = tails.upper_tail(np.array([-x[0], x[-1]]) / s)
         moved_ends = tails.upper_tail(np.array([1.0 - x[0], x[-1] - 1.0]) / s)
         mixed_ends = (1.0 - q) * none_ends + q * moved_ends
@@ -225,8 +233,9 @@ class Law:
             least, infinite = none_ends[::-1]
         else:
             upper, lower, error, (least, infinite) = mixed, none, none_error, mixed_ends
-        # The mass that moves to the upper end of a cell: E[1 - exp(left - l); cell] over
-        # the largest value of 1 - exp(left - l) in the cell.
+        # `right` is the probability that moves to the upper end of a cell: the mean of
+        # 1 - exp(left - l) over the losses l in the cell (0 outside), divided by the
+        # largest value of 1 - exp(left - l) in the cell.
         scale = np.exp(np.minimum(grid[:-1], 700.0))
         other = np.maximum(lower - error, 0.0) * scale
         right = upper - other + 4.0 * _UNIT * (upper + other)
@@ -239,18 +248,18 @@ class Law:
 
 
 def delta(queries: Iterable[Query], epsilon: float, excess: float = FINE) -> float:
-    """Returns an upper bound on delta of all queries together, for both directions.
+    """Returns an upper bound on delta of the composed queries, for both directions.
 
     Args:
-      queries: all queries, grouped by kind.
+      queries: all queries; identical queries may share one `Query`.
       epsilon: > 0.
-      excess: increase of log delta that discretization may cause. The increase may be
-        larger if this limit needs too many cells.
+      excess: the amount by which discretization may increase log delta. The increase
+        may be larger if this limit would need too many cells.
     """
     kinds = tuple(queries)
     removed = _delta(kinds, False, epsilon, excess)
     if all(query.is_replaced or query.probability == 1.0 for query in kinds):
-        return removed  # both directions have the same delta
+        return removed  # Both directions have the same delta.
     if _delta(kinds, True, epsilon, max(excess, ROUGH)) <= removed:
         return removed
     return max(removed, _delta(kinds, True, epsilon, excess))
@@ -261,7 +270,8 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     laws = [Law(query, add) for query in kinds]
     counts = np.array([float(query.count) for query in kinds])
     theta, mean, deviation, top = _tilt(laws, epsilon)
-    # The window begins below epsilon and holds the tilted sum.
+    # The window of the Fourier transform starts at or below epsilon. It contains almost
+    # all values of the sum of the losses under the tilted distribution.
     begin = min(epsilon, mean - _WINDOW * deviation)
     end = max(epsilon, mean + _WINDOW * deviation) + 2.0 / theta
     # For each query, moving losses to the ends of cells increases `E exp(theta l)` by a
@@ -288,13 +298,15 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
         size += count * (4.0 + abs(total) + abs(float(larger)))
         infinite += count * beyond
     window = _product(tilted, counts)
-    # After the roll, entry i of the window is the sum with index `start + i`.
+    # After the roll, entry i of the window belongs to the sum of losses with the index
+    # `start + i`.
     start = math.floor(begin / step)
     window = np.roll(window, -(start % places))
     sums = step * np.arange(start, start + places)
-    # Each loss has two rounding errors: its own, and the rounding error of its cell's
+    # Each loss has two rounding errors: one of the loss itself, and one of its cell's
     # ends. The sum of the absolute losses is at most the sum of the losses plus twice
-    # their `drop` below 0 (if `add`, minus this sum plus twice their `drop` above 0).
+    # the sum of the `drop` values. (If `add`, it is at most minus the sum of the losses
+    # plus twice the sum of the `drop` values.)
     drop = float(counts @ [law.drop for law in laws])
     largest = float(np.abs(sums[[0, -1]]).max())
     rounding = 2.0 * float(counts @ [law.rounding for law in laws])
@@ -302,13 +314,13 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     over = sums - (epsilon - rounding)
     reached = over > 0.0
     terms = window[reached] * np.exp(-theta * over[reached]) * -np.expm1(-over[reached])
-    # The larger tilt gives a bound on the mass beyond the window.
+    # `top`, the larger theta, gives a bound on the probability above the window.
     after = sums[-1] + step
     lost = min(log_top - log_m - (top - theta) * after, 0.0)
     lost = math.exp(lost - theta * (after - epsilon + rounding))
     exponent = log_m - theta * (epsilon - rounding)
-    # Allowances for rounding errors of tilted masses, of the logarithms of M, and of
-    # exponents.
+    # The increases of the exponent allow for rounding errors of tilted probabilities,
+    # of the logarithms of M, and of exponents.
     exponent += 8.0 * _UNIT * size
     exponent += 8.0 * _UNIT * (theta + top) * (largest + epsilon + 2.0 * drop)
     total = math.log(float(terms.sum()) + lost + 1e-300) + exponent
@@ -316,10 +328,10 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
 
 
 def _tilt(laws: list[Law], epsilon: float) -> tuple[float, float, float, float]:
-    """Returns theta, mean and deviation of the tilted sum, and a larger theta.
+    """Returns theta, mean and standard deviation of the tilted sum, and a larger theta.
 
-    The larger theta bounds the mass beyond the window. A quadrature computes all four; its
-    errors do not matter, because any theta is valid.
+    The larger theta is for a bound on the probability above the window. A quadrature
+    computes all four values; its errors do not matter, because any theta is valid.
     """
     nodes = [(*law.nodes(), law.query.count) for law in laws]
 
@@ -349,7 +361,7 @@ def _tilt(laws: list[Law], epsilon: float) -> tuple[float, float, float, float]:
 
 
 def _product(laws: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
-    """Returns an upper bound on the circular convolution of `counts` copies of each law."""
+    """Returns an upper bound on a circular convolution of tilted distributions."""
     places = laws[0].size
     eta = 8.0 * math.log2(places) * _UNIT
     log_product, log_upper, errors = 0.0, 0.0, 0.0
@@ -363,8 +375,8 @@ def _product(laws: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
     raised = np.exp(log_product)
     rounding = 8.0 * _UNIT * (counts.sum() + 8.0)
     error = np.exp(log_upper) * errors + (rounding + eta) * np.abs(raised)
-    # The mean over all frequencies: rfft returns one of each pair of conjugate frequencies,
-    # so all but the first and the last count twice.
+    # This is the mean over all frequencies. rfft returns one of each pair of conjugate
+    # frequencies, so all frequencies except the first and the last count twice.
     mean_error = (2.0 * float(error.sum()) - float(error[0])) / places
     convolved = scipy.fft.irfft(raised, n=places)
     return np.maximum(convolved, 0.0) + mean_error * (1.0 + 1e-6)

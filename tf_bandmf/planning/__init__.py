@@ -1,1 +1,1 @@
-"""Plans for a privacy budget: noise, choice of mechanism, comparison tables, statements."""
+"""Plans of private runs: noise for a budget, mechanisms, and privacy statements."""

@@ -1,4 +1,4 @@
-"""The account of a plan: a data set in a ledger, whose budget the plan's runs spend."""
+"""The account of a plan: a ledger's data set whose budget the plan's runs spend."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tf_bandmf.planning.statement import check_line
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
-# The original objects passed to `bind`. They stay unbound, so their runs would reserve
-# nothing.
+# The plans that were passed to `bind`. These objects stay unbound: a run of one of them
+# would not reserve budget in the ledger, so such runs are refused.
 _LEFT_UNBOUND: weakref.WeakSet[Plan] = weakref.WeakSet()
 
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """A data set in a ledger.
+    """A data set with a budget in a privacy ledger.
 
-    An account is part of a bound plan's fingerprint. A run of a bound plan begins only
-    after the ledger has reserved the run's budget.
+    A plan that is bound to an account has the account in its fingerprint. A run of such
+    a plan starts only after the ledger has reserved the run's budget.
 
     Attributes:
       dataset: the data set's name.
@@ -32,7 +32,7 @@ class Account:
     id: str
 
     def __post_init__(self) -> None:
-        must = "be text: the plan was damaged, make it again"
+        must = "be text: the plan was damaged. Make it again"
         for name in ("dataset", "id"):
             check_line(f"{name} of an account", getattr(self, name), must)
 
@@ -41,12 +41,12 @@ class Account:
 
 
 def bind(plan: Plan, account: Account) -> Plan:
-    """Returns a copy of `plan` bound to an account; runs of `plan` itself are refused."""
+    """Returns a bound copy of `plan`; runs of the original `plan` are refused."""
     bound = dataclasses.replace(plan, account=account)
     _LEFT_UNBOUND.add(plan)
     return bound
 
 
 def is_left_unbound(plan: Plan) -> bool:
-    """Returns True if `bind` was called with this object."""
+    """Returns True if `bind` was called with this plan, which itself stays unbound."""
     return plan in _LEFT_UNBOUND

@@ -1,4 +1,4 @@
-"""Advice: batch size, sampling, mechanism, clip norm and optimizer for a budget.
+"""Advice on batch size, sampling, mechanism, clip norm and optimizer for a budget.
 
     advice = tf_bandmf.advise(num_examples=60_000, num_parameters=39_700, epsilon=3,
                               delta=1e-5, epochs=40)
@@ -6,8 +6,9 @@
     keras.optimizers.SGD(**advice.optimizer_arguments)
     advice.plan                  # ready for PrivateOptimizer and `batches`
 
-Advice is computed without private data, so it costs no privacy. It rests on the exactly
-known noise of each plan and on one learning-rate rule (`planning.learning_rates`).
+Advice is computed without private data, so it costs no privacy. It is based on the
+noise of each plan, which is known exactly, and on one learning-rate rule
+(`planning.learning_rates`).
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tf_bandmf")
 _WORKLOAD = f"sgd:momentum={MOMENTUM!r}"
-# Samplings with exact accounting. Others are compared only if the caller names them.
+# The samplings with exact accounting. `advise` compares others only if the caller names
+# them.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
-# All samplings except b-min-sep sampling, whose simulation takes minutes per setting.
+# All samplings except b-min-sep sampling, whose accounting simulates for minutes.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
-# A later sampling replaces an earlier one only if its progress is larger by this
-# fraction.
+# A sampling is preferred to samplings that were named before it only if its progress is
+# larger by this fraction.
 _WORTH = 0.03
 # The batch-size search starts at the largest size. It ends once progress falls below
 # `_HOPELESS` times the maximum so far, or a run takes more than `_MOST_STEPS` steps.
@@ -47,10 +49,11 @@ _HOPELESS = 0.67
 _MOST_STEPS = 20_000
 # The maximum number of steps for the run with the largest batches.
 _LARGEST_RUN = 200_000
-# Smaller batches gain nothing even without privacy (Masters and Luschi, 2018,
-# arXiv:1804.07612).
+# Batches smaller than this have no advantage, even without privacy (Masters and Luschi,
+# 2018, arXiv:1804.07612).
 _SMALLEST_BATCH = 32
-# Expected shares below these two thresholds are reported as "nothing" and "little".
+# Expected shares of the gain without privacy: a share below _NOTHING is reported as
+# "nothing", one below _LITTLE as "little".
 _NOTHING, _LITTLE = 0.2, 0.7
 
 
@@ -61,12 +64,12 @@ class RunSetting:
     Attributes:
       sampling, mechanism: names, as `tf_bandmf.plan` takes them.
       batch_size, epochs, num_steps: sizes of the run.
-      noise: s, as defined by `learning_rates.noise_in_models`; accurate only to within
-        1% for settings that were compared but not chosen.
-      learning_rate: SGD learning rate per unit of clip norm; see
+      noise: the noise s that `learning_rates.noise_in_models` defines. For settings
+        that were compared but not chosen, it is accurate only to within 1%.
+      learning_rate: SGD learning rate times clip norm; see
         `learning_rates.per_clip_unit`.
-      progress: distance that the weights can move, per unit of clip norm; see
-        `learning_rates.progress`. The setting with the most progress is advised.
+      progress: the distance that the weights can move; see `learning_rates.progress`.
+        `advise` recommends the setting with the most progress.
     """
 
     sampling: str
@@ -81,19 +84,20 @@ class RunSetting:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Advice:
-    """Advised settings for training, and the reasons for them.
+    """Recommended settings for training with a privacy budget, with the reasons.
 
     Attributes:
-      plan: plan of the advised run, as returned by `tf_bandmf.plan(**arguments)`.
+      plan: plan of the recommended run, which `tf_bandmf.plan(**arguments)` returns.
       setting: batch size, epochs, steps, sampling and mechanism, with the plan's noise.
-      optimizer: "sgd" or "adam", as given.
+      optimizer: "sgd" or "adam", the argument of `advise`.
       optimizer_arguments: arguments of `keras.optimizers.SGD` or `Adam`: learning rate,
         momentum, weight averaging.
-      expected_share: expected gain of the model, as a share of its gain without privacy;
-        see `learning_rates.expected_share`.
-      settings: all compared settings: for each sampling, one per batch size, largest
-        first, with closed-form mechanisms. `setting` is the advised one.
-      reasons: pairs of a subject ("batch size") and a sentence or two.
+      expected_share: the expected improvement of the model by training, as a share of
+        the improvement without privacy; see `learning_rates.expected_share`.
+      settings: all compared settings, with closed-form mechanisms: for each sampling,
+        one per batch size, in order of decreasing batch size. The recommended one among
+        them is `setting`.
+      reasons: pairs of a subject, such as "batch size", and one or two sentences.
       arguments: arguments of `tf_bandmf.plan`.
     """
 
@@ -107,7 +111,7 @@ class Advice:
     arguments: dict[str, Any]
 
     def to_record(self) -> dict[str, Any]:
-        """Returns plain finite values, ready for JSON."""
+        """Returns the advice as a dictionary of finite values that JSON can store."""
         planned = ("l2_norm_clip", "noise_multiplier", "epsilon", "delta", "kind")
         return {
             **vars(self.setting),
@@ -144,13 +148,13 @@ def advise(
     sampling: str | Sequence[str] = DEFAULT_SAMPLINGS,
     mechanism: str = "auto",
 ) -> Advice:
-    """Advises how to train with a budget; reads no private data.
+    """Recommends settings for training with a budget; reads no private data.
 
     The function compares batch sizes (powers of two) and samplings, using closed-form
-    mechanisms. The criterion is how far the weights can move at the learning rate that
-    the noise permits (`learning_rates.per_clip_unit`). `tf_bandmf.plan` then chooses
-    the mechanism for the advised setting, as for "auto", and states the reason. The
-    plan's workload uses the advised momentum.
+    mechanisms. The criterion is how far the weights can move with the learning rate
+    that the noise permits (`learning_rates.per_clip_unit`). `tf_bandmf.plan` then
+    chooses the mechanism for the recommended setting, and states the reason for its
+    choice. The plan's workload uses the recommended momentum.
 
     Args:
       num_examples: m, size of the training set.
@@ -158,28 +162,30 @@ def advise(
         given.
       epsilon: budget, > 0.
       delta: budget, in [1e-20, 1).
-      epochs: number of passes over the data that the compute budget allows; all are used.
+      epochs: number of passes over the data that the compute budget allows; the
+        recommended run makes all of them.
       model: a Keras model with weights, whose trainable parameters are counted.
-      optimizer: "sgd", with momentum 0.9, or "adam", with independent noise: Adam
-        divides by a second noisy quantity, so correlated noise would no longer cancel.
-      loss: Keras loss of the model, or its name. Count data and binary classification
-        need larger clip norms than multiclass classification; a squared error needs a
-        smaller learning rate.
-      max_batch_size: the largest batch size; None for no limit. Memory need not limit
-        the batch size: `make_private(model, microbatch_size=...)` clips a batch in
-        parts.
+      optimizer: "sgd", with momentum 0.9, or "adam", with independent noise, because
+        Adam divides each update by a second noisy value, and then correlated noise no
+        longer cancels between steps.
+      loss: Keras loss of the model, or its name. Losses for counts and for binary
+        classification need larger clip norms than losses for multiclass classification;
+        a squared error needs a smaller learning rate.
+      max_batch_size: the maximum batch size; None for no limit. Memory need not limit
+        the batch size, because `make_private(model, microbatch_size=...)` processes one
+        part of the batch at a time.
       sampling: names of the permitted samplings, from "fixed-order", "shuffled",
         "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins" (an
-        estimate). The first name is preferred: another sampling is advised only if it
-        makes over 3% more progress.
-      mechanism: see `tf_bandmf.plan`. A closed-form mechanism is also used to compare
-        batch sizes.
+        estimate). A sampling is preferred to the ones before it only if it makes over
+        3% more progress.
+      mechanism: the mechanism, as in `tf_bandmf.plan`. If it is a closed-form
+        mechanism, batch sizes are compared with it, too.
 
     Returns:
       The advice.
 
     Raises:
-      ValueError: if an argument is contradictory or out of range.
+      ValueError: if arguments contradict each other, or one is out of range.
     """
     check_budget(epsilon, delta, None, None)
     check_word("optimizer", optimizer, ("sgd", "adam"))
@@ -219,10 +225,11 @@ def advise(
             use: dict[str, Any] = dict(sampling=name, batch_size=size, epochs=epochs)
             try:
                 with warnings.catch_warnings():
-                    # The `plan` call below issues the budget warnings.
+                    # Warnings about the budget come from the call of `plan` below, so
+                    # they are suppressed here.
                     warnings.simplefilter("ignore")
                     table = compare(mechanisms, workload=_WORKLOAD, **given, **use)
-            except (ValueError, ArithmeticError):  # no mechanism can be used
+            except (ValueError, ArithmeticError):  # No mechanism can be used.
                 continue
             row = min(table, key=lambda row: row.rmse)
             numbers = row.num_steps, row.rmse, row.batch_size or size, MOMENTUM
@@ -273,7 +280,7 @@ def advise(
 
 
 def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
-    """Returns the largest batch size and smaller powers of two that keep runs short enough.
+    """Returns the largest batch size, and smaller powers of two with few enough steps.
 
     Raises:
       ValueError: if even the run with the largest batches has too many steps.
@@ -281,7 +288,7 @@ def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
     steps = epochs * -(-num_examples // largest)
     if steps > _LARGEST_RUN:
         raise ValueError(
-            f"num_steps must be at most {_LARGEST_RUN:,}, found more with batches of "
+            f"num_steps must be at most {_LARGEST_RUN:,}, found more with batch_size = "
             f"{largest}. Use larger batches or fewer epochs."
         )
     least = max(_SMALLEST_BATCH, epochs * num_examples / _MOST_STEPS)
@@ -309,7 +316,7 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
-    """Chooses among the best settings of all samplings; also returns the reason."""
+    """Returns the recommended one of each sampling's best setting, and the reason."""
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:
@@ -324,7 +331,7 @@ def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
 
 
 def _verdict(share: float) -> str:
-    """Returns the expected share in words."""
+    """Returns a sentence about the expected share of the gain without privacy."""
     about = phrase("advice", "about", share=share, spread=learning_rates.SPREAD)
     kind = "nothing" if share < _NOTHING else "little" if share < _LITTLE else "enough"
     return phrase("advice", kind, about=about)

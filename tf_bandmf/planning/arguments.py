@@ -1,4 +1,4 @@
-"""Checks the arguments of `plan` that describe the data use and the privacy budget."""
+"""Checks the arguments of `plan` that describe the use of the data and the budget."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from tf_bandmf.matrices import LARGEST_NUM_STEPS
 from tf_bandmf.participation import NAMED, FixedEpochOrder, Participation, samplings
 from tf_bandmf.participation.base import DEFAULT_SAMPLING
 
-# A larger epsilon triggers a warning: a membership test of power 1/2 may then have a
-# false-positive rate as low as exp(-epsilon) / 2.
+# An epsilon above this triggers a warning, because a membership test that detects half
+# of the members may then have a false-positive rate as low as exp(-epsilon) / 2.
 _PROMISES_NOTHING = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
 class DataUse:
-    """How a run uses the data.
+    """A description of how a run uses the data.
 
     Attributes:
-      sampling: the participation, with a single part while the number of parts is
-        undecided.
-      num_steps: n.
+      sampling: the participation. For cyclic sampling, the data has a single part until
+        the number of parts is decided.
+      num_steps: n, the number of steps.
       num_examples: size of the training set, if known.
       expected_batch_size: the divisor of the noisy sum, if known.
-      is_cyclic: True if the number of parts will be the strategy's number of bands.
+      is_cyclic: True if the data will be divided into as many parts as the strategy has
+        bands.
     """
 
     sampling: Participation
@@ -54,10 +55,11 @@ def resolve_data(
     num_steps: int | None,
     sampling: str | Participation | None,
 ) -> DataUse:
-    """Builds a `DataUse` from the arguments of `plan`, in either of their two forms.
+    """Builds a `DataUse` from the arguments with which `plan` describes the data.
 
     Raises:
-      ValueError: if an argument is missing or invalid, or two contradict each other.
+      ValueError: if an argument is missing or invalid, or if two arguments contradict
+        each other.
     """
     if num_steps is not None:
         num_steps = whole_number("num_steps", num_steps)
@@ -72,7 +74,7 @@ def resolve_data(
         wrong = "epochs must be left out"
     if wrong:
         raise ValueError(
-            f"{wrong}: give num_examples, batch_size and epochs with the name of a "
+            f"{wrong}. Pass num_examples, batch_size and epochs with the name of a "
             f"sampling, or num_steps with a participation, such as MinSep(342), which "
             f"limits the steps that use an example."
         )
@@ -81,8 +83,7 @@ def resolve_data(
     else:
         name = DEFAULT_SAMPLING if sampling is None else sampling
         check_word("sampling", name, samplings())
-        # `FixedEpochOrder` checks the limits and counts the steps for all samplings
-        # alike.
+        # `FixedEpochOrder` checks the limits and counts the steps for every sampling.
         order = FixedEpochOrder(**given)  # type: ignore[arg-type]
         num_steps = order.num_steps if num_steps is None else num_steps
         made = NAMED[name].of_data(**given, num_parts=None)  # type: ignore[arg-type]
@@ -121,7 +122,7 @@ def check_budget(
     noise_multiplier: float | None,
     num_examples: int | None,
 ) -> float:
-    """Checks a budget, and returns its delta.
+    """Checks a privacy budget and returns its delta.
 
     Raises:
       ValueError: if the budget is incomplete or contradictory, or a number is out of
@@ -154,7 +155,7 @@ def check_budget(
     if num_examples is not None and delta >= 1.0 / num_examples:
         warnings.warn(
             f"delta = {delta} is not below 1 / num_examples = {1.0 / num_examples:.3g}: "
-            f"a mechanism with this delta may publish someone's record outright.",
+            f"a mechanism with this delta may publish a person's full record.",
             stacklevel=3,
         )
     return float(delta)

@@ -1,4 +1,4 @@
-"""Builds a `Plan` from a privacy budget and a description of the use of the data.
+"""Builds a `Plan` from a privacy budget and a description of how data is used.
 
 plan = tf_bandmf.plan(epsilon=4, delta=1e-6, num_examples=60_000, batch_size=512,
                       epochs=10)
@@ -46,54 +46,57 @@ def plan(
 ) -> Plan:
     """Plans a private run: chooses a strategy and its noise for a budget.
 
-    Describe the use of the data in one of two ways: by `num_examples`, `batch_size`,
-    `epochs` and the name of a `sampling` (by default a fixed epoch order, which
-    `Plan.batches` enforces), or by a `Participation` as `sampling` and, unless the
-    participation fixes it, `num_steps`. The sampling determines the accountant:
-    amplification is claimed only for participations that this library samples
-    (`CyclicPoisson`, `Poisson`, `CyclicFixedSize`, `BMinSepSampling`, `BallsInBins`).
+    There are two ways to describe how the run uses the data. One is `num_examples`,
+    `batch_size`, `epochs` and the name of a `sampling` (by default a fixed order of the
+    examples in all epochs, which `Plan.batches` enforces). The other is a
+    `Participation` as `sampling`, with `num_steps` unless the participation determines
+    it. The sampling determines the accountant: amplification is claimed only for
+    participations that this library samples (`CyclicPoisson`, `Poisson`,
+    `CyclicFixedSize`, `BMinSepSampling`, `BallsInBins`).
 
-    Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
-    on batches that respect the participation, is (epsilon, delta)-DP under the
-    adjacency that the plan states. This assumes ideal real arithmetic, a secret noise
-    key and secret sampler randomness. If `Plan.kind` is "estimate", epsilon is only an
+    Formal guarantee: a run of at most `num_steps` steps of the plan's training step, on
+    batches that respect the participation, is (epsilon, delta)-DP under the adjacency
+    that the plan states. This assumes ideal real arithmetic, a secret noise key, and a
+    sampler with secret random numbers. If `Plan.kind` is "estimate", epsilon is only an
     estimate.
 
     Args:
       mechanism: "auto", a name, or a `Strategy`. "auto" compares the mechanisms that
-        fit the sampling and store at most 31 model-sized vectors, and takes the best.
-        To use less memory, name a mechanism from `compare(max_memory_vectors=...)`.
-        `Plan.choice` contains the comparison and the reason for the choice; the logger
-        "tf_bandmf" reports progress at level INFO. A name may have parameters:
-        "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of
-        norm 1) or "banded:max" (minimizes the largest error of a step instead of the
-        mean; also "auto:max"); see `strategies.registry.parse`. Omitted parameters are
-        chosen to minimize the error, with amplification where it is claimed; the number
-        of bands is then at most 32 and at most b.
+        fit the sampling and store at most 31 vectors of the model's size, and chooses
+        the best one. To use less memory, name a mechanism from
+        `compare(max_memory_vectors=...)`. `Plan.choice` contains the comparison and the
+        reason for the choice; the logger "tf_bandmf" reports progress at level INFO. A
+        name may have parameters: "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4",
+        "bsr:4:normalized" (columns of norm 1) or "banded:max" (minimizes the largest
+        error of a step instead of the mean; also "auto:max"); see
+        `strategies.registry.parse`. Omitted parameters are chosen to minimize the
+        error, with amplification if the sampling has it; the number of bands is then at
+        most 32 and at most the minimum separation b of an example's participations.
       epsilon: epsilon of the budget, > 0; requires delta.
       delta: delta of the budget, in [1e-20, 1). A value of 1 / num_examples or more
         triggers a warning.
-      noise_multiplier: noise standard deviation per unit of sensitivity; replaces
-        epsilon, which is then computed at delta.
+      noise_multiplier: the noise standard deviation divided by the sensitivity, in
+        place of epsilon, which is then computed for delta.
       num_examples: size of the training set.
-      batch_size: examples per step (with a `Participation`: the expected batch size, by
-        which the noisy sum is divided).
+      batch_size: examples per step. With a `Participation`, it is the expected batch
+        size, by which the noisy sum is divided.
       epochs: passes over the data.
       num_steps: n, the number of steps; only with a `Participation`.
-      sampling: one of `participation.samplings()`, with `num_examples`, `batch_size`
-        and `epochs`: "cyclic-poisson" and "cyclic-fixed-size" use as many parts as the
-        strategy has bands. Or a participation, for example `MinSep(min_separation=342,
-        max_participations=6)`. Accounting by simulation ("balls-in-bins", "b-min-sep")
-        is an estimate; `Plan.bounded` turns it into a bound.
+      sampling: a name from `participation.samplings()`, with `num_examples`,
+        `batch_size` and `epochs`, or a participation, for example
+        `MinSep(min_separation=342, max_participations=6)`. "cyclic-poisson" and
+        "cyclic-fixed-size" divide the data into as many parts as the strategy has
+        bands. For "balls-in-bins" and "b-min-sep", a simulation estimates epsilon;
+        `Plan.bounded` turns the estimate into a bound.
       workload: the linear map by which the optimizer turns noisy gradients into models:
         "prefix" (plain SGD, the default), "sgd:momentum=0.9,decay=0.999", "identity", or a
         `Workload`, such as `workloads.momentum_sgd(num_steps, learning_rates=rates)` for a
         schedule. See `workloads.parse`.
       l2_norm_clip: zeta > 0, the bound on the l2 norm of each example's gradient.
-      unit: one line that names the unit whose presence is hidden; each example is one
-        such unit. With "one user", `num_examples` is the number of users, and
-        `batch_size` the number of users per step; outside federated learning, see
-        `users` of `Plan.batches`.
+      unit: one line that names the privacy unit, whose presence in the data is hidden;
+        each example is one privacy unit. With "one user", `num_examples` is the number
+        of users, and `batch_size` is the number of users per step; outside federated
+        learning, see `users` of `Plan.batches`.
 
     Returns:
       A `Plan` that generates noise with Philox. `dataclasses.replace(plan,
@@ -103,8 +106,8 @@ def plan(
       of a data set.
 
     Raises:
-      ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
-        use of the data is missing, contradictory or invalid.
+      ValueError: if arguments are missing, invalid or contradictory, or if the budget
+        is infeasible.
     """
     name, options = "", dict[str, Any]()
     if not isinstance(mechanism, Strategy):
@@ -118,10 +121,10 @@ def plan(
     elif _is_open(name, options, data, epsilon):
         if epsilon is None:
             raise ValueError(
-                "Parameters that the mechanism's name leaves open, and the number of parts "
-                "of cyclic sampling, are chosen for a budget: give epsilon instead of "
-                "noise_multiplier; or give the mechanism with its parameters, num_steps, "
-                "and as sampling a participation (such as CyclicPoisson with num_parts)."
+                "A budget is needed to choose omitted parameters, or the parts of "
+                "cyclic sampling. Pass epsilon instead of noise_multiplier. Or pass "
+                "all parameters of the mechanism, num_steps, and a participation as "
+                "sampling (such as CyclicPoisson with num_parts)."
             )
         budget, is_auto = (float(epsilon), delta), name == "auto"
         objective = options.get("objective", "mean")
@@ -159,10 +162,11 @@ def plan(
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """Returns a mechanism's name, or "auto", and the mechanism's parameters.
+    """Returns the name ("auto" included) and the parameters in a mechanism's text.
 
     Raises:
-      ValueError: for an unknown name, or parameters that the mechanism does not take.
+      ValueError: for an unknown name, or for parameters that the mechanism does not
+        have.
     """
     if not isinstance(text, str) or text.strip().partition(":")[0] != "auto":
         return registry.parse(text)
@@ -178,7 +182,7 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 def _is_open(
     name: str, options: dict[str, Any], data: DataUse, epsilon: float | None
 ) -> bool:
-    """Returns True if the best parameters depend on more than the sensitivity."""
+    """Returns True if `plan` has to search for the best parameters with a budget."""
     if name == "auto" or data.is_cyclic:
         return True
     family = registry.family_of(name)
@@ -194,23 +198,24 @@ def split(
     runs: Sequence[Mapping[str, Any]] | None = None,
     **common: Any,
 ) -> tuple[Plan, ...]:
-    """Plans several runs on the same data that together are (epsilon, delta)-DP.
+    """Plans several runs on the same data whose composition is (epsilon, delta)-DP.
 
-    Runs with Gaussian noise `sigma_i` per unit of sensitivity compose to one Gaussian
-    mechanism with `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019,
-    arXiv:1905.02383, Corollary 3.3); each run's share is its fraction of this sum. For
-    sampled runs, a search finds noise for which `compose(plans).epsilon(delta)` lies
-    between 99.5% of epsilon and epsilon; the shares then refer to Gaussian mechanisms
-    with the same guarantees as the individual runs.
+    Runs with noise multipliers `sigma_i` compose to one Gaussian mechanism with
+    `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383,
+    Corollary 3.3); each run's share is its fraction of this sum. For sampled runs, a
+    search finds noise for which `compose(plans).epsilon(delta)` lies between 99.5% of
+    epsilon and epsilon; the shares then refer to Gaussian mechanisms with the same
+    guarantees as the individual runs.
 
-    All plans are fixed before the first run. State one joint guarantee:
+    All plans must be fixed before the first run. State the joint guarantee of all runs:
     `compose(plans).statement()`. From the second run on, the optimizer needs
     `additional_run=True`.
 
     Args:
-      epsilon: budget of all runs together, > 0.
-      delta: budget of all runs together, in [1e-20, 1).
-      shares: share of each run, > 0; the shares are normalized to sum to 1.
+      epsilon: total epsilon of all runs, > 0.
+      delta: total delta of all runs, in [1e-20, 1).
+      shares: each run's share of the budget, > 0; the shares are normalized to sum to
+        1.
       runs: for each run, a dictionary with its own arguments of `tf_bandmf.plan`; None if
         all runs have the same arguments.
       **common: arguments of `tf_bandmf.plan` for all runs.
@@ -219,8 +224,9 @@ def split(
       One plan for each share.
 
     Raises:
-      ValueError: if a share is not positive, the lists have different lengths, a run
-        has a budget of its own, or no noise level meets the budget.
+      ValueError: if a share is not positive, if `shares` and `runs` have different
+        lengths, if a run has a budget of its own, or if no noise level meets the
+        budget.
     """
     from tf_bandmf.planning.composition import compose  # slow to import
 
@@ -230,14 +236,14 @@ def split(
     runs = [{} for _ in shares] if runs is None else runs
     if len(runs) != len(shares):
         raise ValueError(
-            f"Give one share per run, found {len(shares)} shares and {len(runs)} runs."
+            f"Pass one share per run, found {len(shares)} shares and {len(runs)} runs."
         )
     for given in (common, *runs):
         budget = {"epsilon", "delta", "noise_multiplier"}.intersection(given)
         if budget:
             raise ValueError(
-                f"The runs share one budget: give epsilon and delta only to split, found "
-                f"{', '.join(sorted(budget))} for a run."
+                f"The runs share one budget: pass epsilon and delta only to split, "
+                f"found {', '.join(sorted(budget))} for a run."
             )
     noise = gaussian.calibrate_noise_stddev(epsilon, delta)
     parts = [share / math.fsum(shares) for share in shares]

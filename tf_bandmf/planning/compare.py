@@ -1,4 +1,4 @@
-"""Tables of mechanisms with their best parameters, from which plans and advice choose.
+"""Tables that compare mechanisms with their best parameters.
 
     use = dict(num_examples=60_000, batch_size=512, epochs=10)
     table = compare(["identity", "bisr", "blt"], epsilon=8, delta=1e-5, **use)
@@ -6,12 +6,13 @@
     table.best()                  # the row that plan("auto") takes
     table.to_records()            # dictionaries of plain values, for JSON
 
-The errors measure the noise alone, per coordinate, for `l2_norm_clip = 1`, with the
-absolute learning rate factored out. Under amplification, the required noise depends not
-only on the strategy's sensitivity: fewer bands (arXiv:2306.08153, Appendix F.4) and a
-smaller lambda (arXiv:2601.22334, section 5.1) gain more from amplification. The
-sampling's accountant then computes the noise of each row only to within a percent
-(`is_rough`); a plan recomputes the noise of the chosen row at full accuracy.
+`plan("auto")` and `advise` choose from these tables. The errors measure only the noise,
+per coordinate, for `l2_norm_clip = 1`, and do not depend on the absolute learning rate.
+With amplification, the required noise depends not only on the strategy's sensitivity:
+fewer bands (arXiv:2306.08153, Appendix F.4) and a smaller lambda (arXiv:2601.22334,
+section 5.1) gain more from amplification. The sampling's accountant then computes the
+noise of each row only to within one percent (`is_rough`); a plan recomputes the noise
+of the chosen row at full accuracy.
 """
 
 from __future__ import annotations
@@ -37,52 +38,56 @@ from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.strategies.one_parameter import LONG_RUN
 from tf_bandmf.workloads import Workload
 
-# The default maximum number of noise vectors that a mechanism may store if its size is
-# searched for. The same limit, or 31 if that is larger, applies to the vectors
-# regenerated per step.
+# The default maximum number of noise vectors that a mechanism may store if the search
+# chooses its number of bands or buffers. The number of vectors that a step regenerates
+# has the same maximum, but at least 31.
 MEMORY_VECTORS = 31
 _LEAST_REGENERATED = 31
 _LOG = logging.getLogger("tf_bandmf")
-# Among mechanisms whose error is within this factor of the smallest, the cheapest one
-# wins.
+# The cheapest mechanism is chosen among those whose error is within this factor of the
+# smallest error.
 _AS_GOOD = 1.01
-# Time to read a stored vector, as a fraction of the time to regenerate a vector.
+# The time to read a stored vector, as a fraction of the time to regenerate one.
 _COST_OF_KEPT = 0.05
-# The maximum number of bands for a family that is optimized for a given budget. Only
-# one band count is tried, because each count requires a separate search.
+# The maximum number of bands for a family of mechanisms that is optimized for a given
+# budget. For such a family only one number of bands is tried, because each number
+# requires a separate search.
 _BANDS_OF_BUDGET = 16
-# The table column of each objective, and its name in texts.
+# The table column of each objective, and the name of each column in texts.
 _COLUMNS = {"mean": "rmse", "max": "max_se"}
 _SHORT = {"rmse": "RMSE", "max_se": "MaxSE"}
-# The tolerance on log(1 - fraction) when the best fraction is searched for.
+# The tolerance on log(1 - fraction) in the search for the best fraction parameter.
 _COARSE = {"xatol": 0.1}
-# A family whose error exceeds the smallest by more than this factor is not refined.
+# A family's refinement is not tried if the family's error exceeds the smallest error by
+# more than this factor.
 _REFINEMENT = 1.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One mechanism with its parameters, errors and costs.
+    """A row of a comparison: one mechanism with its parameters, errors and costs.
 
     Attributes:
       mechanism: name of the mechanism for `tf_bandmf.plan`, such as "bisr:4".
-      sampling: name of the sampling; None if the caller makes the batches.
+      sampling: name of the sampling; None if the caller creates the batches.
       adjacency: definition of neighboring data sets that the noise is calibrated for.
       batch_size: expected number of examples of a step; None if unknown.
-      num_steps: n.
-      bands: number of bands of C, or of C^-1 if only the inverse is banded; None if
-        neither is.
+      num_steps: n, the number of steps.
+      bands: number of bands of the strategy C, or of C^-1 if only the inverse is
+        banded; None if neither is banded.
       rmse: root mean squared error over all steps, at `noise_stddev`.
       max_se: the root of the largest squared error of any step, at `noise_stddev`.
-      sensitivity: sens(C) under the participation, or an upper bound on it.
-      sensitivity_is_exact: False for a bound.
-      noise_multiplier: `noise_stddev` in units of the sensitivity, as in a plan.
+      sensitivity: the sensitivity of C under the participation, or an upper bound on
+        it.
+      sensitivity_is_exact: False if `sensitivity` is an upper bound.
+      noise_multiplier: `noise_stddev` divided by `sensitivity`, as in a plan.
       noise_stddev: noise standard deviation for C without rescaling, for l2_norm_clip =
         1.
-      is_rough: True if the noise is accurate only to a percent, because accounting is slow.
+      is_rough: True if the noise is accurate only to one percent, because exact
+        accounting is slow.
       converged: True if the optimizer converged, or the mechanism has a closed form.
-      optimality_gap: certified relative gap to the smallest squared error in the class
-        `optimal_among`; None without a certificate.
+      optimality_gap: certified relative difference from the smallest squared error in
+        the class `optimal_among`; None without a certificate.
       optimal_among: class of strategies that `optimality_gap` refers to, such as "4
         bands, columns of equal norm"; None without a certificate.
       memory_vectors: number of model-sized vectors that are stored between steps.
@@ -118,17 +123,17 @@ class Row:
 
     @property
     def cost(self) -> float:
-        """The cost per step of generating and reading vectors; generating one costs 1."""
+        """The cost of a step's noise; the unit is the cost of generating one vector."""
         return self.regenerations_per_step + _COST_OF_KEPT * self.memory_vectors
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Rows of mechanisms, the best row, and reasons why other mechanisms have no row.
+    """A table with a row per mechanism, and reasons why other mechanisms have none.
 
     Attributes:
       title: title of the table.
-      rows: one for each usable mechanism, with all parameters chosen.
+      rows: one row for each usable mechanism, with a choice of all parameters.
       excluded: for each mechanism without a row, its name and the reason.
       objective: the error that the best row minimizes: "rmse" or "max_se".
     """
@@ -152,23 +157,23 @@ class Comparison:
         raise KeyError(f"mechanism must be one of {names}, found {mechanism!r}.")
 
     def value(self, row: Row) -> float:
-        """Returns the error of a row under the objective."""
+        """Returns the error of a row that the objective measures."""
         return float(getattr(row, self.objective))
 
     def best(self) -> Row:
-        """Returns the row that costs least among those within 1% of the smallest error."""
+        """Returns the cheapest row whose error is within 1% of the smallest error."""
         least = min(map(self.value, self.rows))
         good = [row for row in self.rows if self.value(row) <= _AS_GOOD * least]
         return min(good, key=lambda row: (row.cost, self.value(row)))
 
     @property
     def mechanism(self) -> str:
-        """The mechanism of the best row."""
+        """The name of the mechanism in the best row."""
         return self.best().mechanism
 
     @property
     def reason(self) -> str:
-        """The reason for the choice of the best row, as a sentence."""
+        """A sentence with the reason for the choice of the best row."""
         row, least = self.best(), min(self.rows, key=self.value)
         facts = {"row": least, "chosen": row, "best": self._label(row), "second": ""}
         facts |= {"error": _SHORT[self.objective], "value": self.value(row)}
@@ -188,12 +193,12 @@ class Comparison:
         return row.mechanism if is_one else f"{row.mechanism} ({row.sampling})"
 
     def to_records(self) -> list[dict[str, Any]]:
-        """Returns one dictionary of plain finite values per row, ready for JSON."""
+        """Returns one dictionary per row, with finite values that JSON can store."""
         names = [field.name for field in dataclasses.fields(Row) if field.repr]
         return [{name: getattr(row, name) for name in names} for row in self.rows]
 
     def to_record(self) -> dict[str, Any]:
-        """Returns the whole comparison as plain finite values, ready for JSON."""
+        """Returns the comparison as a dictionary of finite values for JSON."""
         chosen = {"mechanism": self.mechanism, "reason": self.reason}
         plain = {"excluded": dict(self.excluded), "rows": self.to_records()}
         return {**vars(self), **plain, **chosen}
@@ -239,35 +244,38 @@ def compare(
     objective: str = "mean",
     max_memory_vectors: int | None = None,
 ) -> Comparison:
-    """Compares mechanisms with their best parameters, for a budget and a use of the data.
+    """Compares mechanisms with their best parameters, for a budget and a data use.
 
-    If a name comes without parameters ("bisr"), the function chooses them: lambda, or
-    the number of bands or buffers and, under cyclic sampling, the number of parts. A
-    mechanism that contradicts the sampling or whose accounting fails does not end the
-    comparison: it gets no row, and `Comparison.excluded` gives the reason.
+    If a name has no parameters ("bisr"), the function chooses them: lambda, or the
+    number of bands or buffers and, with cyclic sampling, the number of parts. A
+    mechanism that does not fit the sampling, or whose accounting fails, does not end
+    the comparison: it has no row, and `Comparison.excluded` contains the reason.
 
     Args:
-      mechanisms: names for `registry.parse`, or strategies; None for all mechanisms that
-        "auto" compares, optimized only as far as a choice needs.
-      epsilon: > 0, together with delta; without a budget the noise multiplier is 1.
-      delta: in [1e-20, 1).
+      mechanisms: names in the syntax of `registry.parse`, or strategies. None for all
+        mechanisms that "auto" compares; these are optimized only as far as a choice
+        needs.
+      epsilon: epsilon of the budget, > 0; requires delta. Without a budget, the noise
+        multiplier is 1.
+      delta: delta of the budget, in [1e-20, 1).
       num_examples: m, as for `tf_bandmf.plan`.
       batch_size: B, as for `tf_bandmf.plan`.
       epochs: k, as for `tf_bandmf.plan`.
       num_steps: n, as for `tf_bandmf.plan`.
-      sampling: as for `tf_bandmf.plan`, or several names, which share one table. A
-        sampling whose adjacency differs from that of the first sampling gets no rows,
-        because its numbers are not comparable.
+      sampling: as for `tf_bandmf.plan`, or several names, whose rows are in one table.
+        A sampling whose adjacency differs from the first sampling's adjacency has no
+        rows, because its numbers are not comparable.
       workload: as for `tf_bandmf.plan`.
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_memory_vectors: maximum number of model-sized vectors that the noise may store
-        between steps; by default 31 if the number of bands or buffers is searched for,
-        and unlimited if that number is given ("bsr:64"). The same limit, or 31 if that
-        is larger, applies to the vectors regenerated per step.
+        between steps. By default, the maximum is 31 if this function chooses the number
+        of bands or buffers; if a name specifies this number ("bsr:64"), there is no
+        maximum. The number of vectors that a step regenerates has the same maximum, but
+        at least 31.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
-      ArithmeticError: if the numbers of the only mechanism cannot be computed.
+      ArithmeticError: if the list has one mechanism, whose numbers cannot be computed.
     """
 
     def one(sampling: str | Participation | None) -> Comparison:
@@ -276,7 +284,7 @@ def compare(
         if epsilon is not None or delta is not None:
             budget = epsilon, check_budget(epsilon, delta, None, data.num_examples)
         elif data.participation(1).is_amplified:
-            raise ValueError("The sampling amplifies, so give epsilon and delta.")
+            raise ValueError("This sampling needs a budget. Give epsilon and delta.")
         resolved = workloads.resolve(workload, data.num_steps)
         is_auto = mechanisms is None
         given = objective, max_memory_vectors, is_auto
@@ -285,7 +293,7 @@ def compare(
     if sampling is None or isinstance(sampling, (str, Participation)):
         return one(sampling)
     if not isinstance(sampling, (list, tuple)) or not sampling:
-        raise ValueError(f"sampling must be a name or names, found {sampling!r}.")
+        raise ValueError(f"sampling must be one or more names, found {sampling!r}.")
     tables, excluded = _each("sampling", sampling, one)
     adjacency, rows = tables[0].rows[0].adjacency, list[Row]()
     for table in tables:
@@ -303,11 +311,11 @@ def compare(
 def _each(
     what: str, given: Iterable[Any], make: Callable[[Any], Any]
 ) -> tuple[list[Any], dict[str, str]]:
-    """Calls `make` for each item of `given`; returns results, and errors of failed items.
+    """Calls `make` for each item of `given`; returns the results and the errors.
 
     Raises:
       ValueError: if `make` fails for all items.
-      ArithmeticError: if `given` has a single item, and `make` raises this error.
+      ArithmeticError: if `given` has a single item and `make` raises this error for it.
     """
     made, failed = list[Any](), dict[str, Exception]()
     for one in given:
@@ -326,17 +334,18 @@ def _each(
 
 @dataclasses.dataclass
 class Search:
-    """The search for mechanisms and their parameters under one sampling, for one budget.
+    """The search for the best mechanism and parameters, for one sampling and budget.
 
     Attributes:
-      workload: A.
-      data: the use of the data.
-      budget: epsilon and delta; None for noise multiplier 1 per unit of sensitivity.
+      workload: A, the workload matrix.
+      data: how the run uses the data.
+      budget: epsilon and delta; None to compare at noise multiplier 1.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_memory_vectors: see `compare`; with None, only mechanisms whose size is
-        searched for are limited, to 31.
-      is_auto: True to compare the mechanisms of "auto": all have limited memory, and
-        slow or long ones are built as drafts if the family has drafts.
+      max_memory_vectors: see `compare`; with None, the maximum is 31 and applies only
+        if the search chooses the number of bands or buffers.
+      is_auto: True to compare the mechanisms of "auto": the memory of all of them is
+        limited, and slow families and long runs use drafts (less optimized strategies)
+        if the family has them.
 
     Raises:
       ValueError: if an argument is invalid.
@@ -348,7 +357,7 @@ class Search:
     objective: str = "mean"
     max_memory_vectors: int | None = None
     is_auto: bool = False
-    # The maximum number of vectors that a searched mechanism may store.
+    # The maximum number of vectors to store, from `max_memory_vectors`; 31 by default.
     _limit: int = MEMORY_VECTORS
     _rows: list[Row] = dataclasses.field(default_factory=list)
 
@@ -366,11 +375,12 @@ class Search:
         return self.budget is not None and is_noisy
 
     def table(self, mechanisms: Sequence[str | Strategy] | None = None) -> Comparison:
-        """Returns the rows of mechanisms, by default of all that "auto" compares.
+        """Returns a table of mechanisms, by default of all that "auto" compares.
 
         Raises:
-          ValueError: if no mechanism is given, one is unknown, or none has a row.
-          ArithmeticError: if the only mechanism cannot be computed.
+          ValueError: if the list is empty, if a name is unknown, or if no mechanism has
+            a row.
+          ArithmeticError: if the list has one mechanism, which cannot be computed.
         """
         if mechanisms is None:
             is_simulated = self.data.sampling.is_simulated
@@ -402,7 +412,7 @@ class Search:
         """Returns the best strategy, fully optimized, with the table in its diagnostics."""
         table = self.table(mechanisms)
         strategy = table.best().strategy
-        assert strategy is not None  # None only in a row from a file
+        assert strategy is not None  # It is None only in a row from a file.
         family = registry.family_of(strategy.family)
         if self._is_drafted(family):
             _, options = registry.parse(table.mechanism)
@@ -411,7 +421,7 @@ class Search:
         return dataclasses.replace(strategy, diagnostics=diagnostics)
 
     def _is_drafted(self, family: Family) -> bool:
-        """True if "auto" compares drafts, because the family is slow or the run is long."""
+        """True if a slow family or a long run makes "auto" compare drafts."""
         is_slow = family.refinement is not None or self.workload.num_steps > LONG_RUN
         return self.is_auto and family.has_drafts and is_slow
 
@@ -419,7 +429,7 @@ class Search:
         return float(getattr(row, _COLUMNS[self.objective]))
 
     def _add(self, mechanism: str | Strategy) -> None:
-        """Adds the row of a mechanism, with the best values of omitted parameters."""
+        """Adds the row of a mechanism; searches for the omitted parameters."""
         _LOG.info("comparing %s", getattr(mechanism, "family", mechanism))
         if isinstance(mechanism, Strategy):
             self._rows.append(self._row(mechanism, 0.0))
@@ -438,15 +448,15 @@ class Search:
         self._rows.append(self._best(family, options))
 
     def _best(self, family: Family, options: Mapping[str, Any]) -> Row:
-        """Returns the best row over all omitted parameters, the first in the outer loop.
+        """Returns the row with the best values of all omitted parameters.
 
-        A second parameter is searched for only if the noise depends on more than the
-        sensitivity; otherwise the family computes its best value. If additional bands
-        never increase the error, only the largest number is tried.
+        The function searches for a second parameter only if the noise depends on more
+        than the sensitivity; otherwise the family computes the best value. It tries
+        only the maximum number of bands if additional bands never increase the error.
 
         Args:
           family: family of the mechanism.
-          options: the given parameters.
+          options: the parameters that the caller specified.
         """
         opened = [one for one in family.numbers if one.name not in options]
         is_whole = len(opened) == len(family.numbers)
@@ -458,17 +468,17 @@ class Search:
         made: list[Row] = []
         for size in self._sizes(family):
             made.append(self._best(family, {**options, opened[0].name: size}))
-            # The error first falls, then rises with the number of bands.
+            # As the number of bands increases, the error first falls and then rises.
             is_worse = len(made) > 1 and self._value(made[-1]) > self._value(made[-2])
             if self._is_searched and is_worse:
                 break
         return min(made, key=self._value)
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
-        """Returns the parameters of a family that refines `of`, from the row of `of`.
+        """Returns parameters of a family that refines `of`, taken from the row of `of`.
 
         Raises:
-          ValueError: if the row of `of` is not near the best.
+          ValueError: if the error of `of` is more than 10% above the smallest error.
         """
         coarse = [row for row in self._rows if row.mechanism.split(":")[0] == of]
         if not coarse or not self.workload.is_toeplitz:
@@ -476,22 +486,22 @@ class Search:
         excess = self._value(coarse[0]) / min(map(self._value, self._rows))
         if excess > _REFINEMENT:
             raise ValueError(
-                f"{coarse[0].mechanism} has {100.0 * (excess - 1.0):.3g}% more error than "
-                f"the best, and refining it gains a few percent at most. To use {name} "
-                f"anyway, name it."
+                f"{coarse[0].mechanism} has {100.0 * (excess - 1.0):.3g}% more error "
+                f"than the best, and refining it gains a few percent at most. To use "
+                f"{name} anyway, pass its name."
             )
         if self.data.is_cyclic:
             return {"bands": coarse[0].bands}
         return {}
 
     def _most_bands(self, family: Family) -> int:
-        """Returns the maximum number of bands that memory, run and sampling permit."""
+        """Returns the maximum number of bands for this memory, run and sampling."""
         n, limit, sampling = self.workload.num_steps, self._limit, self.data.sampling
         if family.banded == "inverse":
             limit = max(_LEAST_REGENERATED, limit)
         most = min(limit + 1, n)
         if self.data.is_cyclic:
-            # There is no amplification if there are as many parts as batches in an epoch.
+            # With as many parts as batches in an epoch, there is no amplification.
             most = min(most, sampling.num_examples // sampling.batch_size)  # type: ignore[attr-defined]
         elif family.is_optimized or family.banded != "inverse":
             most = min(most, sampling.separation())
@@ -500,21 +510,21 @@ class Search:
         return max(most, 1)
 
     def _sizes(self, family: Family) -> list[int]:
-        """Returns the numbers of bands to try; if there are none, the number of buffers."""
+        """Returns the numbers of bands to try, or the one number of buffers to try."""
         most = self._most_bands(family) if family.has_bands else 1
         if most < 2 and self._limit < 1:
             raise ValueError("it stores at least one vector.")
         if not family.has_bands:
             return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
-            raise ValueError("only one band fits, which is identity.")
+            raise ValueError("only one band fits. Use identity.")
         if self._is_searched and family.needs_budget:
             return [min(most, _BANDS_OF_BUDGET)]
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]
-        # With the best gamma, bifr also gains from more bands, and each band count is
-        # slow to try.
+        # With the best gamma, more bands never increase the error of bifr either, and
+        # each number of bands takes long to try.
         is_long = self.workload.num_steps > LONG_RUN and len(family.numbers) > 1
         return [most] if family.is_optimized or is_long else sizes
 
@@ -543,7 +553,7 @@ class Search:
                 with np.errstate(all="ignore"):
                     made.append(self._candidate(family, given))
             except (ValueError, ArithmeticError):
-                # C overflows or has negative entries, for example with gamma near 1.
+                # For example, with gamma near 1, C overflows or has negative entries.
                 return math.inf
             return math.log(self._value(made[-1]))
 
@@ -556,7 +566,7 @@ class Search:
         return min(made, key=self._value)
 
     def _candidate(self, family: Family, options: Mapping[str, Any]) -> Row:
-        """Builds a mechanism with all parameters given, and returns its row."""
+        """Builds a mechanism from values of all its parameters, and returns its row."""
         began = time.perf_counter()
         strategy = self._strategy(family, options, self._is_drafted(family))
         row = self._row(strategy, time.perf_counter() - began)
@@ -572,7 +582,7 @@ class Search:
     def _strategy(
         self, family: Family, options: Mapping[str, Any], is_draft: bool
     ) -> Strategy:
-        """Builds a strategy; under cyclic sampling, with as many parts as bands."""
+        """Builds a strategy; cyclic sampling uses as many parts as bands."""
         participation = self.data.participation(options.get("bands", 1))
         if self.data.is_cyclic:
             participation.check_accounting(self.workload.num_steps)
@@ -589,7 +599,8 @@ class Search:
         """Returns the row of a strategy.
 
         Raises:
-          ValueError: if the sampling contradicts the strategy, or a result is not finite.
+          ValueError: if the strategy does not fit the sampling, or a result is not
+            finite.
         """
         participation = self.data.participation(strategy.matrix.bands)
         sensitivity = strategy.sensitivity(participation)
@@ -630,12 +641,12 @@ class Search:
 
 
 def _three_digits(value: float) -> float:
-    """Rounds `1 - value` to three digits, so that names stay short."""
+    """Rounds `1 - value` to three digits to keep the names of mechanisms short."""
     return float(f"{1.0 - float(f'{1.0 - value:.3g}'):.8g}")
 
 
 def _texts(row: Row) -> dict[str, str]:
-    """Returns a row's table cells by heading; "<=" marks a sensitivity that is a bound."""
+    """Returns the table cells of a row; "<=" marks a sensitivity that is a bound."""
     failed = "" if row.converged else "not converged"
     gap = "" if row.optimality_gap is None else f"{row.optimality_gap:.1e}"
     bound = "" if row.sensitivity_is_exact else "<="

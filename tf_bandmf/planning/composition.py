@@ -1,4 +1,4 @@
-"""The joint guarantee of runs, and of releases made elsewhere, on the same data.
+"""The joint privacy guarantee of several runs and other releases on the same data.
 
     joint = tf_bandmf.compose([
         first_plan,
@@ -10,19 +10,20 @@
     joint.epsilon(1e-5)
     print(joint.statement())
 
-Gaussian mechanisms compose exactly: together they are one mechanism, with
-`1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary 3.3).
-This holds even if later runs are chosen by the results of earlier runs.
+Gaussian mechanisms compose exactly: their composition is one mechanism with
+`1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary
+3.3). This holds even if the choice of later runs depends on the results of earlier
+runs.
 
 Every other release is represented by a privacy loss that dominates it (Zhu, Dong, Wang,
-2022, arXiv:2106.08567, Theorem 10). If the release's own privacy loss is known, it is
-used: from `accounting.tilted` for Gaussian queries on samples, or from dp-accounting's
-deltas for an event. Otherwise, the loss is that of the worst mechanism that satisfies
-all known bounds: a pair (epsilon, delta) (Kairouz, Oh, Viswanath, 2015,
-arXiv:1311.0776, Theorem 3.3), a rho, or, for a run, the Gaussian mechanism without
-amplification. Rhos are added (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7), and
-their sum is represented by its privacy profile. Basic composition is used if it gives a
-smaller epsilon.
+2022, arXiv:2106.08567, Theorem 10). If the exact privacy loss of the release is known,
+it is used: it comes from `accounting.tilted` for Gaussian queries on samples, or from
+dp-accounting's deltas for an event. Otherwise, the privacy loss is the one of the worst
+mechanism that satisfies all known bounds: a pair (epsilon, delta) (Kairouz, Oh,
+Viswanath, 2015, arXiv:1311.0776, Theorem 3.3), a rho, or, for a run, the Gaussian
+mechanism without amplification. The rhos of several releases are added (Bun and
+Steinke, 2016, arXiv:1605.02065, Lemma 1.7), and the privacy profile of their sum
+represents these releases. Basic composition is used if it gives a smaller epsilon.
 """
 
 from __future__ import annotations
@@ -52,62 +53,66 @@ from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.planning.texts import phrase, phrases
 
 REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
-# The adjacencies for which a release may state its numbers. A run's numbers for
-# replacement also hold for zero-out, because the replacement may contribute zero.
+# The adjacencies for which a release may state its guarantee. A run's guarantee for
+# replace-one adjacency also holds for zero-out, because the replacement may contribute
+# zero.
 ADJACENCIES = {"zero-out": ZERO_OUT, "replace-one": REPLACE_ONLY, "either": REPLACE_ONE}
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
-BASIC = "basic composition of the guarantees of the single parts"
+BASIC = "basic composition of the individual guarantees"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
 ZCDP = "sum of rho of zCDP"
 QUERIES = "composition of Gaussian queries on samples (tilted Fourier transform)"
-# An epsilon so large that delta < 1 for every mechanism with any privacy at all.
+# At this epsilon, every mechanism that provides some privacy has delta < 1.
 _LARGE = 400.0
 # `_INTERVAL` is the discretization interval of privacy losses for epsilons up to
-# `_FINE`; the interval is coarser for larger epsilons. Beyond `_LARGEST`, privacy
+# `_FINE`; it is coarser for larger epsilons. For epsilons above `_LARGEST`, privacy
 # losses are not composed.
 _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
-# `_ROUNDING` bounds the absolute error of delta in compositions by Fourier transforms, as
-# measured for 450 queries. These compositions are not used for deltas up to `_SMALLEST`.
+# `_ROUNDING` bounds the absolute error of delta if dp-accounting's Fourier transforms
+# compose releases, according to a measurement with 450 queries. These transforms are
+# not used for deltas up to `_SMALLEST`.
 _ROUNDING, _SMALLEST = 1e-12, 2e-12
-# Below this delta, queries of several kinds are composed by tilted transforms, whose
-# errors are relative to delta. Above it, the transforms of dp-accounting suffice; they
-# take a quarter of the time of tilted transforms.
+# For deltas below this, different queries are composed with tilted transforms, whose
+# errors are relative to delta. For larger deltas, the transforms of dp-accounting
+# suffice, which take a quarter of the time.
 _TILTED = 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """The known privacy bounds of a run, or of a release made elsewhere.
+    """The known privacy bounds of one run, or of another release on the same data.
 
-    Give an (epsilon, delta) pair, a rho, or a dp-accounting event; if several are
-    given, all must hold.
+    Specify an (epsilon, delta) pair, a rho, or a dp-accounting event. If you specify
+    several of them, all must hold for the release.
 
     Attributes:
       about: description of the release, in one line.
       epsilon: epsilon of (epsilon, delta)-DP, >= 0.
       delta: delta of (epsilon, delta)-DP, in [0, 1); 0 for pure DP, such as the Laplace
         mechanism.
-      rho: rho of zero-concentrated DP. For a Gaussian mechanism, give the event
+      rho: rho of zero-concentrated DP. For a Gaussian mechanism, specify the event
         instead.
       event: dp-accounting event; its noise multipliers are relative to the contribution
-        of one unit or, under "replace-one", to the change that a replacement makes.
-        Gaussian noise composes exactly.
+        of one privacy unit or, with "replace-one", to the change that a replacement
+        causes. Gaussian events compose exactly.
       noise_multiplier: noise multiplier of a Gaussian mechanism that is at most as
-        private as the release, relative to the contribution of one unit; for a run, the
-        noise multiplier without amplification.
-      adjacency: "zero-out" (one unit is added, removed or zeroed out), "replace-one" (one
-        unit is replaced by another, as for sampling without replacement), or "either" for
-        runs whose numbers hold for both. A replacement counts as two zero-outs.
-      kind: "exact", "bound" or "estimate"; by default "exact" for Gaussian noise alone,
-        else "bound".
+        private as the release, relative to the contribution of one privacy unit. For a
+        run, it is the noise multiplier without amplification.
+      adjacency: "zero-out" (one privacy unit is added, removed or zeroed out),
+        "replace-one" (one is replaced by another, as for sampling without replacement),
+        or "either" for runs whose guarantee holds for both. A replacement counts as two
+        zero-outs.
+      kind: "exact", "bound" or "estimate"; by default "exact" if the event consists of
+        Gaussian mechanisms without sampling, else "bound".
       risk: probability that a simulated bound does not hold.
       plan: the plan, if the release is a run.
 
     Raises:
       TypeError: if the event is not a dp-accounting event.
-      ValueError: if a number is out of range, no bound is given, the event gives no
-        privacy, or dp-accounting cannot account for it under this adjacency.
+      ValueError: if a number is out of range, if no bound is specified, if the event
+        provides no privacy, or if dp-accounting does not support the event for this
+        adjacency.
     """
 
     about: str = "a release made elsewhere"
@@ -141,7 +146,7 @@ class Release:
         if self.kind not in ("", *KINDS[KINDS.index(least) :]):
             raise ValueError(
                 f"kind must be one of {', '.join(KINDS)}, and exact only for Gaussian "
-                f"noise, found {self.kind!r}."
+                f"events, found {self.kind!r}."
             )
         object.__setattr__(self, "kind", self.kind or least)
 
@@ -151,7 +156,7 @@ class Release:
         if not isinstance(event, dp_accounting.DpEvent):
             raise TypeError(f"event must be a dp_accounting.DpEvent, found {event!r}.")
         if not self.pieces:
-            raise ValueError(f"event releases nothing, found {event}. Leave it out.")
+            raise ValueError(f"event must release something, found {event}. Omit it.")
         if self.queries(replaced) is not None:
             return
         try:
@@ -161,15 +166,15 @@ class Release:
             deltas = [profile(np.array([_LARGE])) for profile in each]
         except (ValueError, ArithmeticError) as error:
             raise ValueError(
-                f"event must be one whose privacy dp-accounting can compute, found "
+                f"event must have a privacy that dp-accounting can compute, found "
                 f"{event}: {error}"
             ) from error
         if max(deltas) >= 1.0:
-            raise ValueError(f"event must have some privacy, found {event}.")
+            raise ValueError(f"event must provide some privacy, found {event}.")
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Release:
-        """Returns the release made by one run of a plan."""
+        """Returns one run of a plan as a release."""
         use, noise = plan.participation, plan.unamplified_noise
         event = None if use.is_simulated else plan.dp_event()
         if not use.is_amplified:
@@ -189,7 +194,7 @@ class Release:
     def gaussian(
         cls, noise: float, delta: float, adjacency: str = "zero-out"
     ) -> Release:
-        """Returns the release of a Gaussian mechanism, with its epsilon at delta.
+        """Returns a Gaussian mechanism as a release, with its epsilon at delta.
 
         Raises:
           ValueError: if the mechanism has no meaningful epsilon at delta.
@@ -202,7 +207,7 @@ class Release:
         )
 
     def describe(self) -> str:
-        """Returns a line for the statement: the release and its own guarantee."""
+        """Returns a line for privacy statements: the release and its guarantee."""
         if self.plan is not None:
             return phrase("parts", "run", plan=self.plan)
         said = []
@@ -214,7 +219,8 @@ class Release:
             said.append(str(self.event))
         return f"{self.about}: {', '.join(said)}."
 
-    # The following methods are for one adjacency: replace-one if `replaced`, else zero-out.
+    # If the argument `replaced` of the following methods is True, their results are for
+    # replace-one adjacency, else for zero-out.
 
     @functools.cached_property
     def pieces(self) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
@@ -223,18 +229,18 @@ class Release:
 
     @functools.cached_property
     def kinds(self) -> list[tilted.Query | None]:
-        """Each piece as a Gaussian query; None for a piece of any other kind."""
+        """The `pieces` as Gaussian queries; None for a piece of any other kind."""
         return [event_losses.query_of(*piece) for piece in self.pieces]
 
     @functools.cached_property
     def is_gaussian(self) -> bool:
-        """True if the release consists of Gaussian mechanisms alone."""
+        """True if the release consists only of Gaussian mechanisms without sampling."""
         return bool(self.pieces) and all(
             isinstance(piece, dp_accounting.GaussianDpEvent) for piece, _ in self.pieces
         )
 
     def proven(self) -> Release:
-        """The release without simulated numbers, if it also has proven ones."""
+        """The release without simulated values, if it also has proven bounds."""
         is_certain = self.kind != "estimate" and not self.risk
         if is_certain or self.noise_multiplier is None or self.is_gaussian:
             return self
@@ -246,7 +252,7 @@ class Release:
         return replaced and self.adjacency == "zero-out"
 
     def stated(self, replaced: bool) -> tuple[float, float] | None:
-        """Returns the (epsilon, delta) that the release states, or None."""
+        """Returns the (epsilon, delta) of the release for one adjacency, or None."""
         if self.epsilon is None or not self.is_doubled(replaced):
             return None if self.epsilon is None else (self.epsilon, self.delta)
         # A replacement is two zero-outs, so group privacy applies.
