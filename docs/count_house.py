@@ -54,10 +54,11 @@ FOLDERS = {
     "keras/clipping/losses": "each example's loss",
     "keras/clipping/sums": "the sum of clipped gradients, and the self-check",
     "keras/clipping": "all of it",
+    "keras/metrics": "private counts, metrics and evaluations",
     "keras/run": "one private run: key, clock, seal, second runs",
     "keras/optimizer": "the private optimizer",
     "keras/resume": "private files",
-    "keras/audit": "measurements on models",
+    "keras/audit": "audits of runs",
     "keras/model": "`make_private`, the step, what `fit` is given",
     "keras": "all of it",
 }

@@ -4,8 +4,6 @@ Layer rules and registration, base classes of metrics, errors, and the classes o
 objects that `make_private`, `fit_privately` and custom training loops return.
 """
 
-from tf_bandmf.keras.audit.private_metrics import PrivateMean as PrivateMean
-from tf_bandmf.keras.audit.private_metrics import PrivateMetric as PrivateMetric
 from tf_bandmf.keras.clipping import ClippingMismatchError as ClippingMismatchError
 from tf_bandmf.keras.clipping import Factor as Factor
 from tf_bandmf.keras.clipping import Instantiated as Instantiated
@@ -19,8 +17,10 @@ from tf_bandmf.keras.clipping import (
     register_per_example_layer as register_per_example_layer,
 )
 from tf_bandmf.keras.clipping import register_rule as register_rule
+from tf_bandmf.keras.metrics.counts import PrivateCounts as PrivateCounts
+from tf_bandmf.keras.metrics.evaluation import NoisyMetrics as NoisyMetrics
+from tf_bandmf.keras.metrics.private_metrics import PrivateMean as PrivateMean
+from tf_bandmf.keras.metrics.private_metrics import PrivateMetric as PrivateMetric
 from tf_bandmf.keras.model.privately import PrivateFit as PrivateFit
-from tf_bandmf.keras.model.reporting import NoisyMetrics as NoisyMetrics
 from tf_bandmf.keras.model.training import PrivateTraining as PrivateTraining
 from tf_bandmf.keras.optimizer.private import NoisyGradients as NoisyGradients
-from tf_bandmf.keras.run.counts import PrivateCounts as PrivateCounts

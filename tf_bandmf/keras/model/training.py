@@ -32,7 +32,9 @@ from tf_bandmf.keras.compat.keras_objects import (
     is_distributed,
 )
 from tf_bandmf.keras.compat.optimizing import optimized_once
-from tf_bandmf.keras.model import cautions, preparation, reporting
+from tf_bandmf.keras.metrics.counts import PrivateCounts
+from tf_bandmf.keras.metrics.evaluation import evaluate_privately
+from tf_bandmf.keras.model import cautions, preparation
 from tf_bandmf.keras.model.callbacks import refuse_shared_folder, restore_backup
 from tf_bandmf.keras.model.fit_data import (
     check_inputs,
@@ -51,7 +53,6 @@ from tf_bandmf.keras.optimizer.private import (
     private_optimizer_of,
 )
 from tf_bandmf.keras.resume.private_file import PrivateFile
-from tf_bandmf.keras.run.counts import PrivateCounts
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
 
@@ -194,7 +195,7 @@ class PrivateTraining(BuiltBefore, _Model):
                     # The last epoch of a resumed run may be shorter: Keras would warn.
                     warnings.filterwarnings("ignore", "Your input ran out of data")
                 history = super().fit(x, **{**kwargs, "shuffle": False})
-            reporting.warn_of_counts(self)
+            run.counts.warn(run.step)
             return history
         finally:
             run.close_seal()
@@ -482,7 +483,7 @@ class PrivateTraining(BuiltBefore, _Model):
         self._before_use()
         return super().make_predict_function(force)
 
-    evaluate_privately = reporting.evaluate_privately
+    evaluate_privately = evaluate_privately
 
     def private_counts(self) -> PrivateCounts | None:
         """Noisy shares of clipped, zero and bad examples of the steps so far.

@@ -86,10 +86,12 @@ class PrivateFile(Secret):
         private_files.remove_unfinished(self.path)
         is_there = os.path.exists(self.path)
         schedule = (self._resumed if is_there else self._begun)(schedule)
-        run, releases = self.run, self._header["releases"]
+        run = self.run
         run.secrets.note = self._file.append
-        run.evaluations.spent.update(self._header["evaluations"])
+        for name, values in self._header["notes"].items():
+            run.notes[name].update(values)
         if run.tables is not None:
+            releases = sorted(run.notes["releases"])
             run.tables.due = [step for step in releases if step > run.step]
         return schedule
 
@@ -111,21 +113,11 @@ class PrivateFile(Secret):
             )
         header["buffer_step"] = run.secrets.step
         header["weights"][str(run.secrets.step)] = _weights_digest(self._model)
-        header["evaluations"] = sorted(run.evaluations.spent)
         header |= {name: getattr(run, name) for name in _OF_RUN}
         memory = [] if run.tables is None else run.tables.memory()
         self._arrays = {f"memory{i:06}": one for i, one in enumerate(memory)}
         self._arrays["buffer"] = run.secrets.buffer
-        self._write()
-
-    def note(self, name: str, value: Any) -> None:
-        """Records a private evaluation or a release of tables before it is made.
-
-        A run that is resumed from an earlier step repeats them at the same steps; otherwise
-        it would be a different history of the run, with independent noise.
-        """
-        self._header[name] = sorted({*self._header[name], value})
-        self._write()
+        self.write()
 
     def _of_plan_and_model(self) -> dict[str, Any]:
         run = self.run
@@ -147,7 +139,6 @@ class PrivateFile(Secret):
             schedule_id=schedule.schedule_id,
             key=run.key.secret_bytes().hex(),
             weights={},
-            releases=[],
         )
         self.record()
         return schedule
@@ -241,7 +232,10 @@ class PrivateFile(Secret):
             )
         return together
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Replaces the file: by the state that was last recorded, and the run's notes."""
+        notes = {name: sorted(values) for name, values in self.run.notes.items()}
+        self._header["notes"] = notes
         stream = io.BytesIO()
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)

@@ -20,6 +20,7 @@ noisy gradient.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import warnings
 import weakref
@@ -103,8 +104,8 @@ ENDED = (
 )
 
 _RUNS: dict[str, Membership] = {}
-# The private evaluations that each run has spent.
-_EVALUATIONS: dict[str, set[str]] = {}
+# What each run has noted in its private file.
+_NOTES: dict[str, dict[str, set[Any]]] = {}
 
 
 def facts(batch: Any) -> tf.Tensor:
@@ -181,15 +182,15 @@ def refuse(is_wrong: bool, text: str) -> None:
         raise tf.errors.InvalidArgumentError(None, None, text)
 
 
-def evaluations_of(key: NoiseKey) -> set[str]:
-    """The names of the evaluations that a run has spent; one set for all its models."""
-    return _EVALUATIONS.setdefault(hooks.name_of(key), set())
+def notes_of(key: NoiseKey) -> dict[str, set[Any]]:
+    """The notes of a run, for all its models in this process; see `Run.note`."""
+    return _NOTES.setdefault(hooks.name_of(key), collections.defaultdict(set))
 
 
 def forget() -> None:
     """Forgets all runs, so that each test starts without any."""
     _RUNS.clear()
-    _EVALUATIONS.clear()
+    _NOTES.clear()
 
 
 class Membership:

@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,9 +32,8 @@ from tf_bandmf import noise
 from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf.files import machine
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
+from tf_bandmf.keras.metrics.counts import Counts
 from tf_bandmf.keras.run import admission
-from tf_bandmf.keras.run.counts import Counts
-from tf_bandmf.keras.run.evaluations import Evaluations
 from tf_bandmf.keras.run.scaling import Scaling
 from tf_bandmf.keras.run.secrets import Drawn, SecretState
 from tf_bandmf.keras.run.tables import RowSums, RunTables
@@ -91,7 +91,10 @@ class Run:
       membership: the run's entry in the records of this process.
       reservation: the run's reservation in the ledger that the plan is bound to.
       strategy: distribution strategy in whose scope the run was made.
-      evaluations: private evaluations that the plan has reserved.
+      notes: the names of the spent private evaluations, and the steps of the releases of
+        tables; the private file has them, too.
+      num_evaluations: the number of private evaluations after each step, since the run was
+        begun or resumed.
       counts: private counts of examples that the plan has reserved.
       lazy: trainable variables, [rows, columns], whose noise is drawn when their rows are
         read; chosen before `begin`.
@@ -116,6 +119,8 @@ class Run:
     has_begun = False
     generator: noise.NoiseGenerator
     secrets: SecretState
+    notes: dict[str, set[Any]]
+    num_evaluations: dict[int, int]
 
     def __init__(
         self,
@@ -157,13 +162,11 @@ class Run:
             plan, self._is_additional, key, self._variables
         )
         self.reservation = admission.Reservation(plan, key)
-        noted = functools.partial(self._noted, "evaluations")
-        self.evaluations = Evaluations(plan, key, noted)
-
-    def _noted(self, name: str, value: Any) -> None:
-        """Records an evaluation or a release of tables in the private file, if any."""
-        if self.file is not None:
-            self.file.note(name, value)
+        # Runs with the same test seed have the same key, and share no notes.
+        self.notes = defaultdict(set)
+        if key is not None and plan.test_seed is None:
+            self.notes = admission.notes_of(key)
+        self.num_evaluations = {}
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
         """The variables that get their noise in each step: all but the lazy tables."""
@@ -253,7 +256,7 @@ class Run:
         """
         self.secrets, self.key, self.has_begun = secrets, secrets.key, True
         if self.lazy:
-            noted = functools.partial(self._noted, "releases")
+            noted = functools.partial(self.note, "releases")
             settings = self.plan, self.inner_optimizer, secrets
             self.tables = RunTables(self.lazy, *settings, memory, noted)
         self._register(secrets.key)
@@ -464,34 +467,19 @@ class Run:
             self.refuse_restored()
             self.tables.release()
 
-    def evaluate(self, sums: np.ndarray, what: str) -> np.ndarray:
-        """Releases sums over records with noise, as one of the plan's evaluations.
+    def note(self, name: str, value: Any) -> None:
+        """Records a private evaluation or a release of tables before it is made.
 
-        Args:
-          sums: float64, shape [M], to which each unit adds a vector of norm <= 1.
-          what: description of the summed quantity and the records; the noise's key
-            depends on it.
-
-        Returns:
-          Float64, shape [M].
-
-        Raises:
-          InvalidArgumentError: if the optimizer was restored without its private state, or
-            something else changed the weights.
-          ValueError: if the run has taken no step, or no evaluation is left.
-          LedgerError: if the run has ended.
+        A run that is resumed from an earlier step repeats them at the same steps; otherwise
+        it would be a different history of the run, with independent noise.
         """
-        with self.turn:
-            self.refuse_restored()
-            if not self.step:
-                raise ValueError(
-                    "The run has taken no step yet: evaluations begin after its first "
-                    "step, which may still be refused."
-                )
-            self._refuse_changed()
-            self.reservation.ensure()
-            what = f"{what}\n{digest_of(self.weights)}"
-            return self.evaluations.release(sums, what, self.step)
+        self.notes[name].add(value)
+        if self.file is not None:
+            self.file.write()
+
+    def weights_digest(self) -> int:
+        """A digest of all weights of the model."""
+        return digest_of(self.weights)
 
     def vouch(self, reason: str) -> None:
         """See `PrivateOptimizer.vouch_for_weights`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -77,8 +78,6 @@ class Counts:
         share = plan.measurements.counts
         self.size = len(COUNTED) if share else 0
         self._variable: Any = None
-        # The strategy's squared error of each prefix sum over the steps.
-        self._errors: np.ndarray | None = None
         if share:
             weight = np.float32(plan.l2_norm_clip * math.sqrt(share / (1.0 - share)))
             # Rounded down, so that the norm never exceeds the norm that the noise is
@@ -118,11 +117,18 @@ class Counts:
         plan = self._plan
         assert plan.expected_batch_size is not None
         sums = np.asarray(tf.convert_to_tensor(self._variable.value), np.float64)
-        if self._errors is None:
-            prefix = workloads.prefix_sum(plan.num_steps)
-            self._errors = plan.strategy.per_step_squared_error(prefix)
-        unit = math.sqrt(float(self._errors[steps - 1]))
+        prefix = workloads.prefix_sum(plan.num_steps)
+        # The strategy's squared error of each prefix sum over the steps.
+        errors = plan.strategy.per_step_squared_error(prefix)
+        unit = math.sqrt(float(errors[steps - 1]))
         noise = plan.noise_stddev * unit / self._weight
         clipped, zero, bad = (float(share) for share in sums / steps)
         noise /= plan.expected_batch_size * steps
         return PrivateCounts(clipped, zero, bad, noise, steps)
+
+    def warn(self, steps: int) -> None:
+        """Warns of examples that contributed nothing, if there are many."""
+        counts = self.value(steps)
+        said = "" if counts is None else counts.sentence()
+        if said:
+            warnings.warn(said, stacklevel=3)

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras import PrivateAccuracy, PrivateAUC, PrivateLoss
-from tf_bandmf.keras.audit.metric_sums import sums_of
-from tf_bandmf.keras.audit.private_metrics import checked
 from tf_bandmf.keras.extending import PrivateMean, PrivateMetric, UnsupportedModelError
+from tf_bandmf.keras.metrics.metric_sums import sums_of
+from tf_bandmf.keras.metrics.private_metrics import checked
 
 layers = keras.layers
 RECORDS, FEATURES = 40, 6

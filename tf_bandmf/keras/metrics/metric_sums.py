@@ -18,7 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.audit.private_metrics import PrivateMetric, Rows
 from tf_bandmf.keras.clipping import (
     OF_THE_MACHINE,
     NotIndependent,
@@ -26,10 +25,10 @@ from tf_bandmf.keras.clipping import (
     map_examples,
     measured_rows,
 )
+from tf_bandmf.keras.metrics.private_metrics import PrivateMetric, Rows
 from tf_bandmf.sampling.identity import hash_rows
 
 _GRID = 2.0**30
-_MOST_RECORDS = 2**31
 
 
 def sums_of(
@@ -67,7 +66,7 @@ def sums_of(
     count = 0
     weights, units = _weights(x, users)
     function = None
-    for batch in _batches(x, y, batch_size):
+    for batch in batches_of(x, y, batch_size):
         function = function or (trace or function_of)(model, batch, metrics)
         size = int(tf.shape(tf.nest.flatten(batch)[0])[0])
         shares = np.ones([size]) if weights is None else weights[count : count + size]
@@ -76,8 +75,6 @@ def sums_of(
                 digest.update(hash_rows(part).numpy().tobytes())
         total += _sum(function, batch, shares, metrics)
         count += size
-        if count > _MOST_RECORDS:
-            raise ValueError(f"At most {_MOST_RECORDS} records are evaluated at once.")
     if not count:
         raise ValueError("There are no records to evaluate.")
     return total / _GRID, count if units is None else units
@@ -119,7 +116,12 @@ def _weights(x: Any, users: Any) -> tuple[np.ndarray | None, int | None]:
     return 1.0 / sizes[places], len(sizes)
 
 
-def _batches(x: Any, y: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
+def batches_of(x: Any, y: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
+    """Batches (x, y) of records.
+
+    Raises:
+      ValueError: if the data do not fit together.
+    """
     if not isinstance(x, tf.data.Dataset):
         if x is None or y is None:
             raise ValueError("Give x and y, or a data set of batches (x, y).")
@@ -132,18 +134,6 @@ def _batches(x: Any, y: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
                 "A data set to evaluate must have batches (x, y), without weights."
             )
         yield batch
-
-
-def first_record(x: Any, y: Any) -> tuple[Any, Any]:
-    """A batch (x, y) that holds only the first record of the data.
-
-    Raises:
-      ValueError: if the data do not fit together, or there are none.
-    """
-    for batch in _batches(x, y, 1):
-        x, y = tf.nest.map_structure(lambda t: t[:1], batch)
-        return x, y
-    raise ValueError("There are no records to evaluate.")
 
 
 def function_of(

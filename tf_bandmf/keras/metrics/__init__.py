@@ -1,0 +1,1 @@
+"""Private counts of examples, and private metrics of records."""

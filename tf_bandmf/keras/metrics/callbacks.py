@@ -1,0 +1,127 @@
+"""Callbacks of `fit` that release noisy numbers: evaluations, budget spent, counts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.keras.metrics.evaluation import (
+    evaluate_privately,
+    evaluations_left,
+    traced,
+)
+from tf_bandmf.keras.metrics.metric_sums import batches_of
+from tf_bandmf.keras.metrics.private_metrics import checked
+
+
+class PrivateEvaluation(keras.callbacks.Callback):
+    """Evaluates a model privately at the ends of epochs; adds the metrics to the logs.
+
+        plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
+        model.fit(plan.batches(x, y), epochs=10, callbacks=[
+            tf_bandmf.keras.PrivateEvaluation(x_held_out, y_held_out),
+            keras.callbacks.EarlyStopping("private_accuracy", mode="max", patience=2),
+        ])
+
+    Put it before the callbacks that read the logs. Names begin with `private_`.
+
+    Args:
+      x, y, metrics, users, batch_size: as for `model.evaluate_privately`.
+      every: number of epochs from one evaluation to the next.
+
+    Raises:
+      ValueError: before the first step, if the plan has reserved fewer evaluations than
+        remain to be made, or the first record cannot be evaluated.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        metrics: Any = "accuracy",
+        *,
+        every: int = 1,
+        users: Any = None,
+        batch_size: int = 256,
+    ) -> None:
+        super().__init__()
+        self._data, self._every = (x, y), whole_number("every", every)
+        self._metrics = checked(metrics)
+        self._options: Any = {"users": users, "batch_size": batch_size}
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Raises ValueError if too few evaluations are left, or if they would fail."""
+        run = self.model._private_optimizer().run
+        left, needed = evaluations_left(run), self.params["epochs"] // self._every
+        # A resumed run repeats some evaluations, which costs nothing.
+        if not run.step and needed > left:
+            raise ValueError(
+                f"{needed} private evaluations are asked for, but the plan has only "
+                f"{left} left. Reserve more, or give every="
+                f"{-(-self.params['epochs'] // max(left, 1))}. Nothing was trained."
+            )
+        for batch in itertools.islice(batches_of(*self._data, 1), 1):
+            weights = np.ones([len(tf.nest.flatten(batch)[0])])
+            traced(self.model, batch, self._metrics)(*batch, weights)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the metrics and their noise, which serves as an error bar, to the logs."""
+        if logs is None or (epoch + 1) % self._every:
+            return
+        noisy = evaluate_privately(
+            self.model, *self._data, metrics=self._metrics, **self._options
+        )
+        for name, value in noisy.items():
+            logs[f"private_{name}"] = value
+            logs[f"private_{name}_noise"] = noisy.noise[name]
+
+
+class PrivacyProgress(keras.callbacks.Callback):
+    """Adds `epsilon` (spent) and `steps_left` to the logs of each epoch.
+
+    If the plan has reserved private counts, it also adds `private_clipped`,
+    `private_zero` and `private_bad`: noisy shares of the examples of all steps so far.
+
+    The progress bar, the history, `CSVLogger` and `TensorBoard` show what is in the
+    logs; put this callback before them in the list of callbacks:
+
+        model.fit(batches, callbacks=[tf_bandmf.keras.PrivacyProgress(), TensorBoard(...)])
+
+    WARNING: `epsilon` is `plan.epsilon_after(steps)`, which holds for a number of steps
+    that was fixed in advance. A run that is stopped because of its models' performance
+    has the epsilon of the whole plan.
+
+    Args:
+      delta: the delta at which epsilon is shown; by default the plan's.
+
+    Raises:
+      TypeError: when training begins, if the model is not compiled with a
+        PrivateOptimizer.
+    """
+
+    def __init__(self, delta: float | None = None) -> None:
+        super().__init__()
+        self._delta = delta
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Checks that there is a budget to show."""
+        self.model._private_optimizer()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the entries to the logs."""
+        if logs is None:
+            return
+        optimizer = self.model.optimizer
+        plan, taken = optimizer.plan, optimizer.steps_taken
+        logs["epsilon"] = plan.epsilon_after(taken, self._delta)
+        logs["steps_left"] = plan.num_steps - taken
+        counts = optimizer.run.counts.value(taken)
+        if counts is not None:
+            logs["private_clipped"] = counts.clipped
+            logs["private_zero"] = counts.zero
+            logs["private_bad"] = counts.bad

@@ -1,0 +1,182 @@
+"""Private evaluations: sums over records that a run releases besides its steps.
+
+Each evaluation is one Gaussian mechanism; the plan fixes their number and their noise.
+The noise of an evaluation is bound to the step that it follows, to its place among the
+evaluations of that step, to the weights and the records, and to the sum itself (see
+`docs/noise-reuse.md`). So if a run is interrupted and resumed from an earlier step, and
+all of these are the same, it releases the same numbers again, which reveals nothing
+new. If any of them differs, the evaluation gets independent noise, and counts as a new
+one. An evaluation is recorded as spent before it is released; all models of a run in a
+process share this record, by the run's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import Same
+from tf_bandmf.keras.compat.keras_objects import all_layers, compile_loss
+from tf_bandmf.keras.metrics.metric_sums import function_of, sums_of
+from tf_bandmf.keras.metrics.private_metrics import PrivateMetric, checked
+from tf_bandmf.planning.statement import ONE_EXAMPLE
+
+if TYPE_CHECKING:
+    from tf_bandmf.keras.run.run import Run
+
+# The name of the record of all evaluations in the notes of a run.
+SPENT = "evaluations"
+
+
+class NoisyMetrics(dict[str, float]):
+    """Private metrics by name. They are released: you may show them and act on them.
+
+    Attributes:
+      noise: the standard deviation of each metric's noise, by the metric's name.
+    """
+
+    def __init__(self, values: dict[str, float], noise: dict[str, float]) -> None:
+        super().__init__(values)
+        self.noise = noise
+
+
+def evaluate_privately(
+    model: Any,
+    x: Any,
+    y: Any = None,
+    *,
+    metrics: Any = "accuracy",
+    users: Any = None,
+    batch_size: int = 256,
+) -> NoisyMetrics:
+    """Noisy metrics of private data; each call is one of the plan's evaluations.
+
+        plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
+        ...
+        model.evaluate_privately(x_held_out, y_held_out)
+
+    The metrics are part of the run's release and covered by its statement: you may
+    show them, stop training by them, or choose a checkpoint by them. The data may be
+    held out or trained on. WARNING: each row is one unit; a duplicated record counts
+    twice.
+
+    Args:
+      model: a private model, whose method this is.
+      x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`. N is
+        public.
+      y: targets, arrays [N, ...].
+      metrics: "accuracy", or `PrivateAccuracy`, `PrivateLoss`, `PrivateAUC`,
+        `PrivateMean`, or a list of them, which share the noise budget: each of q
+        metrics has sqrt(q) times the noise of a single metric.
+      users: the user of each record, [N], if the plan hides users: the metric is
+        the mean over users of the mean over a user's records.
+      batch_size: batch size of the pass over arrays.
+
+    Returns:
+      The metrics by name, with `noise`: the standard deviations of their noise.
+
+    Raises:
+      ValueError: if the plan has reserved no evaluations, none is left, the run has
+        not taken a step, or the data do not fit.
+      UnsupportedModelError: if the model cannot be run on each record by itself.
+      InvalidArgumentError: if something else changed the weights since the last step.
+      RuntimeError: within a graph.
+    """
+    run = model._optimizer_for_data("evaluate_privately").run
+    model._before_use()
+    plan, asked = run.plan, checked(metrics)
+    evaluations_left(run)
+    if plan.unit != ONE_EXAMPLE and users is None:
+        raise ValueError(
+            f"The plan hides {plan.unit!r}: give users=, the user of each record, so that "
+            f"all records of a user count as one."
+        )
+    records = hashlib.blake2b(digest_size=32)
+    sums, count = sums_of(model, x, y, asked, users, batch_size, records, traced)
+    described = [metric.describe() for metric in asked]
+    noisy = released(run, sums, [str(count), records.hexdigest(), *described])
+    # Each of the q metrics gets 1 / sqrt(q) of the norm of 1: see `_bounded`.
+    unit = math.sqrt(len(asked))
+    noise = unit * plan.measurements.noise_multiplier
+    values, spreads, start = {}, {}, 0
+    for metric in asked:
+        part = unit * noisy[start : start + metric.size]
+        values[metric.name], spreads[metric.name] = metric.result(part, count, noise)
+        start += metric.size
+    return NoisyMetrics(values, spreads)
+
+
+def evaluations_left(run: Run) -> int:
+    """The number of evaluations that a run has not spent yet.
+
+    Raises:
+      ValueError: if the plan has reserved no evaluations.
+    """
+    reserved = run.plan.measurements.evaluations
+    if not reserved:
+        raise ValueError(
+            "The plan has no private evaluations. Reserve them before the run begins: "
+            "plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)."
+        )
+    return max(reserved - len(run.notes[SPENT]), 0)
+
+
+def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
+    """Adds noise to sums over records, as one of the plan's evaluations.
+
+    Args:
+      run: a run of a plan with evaluations.
+      sums: float64, shape [M], to which each unit adds a vector of norm <= 1.
+      about: descriptions of the summed quantity and the records; the noise's key depends
+        on them.
+
+    Returns:
+      Float64, shape [M].
+
+    Raises:
+      InvalidArgumentError, LedgerError: see `Run.check`.
+      ValueError: if the run has taken no step, or no evaluation is left.
+    """
+    measured = run.plan.measurements
+    assert measured.noise_multiplier is not None
+    with run.turn:
+        run.check()
+        if not run.step:
+            raise ValueError(
+                "The run has taken no step yet: evaluations begin after its first "
+                "step, which may still be refused."
+            )
+        place = run.num_evaluations.get(run.step, 0)
+        inputs = [run.plan.fingerprint, run.step, place, len(sums), *about]
+        message = "\n".join(map(str, [*inputs, run.weights_digest()])).encode()
+        message += b"\0" + sums.tobytes()
+        secret, person = run.key.secret_bytes(), b"tf-bandmf spent"
+        name = hashlib.blake2b(message, digest_size=16, key=secret, person=person)
+        if name.hexdigest() not in run.notes[SPENT]:
+            if not evaluations_left(run):
+                raise ValueError(
+                    f"All {measured.evaluations} private evaluations of the plan are "
+                    f"spent: nothing was released. Reserve more in the plan of the next "
+                    f"run."
+                )
+            run.note(SPENT, name.hexdigest())
+        run.num_evaluations[run.step] = place + 1
+    normals = run.key.bound_normals(message, len(sums))
+    return np.asarray(sums + measured.noise_multiplier * normals)
+
+
+def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
+    """The result of `function_of`, cached until something that it depends on changes."""
+    state = model._training
+    specs = tf.nest.map_structure(lambda t: (t.shape[1:], t.dtype), batch)
+    parts = [*metrics, compile_loss(model), *model.weights, *all_layers(model)]
+    described = [metric.describe() for metric in metrics]
+    key = (str(specs), described, [Same(part) for part in parts])
+    if state.evaluation is None or state.evaluation[0] != key:
+        state.evaluation = (key, function_of(model, batch, metrics))
+    return state.evaluation[1]
