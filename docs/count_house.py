@@ -68,7 +68,7 @@ FOLDERS = {
 # needs more lines in one folder takes the allowance from another folder. "other" covers
 # all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (8_901, 7_000),
+    "keras": (8_864, 7_000),
     "accounting": (2_053, 2_150),
     "planning": (2_169, 1_900),
     "strategies": (1_386, 1_600),

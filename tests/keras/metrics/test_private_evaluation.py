@@ -1,6 +1,6 @@
 """Private evaluations: as many as the plan reserves, each with independent noise."""
 
-import contextlib
+from unittest import mock
 
 import keras
 import numpy as np
@@ -159,29 +159,12 @@ def test_evaluations_of_one_kind_are_traced_once():
     assert len(traced) > first
 
 
-class Begun:
-    """A run that has taken steps, as far as evaluations need one."""
-
-    def __init__(self, plan, secret=b"k" * 32):
-        self.plan, self.key, self.turn = (
-            plan,
-            NoiseKey(secret),
-            contextlib.nullcontext(),
-        )
-        self.notes, self.num_evaluations = {"evaluations": set()}, {}
-
-    def check(self):
-        pass
-
-    def weights_digest(self):
-        return 7
-
-    def note(self, name, value):
-        self.notes[name].add(value)
-
-    def release(self, sums, about, step):
-        self.step = step
-        return released(self, sums, [about])
+def release(plan, sums, about, *steps, secret=b"k" * 32):
+    """Returns what a run releases if it evaluates after each of these steps."""
+    run = mock.MagicMock(plan=plan, key=NoiseKey(secret))
+    run.notes, run.num_evaluations = {"evaluations": set()}, {}
+    run.weights_digest.return_value = 7
+    return [released(run, sums, [about]) for run.step in steps]
 
 
 def test_the_law_of_the_noise():
@@ -189,14 +172,11 @@ def test_the_law_of_the_noise():
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=4)
     sigma = plan.measurements.noise_multiplier
     sums = np.linspace(-5.0, 5.0, 25)
-    drawn = np.array(
-        [
-            (run.release(sums, "accuracy", step) - sums) / sigma
-            for key in range(40)
-            for run in [Begun(plan, bytes([key]) * 32)]
-            for step in (1, 1, 2, 3)
-        ]
-    )
+    drawn = [
+        release(plan, sums, "accuracy", 1, 1, 2, 3, secret=bytes([key]) * 32)
+        for key in range(40)
+    ]
+    drawn = (np.reshape(drawn, [160, 25]) - sums) / sigma
     assert stats.kstest(np.ravel(drawn), "norm").pvalue > 1e-6
     # Evaluations that differ in step, position within a step, or key share no noise.
     products = drawn @ drawn.T / 25
@@ -206,16 +186,17 @@ def test_the_law_of_the_noise():
 def test_noise_is_bound_to_what_it_is_added_to():
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=9)
     sums = np.zeros(3)
-    first = Begun(plan).release(sums, "a", 4)
-    np.testing.assert_array_equal(Begun(plan).release(sums, "a", 4), first)
+    (first,) = release(plan, sums, "a", 4)
+    np.testing.assert_array_equal(release(plan, sums, "a", 4), [first])
+    other_plan = make_plan().reserve(metrics=0.3, evaluations=9)
     changed = [
-        Begun(plan).release(sums, "b", 4),
-        Begun(plan).release(sums, "a", 5),
-        Begun(plan).release(sums + [0, 0, 2**-30], "a", 4),
-        Begun(plan, b"l" * 32).release(sums, "a", 4),
-        Begun(make_plan().reserve(metrics=0.3, evaluations=9)).release(sums, "a", 4),
+        release(plan, sums, "b", 4),
+        release(plan, sums, "a", 5),
+        release(plan, sums + [0, 0, 2**-30], "a", 4),
+        release(plan, sums, "a", 4, secret=b"l" * 32),
+        release(other_plan, sums, "a", 4),
     ]
-    assert all(np.all(np.abs(other - first) > 1e-6) for other in changed)
+    assert all(np.all(np.abs(other - first) > 1e-6) for (other,) in changed)
 
 
 def evaluated(model, data, are_right):
@@ -291,17 +272,10 @@ def test_the_private_file_knows_all_that_was_spent(
 
 def test_what_is_spent_is_on_record_before_it_is_released():
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=2)
-    run, noted = Begun(plan), []
-
-    def full(name, value):
-        raise OSError("No space left on device")
-
-    run.note = full
+    run = mock.MagicMock(plan=plan, key=NoiseKey(b"k" * 32), step=1)
+    run.num_evaluations, run.note.side_effect = {}, OSError("No space left on device")
     with pytest.raises(OSError, match="No space"):
-        run.release(np.zeros(1), "a", 1)
-    run.note = lambda name, value: noted.append(name)
-    run.release(np.zeros(1), "a", 1)
-    assert noted == ["evaluations"]
+        released(run, np.zeros(1), ["a"])
 
 
 @pytest.mark.slow
