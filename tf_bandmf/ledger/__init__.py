@@ -1,4 +1,4 @@
-"""An organisation's ledger: the privacy budgets of data sets, and the runs that spend them.
+"""A ledger of the privacy budgets of data sets, and of the runs that spend them.
 
 The public class is `tf_bandmf.Ledger`. It needs SQLAlchemy:
 `pip install "tf-bandmf[ledger]"`.
@@ -24,7 +24,7 @@ from tf_bandmf.ledger.errors import LedgerError as LedgerError
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy imports, because only these names need SQLAlchemy.
+    # These names are imported lazily, because only they need SQLAlchemy.
     if name not in ("Ledger", "opened"):
         raise AttributeError(f"module 'tf_bandmf.ledger' has no attribute {name!r}")
     return getattr(importlib.import_module("tf_bandmf.ledger.book"), name)

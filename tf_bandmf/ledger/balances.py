@@ -1,8 +1,8 @@
-"""The balance of a data set: its budget, the spent part, and the remaining part.
+"""The balance of a data set: its privacy budget, and how much of it is spent.
 
-`tf_bandmf.compose` computes the joint cost of all releases. Under a budget in rho, the
-joint cost is the sum of all rhos, which is valid even if releases are chosen
-adaptively.
+`tf_bandmf.compose` computes the joint cost of all releases. If the budget is a zCDP
+rho, the joint cost is the sum of the rhos of all releases, which is valid even if the
+releases are chosen adaptively.
 """
 
 from __future__ import annotations

@@ -269,23 +269,24 @@ class Release:
         return noise and noise * (0.5 if halved else 1.0)
 
     def zcdp(self, replaced: bool) -> float | None:
-        """Returns the smallest known zCDP rho, without amplification; or None."""
+        """Returns the smallest known zCDP rho without amplification, or None."""
         times = 4.0 if self.is_doubled(replaced) else 1.0
         noise = self.gaussian_noise(replaced)
         rhos = [] if noise is None else [gaussian.zcdp_rho(noise)]
         rhos += [] if self.rho is None else [times * self.rho]
         if self.epsilon is not None and self.delta == 0.0:
-            # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.4.
+            # Pure DP implies zCDP: Bun and Steinke, 2016, arXiv:1605.02065, Proposition
+            # 1.4.
             rhos.append(times * 0.5 * self.epsilon**2)
         return min(rhos, default=None)
 
     @property
     def is_zcdp(self) -> bool:
-        """True if the rho is the only known bound."""
+        """True if rho is the only known bound on the release's privacy."""
         return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
 
     def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
-        """Returns the release as Gaussian queries on samples or on all data, or None."""
+        """Returns the release as Gaussian queries (perhaps on samples), or None."""
         queries = self.kinds
         if not queries or None in queries:
             return None
@@ -298,7 +299,7 @@ class Release:
         return tuple(queries) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
 
     def loss(self, replaced: bool, interval: float) -> Loss:
-        """Returns a dominating privacy loss: the worst that all known bounds allow."""
+        """Returns a privacy loss that dominates mechanisms with the known bounds."""
         whole = None
         if self.event is not None:
             replaces = self.adjacency != "zero-out"
@@ -319,10 +320,11 @@ class Release:
         kinks = () if pair is None else (pair[0],)
         return profiles.dominating_loss(profiles.least(*bounds), interval, kinks)
 
-    # Methods that convert a release to and from plain values for a ledger entry.
+    # The following methods convert a release to and from plain values for a ledger
+    # entry.
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values for a ledger entry; omits unknown values."""
+        """Returns a dictionary of the known values, for a ledger entry."""
         names = ("epsilon", "delta", "rho", "noise_multiplier", "risk")
         record = {name: getattr(self, name) for name in names if getattr(self, name)}
         if self.event is not None:
@@ -341,7 +343,7 @@ class Release:
 
 
 def _event_of(value: Any) -> Any:
-    """Rebuilds a dp-accounting event from its named tuple, read as nested lists."""
+    """Restores a dp-accounting event from nested lists that a JSON file stored."""
     if not isinstance(value, list):
         return value
     module, *parts = map(_event_of, value)
@@ -351,7 +353,7 @@ def _event_of(value: Any) -> Any:
 
 
 class Bound(NamedTuple):
-    """A joint epsilon with accountant, kind and confidence, named as in `Guarantee`."""
+    """A joint epsilon with accountant, kind and confidence, as in `Guarantee`."""
 
     epsilon: float
     accountant: str
@@ -363,14 +365,14 @@ class Bound(NamedTuple):
 class JointGuarantee:
     """The joint guarantee of several runs and releases on the same data; see `compose`.
 
-    Formal guarantee: all outputs together are (epsilon(delta), delta)-DP. The releases are
-    made one after another; each may depend in any way on the outputs of earlier ones, but
-    all guarantees are fixed in advance.
+    Formal guarantee: the composition of all releases is (epsilon(delta), delta)-DP. The
+    releases are made one after another. Each may depend in any way on the outputs of
+    earlier ones, but the guarantees of all releases must be fixed in advance.
 
     Attributes:
-      parts: one `Release` for each run and for each release made elsewhere.
-      replaced: True if neighbors differ by the replacement of one unit, False if by a
-        zero-out.
+      parts: one `Release` for each run and for each other release.
+      replaced: True if neighboring data sets differ by the replacement of one privacy
+        unit, False if they differ by a zero-out.
     """
 
     parts: tuple[Release, ...]
@@ -378,7 +380,7 @@ class JointGuarantee:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans of the runs among the parts."""
+        """The plans of those releases that are runs."""
         return tuple(part.plan for part in self.parts if part.plan is not None)
 
     @property
@@ -391,9 +393,10 @@ class JointGuarantee:
 
     @property
     def zcdp_rho(self) -> float | None:
-        """The joint zCDP rho under `adjacency`, without amplification; None if unknown.
+        """The joint zCDP rho for `adjacency`, without amplification; None if unknown.
 
-        Rhos add up (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7).
+        It is the sum of the rhos of all releases (Bun and Steinke, 2016,
+        arXiv:1605.02065, Lemma 1.7).
         """
         return _sum(part.zcdp(self.replaced) for part in self.parts)
 
@@ -406,12 +409,12 @@ class JointGuarantee:
         return self.guarantee_at(delta).epsilon
 
     def guarantee_at(self, delta: float) -> Guarantee:
-        """Returns the joint (epsilon, delta) guarantee, and the certainty of its numbers.
+        """Returns the joint (epsilon, delta) guarantee, which says how certain it is.
 
-        Its kind is "exact" if all parts are Gaussian mechanisms of exactly known
-        sensitivity; "estimate" if the number rests on an estimate; otherwise "bound".
-        Simulated bounds hold together with probability at least one minus the sum of their
-        failure probabilities.
+        Its kind is "exact" if all releases are Gaussian mechanisms with exactly known
+        sensitivity, "estimate" if epsilon depends on an estimate, and otherwise
+        "bound". The probability that all simulated bounds hold is at least one minus
+        the sum of their failure probabilities.
 
         Raises:
           ValueError: if delta is not in (0, 1), or no meaningful epsilon is known.
@@ -424,14 +427,14 @@ class JointGuarantee:
             )
         if best.epsilon <= 0.0:
             raise ValueError(
-                f"delta must be so small that epsilon is > 0, found {delta}: the "
+                f"delta must be small enough for epsilon > 0, found {delta}: the "
                 f"releases are (0, {delta})-DP."
             )
         others = {"adjacency": self.adjacency, "zcdp_rho": self.zcdp_rho}
         return Guarantee(delta=delta, **best._asdict(), **others)  # type: ignore[arg-type]
 
     def bound_at(self, delta: float) -> Bound | None:
-        """Returns the best epsilon at delta, which may be <= 0; None if none is known.
+        """Returns the best bound at delta (epsilon may be <= 0), or None if unknown.
 
         Raises:
           ValueError: if delta is not in (0, 1).
@@ -449,28 +452,29 @@ class JointGuarantee:
     def statement(
         self, delta: float | None = None, unit: str | None = None
     ) -> PrivacyStatement:
-        """Returns the privacy statement of all parts together.
+        """Returns the privacy statement for all releases, with the joint guarantee.
 
         Args:
-          delta: delta of the statement; by default the largest delta that the parts state.
-          unit: as for `Plan.statement`; by default the unit of the plans.
+          delta: delta of the statement; by default the largest delta of any release.
+          unit: the privacy unit, as for `Plan.statement`; by default the unit of the
+            plans.
 
         Raises:
           ValueError: as for `guarantee_at`; if the unit is not one line of text; if
-            delta is omitted and no part states a delta; or if the unit is omitted and
-            the parts do not share one.
+            delta is omitted and no release has a delta; or if the unit is omitted and
+            the plans have different units, or there are no plans.
         """
         if delta is None:
             pairs = [part.stated(self.replaced) for part in self.parts]
             delta = max((pair[1] for pair in pairs if pair is not None), default=0.0)
             if delta == 0.0:
-                raise ValueError("delta must be given: none of the parts states one.")
+                raise ValueError("delta must be given, because no release states one.")
         units = sorted({plan.unit for plan in self.plans})
         if unit is None and len(units) != 1:
             whose = f"different units: {', '.join(units)}" if units else "no unit"
             raise ValueError(
-                f"unit must be given, found releases that state {whose}. Name the "
-                f"unit that all of them hide."
+                f"unit must be given, found releases that state {whose}. Name the unit "
+                f"that all of them protect."
             )
         plans, others = self.plans, len(self.parts) - len(self.plans)
         about = "runs and releases" if others else "several runs"
@@ -479,7 +483,8 @@ class JointGuarantee:
         noise = self.gaussian_noise
         return PrivacyStatement(
             guarantee=self.guarantee_at(delta),
-            # A release that has only a rho is not a Gaussian mechanism.
+            # Without a joint noise multiplier (for example, a release has only a rho),
+            # there is no mu.
             mu=None if noise is None else 1.0 / noise,
             unit=units[0] if unit is None else unit,
             plans=plans,
@@ -492,20 +497,19 @@ class JointGuarantee:
 
     @functools.cached_property
     def gaussian_noise(self) -> float | None:
-        """The unamplified noise multiplier of the joint Gaussian mechanism, or None."""
+        """The noise multiplier of the unamplified joint Gaussian mechanism, or None."""
         return _noise_of(self.parts, self.replaced)
 
     @functools.cached_property
     def stated(self) -> tuple[float, float] | None:
-        """The basic composition of all stated guarantees; None if a part states none."""
+        """The basic composition of all guarantees; None if a release has none."""
         pairs = [part.stated(self.replaced) or (None, None) for part in self.parts]
         epsilon, delta = (_sum(column) for column in zip(*pairs))
         return None if epsilon is None or delta is None else (epsilon, delta)
 
     def _bounds(self, delta: float) -> list[Bound]:
         bounds, noise, rho = list[Bound](), self.gaussian_noise, self.zcdp_rho
-        # A method that finds no meaningful epsilon is skipped, because another may find
-        # one.
+        # If one method finds no meaningful epsilon, another method may still find one.
         cannot_tell = contextlib.suppress(ValueError, ArithmeticError, MemoryError)
         if noise is not None:
             exact = all(
@@ -516,25 +520,27 @@ class JointGuarantee:
                 value = gaussian.gaussian_epsilon(noise, delta)
                 bounds.append(Bound(value, name, kind, None))
         elif rho is not None:
-            # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
+            # zCDP implies (epsilon, delta)-DP: Bun and Steinke, 2016, arXiv:1605.02065,
+            # Proposition 1.3.
             value = rho + 2.0 * math.sqrt(-rho * math.log(delta))
             bounds.append(Bound(value, ZCDP, "bound", None))
         with cannot_tell:
             bounds += self._by_losses(delta)
         if self.stated is not None and self.stated[1] <= delta * (1.0 + 1e-9):
             value = self.stated[0]
-            # Basic composition is used only if its epsilon is smaller: the other bounds
-            # say more precisely whether they are exact, a bound or an estimate.
+            # Basic composition is used only if its epsilon is smaller than the others,
+            # because the kind of the other values ("exact", "bound" or "estimate") is
+            # more precise.
             if all(value < (1.0 - 1e-6) * bound.epsilon for bound in bounds):
                 bounds.append(Bound(value, BASIC, *_certainty(self.parts)))
         return bounds
 
     def _expected(self) -> float:
-        """A rough estimate of epsilon that is quick to compute."""
+        """Returns a rough estimate of the joint epsilon that is quick to compute."""
         expected = [self.stated[0]] if self.stated is not None else []
         if self.zcdp_rho is not None:
             expected.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
-        # The joint rho of the Gaussian parts is a lower limit for the estimate.
+        # The estimate is at least the joint rho of the Gaussian releases.
         gaussians = [part for part in self.parts if part.is_gaussian]
         noise = _noise_of(gaussians, self.replaced)
         least = gaussian.zcdp_rho(noise) if noise is not None else 0.0
@@ -545,7 +551,7 @@ class JointGuarantee:
             return
         queries = [part.queries(self.replaced) for part in self.parts]
         if None not in queries:
-            # All parts are Gaussian queries on samples.
+            # All releases are Gaussian queries, some of them on samples.
             composed = ComposedQueries(tuple(itertools.chain(*queries)))  # type: ignore[arg-type]
             if len(composed.kinds) == 1 or delta < _TILTED:
                 value = composed.epsilon(delta, 1.0)
@@ -553,10 +559,11 @@ class JointGuarantee:
                 return
         if delta <= _SMALLEST or self._expected() > _LARGEST:
             return
-        # The interval is the finest interval times a power of two.
+        # The discretization interval is `_INTERVAL` times a power of two.
         coarser = max(0, math.ceil(math.log2(self._expected() / _FINE)))
         proven = tuple(part.proven() for part in self.parts)
-        # Simulated parts are also tried as Gaussian mechanisms without amplification.
+        # Releases with simulated values are also tried as Gaussian mechanisms without
+        # amplification.
         for parts in dict.fromkeys((self.parts, proven)):
             loss = _composed_loss(parts, self.replaced, _INTERVAL * 2.0**coarser)
             value = float(loss.get_epsilon_for_delta(delta - _ROUNDING))
@@ -568,20 +575,20 @@ def compose(
 ) -> JointGuarantee:
     """Returns the joint guarantee of several runs and other releases on the same data.
 
-    Under replace-one, a release stated for zero-out counts twice, because a replacement
-    amounts to two zero-outs: the Gaussian noise multiplier is halved, and rho is
-    quadrupled.
+    For replace-one adjacency, a release with a guarantee for zero-out counts twice,
+    because a replacement amounts to two zero-outs: the Gaussian noise multiplier is
+    halved, and rho is quadrupled.
 
     Args:
       plans: one plan for each run (list a plan twice if it was run twice), and a `Release`
         for each release made elsewhere.
-      adjacency: "zero-out" or "replace-one"; by default "replace-one" if a part is
-        stated only for "replace-one", or if the numbers of all parts hold for both.
+      adjacency: "zero-out" or "replace-one". The default is "replace-one" if a
+        guarantee holds only for "replace-one", or if all guarantees hold for both.
 
     Raises:
-      TypeError: if a part is neither a plan nor a `Release`.
-      ValueError: if there are no parts, or adjacency is "zero-out" and a part is stated
-        only for "replace-one".
+      TypeError: if an item of `plans` is neither a plan nor a `Release`.
+      ValueError: if `plans` is empty, or if adjacency is "zero-out" and a guarantee
+        holds only for "replace-one".
     """
     given = tuple(plans) if isinstance(plans, Iterable) else (None,)
     if not all(isinstance(one, (Plan, Release)) for one in given):
@@ -590,7 +597,7 @@ def compose(
             f"tf_bandmf.Release for each other release, found {plans!r}."
         )
     if not given:
-        raise ValueError("plans must contain a plan or a release, found none.")
+        raise ValueError("plans must contain a plan or a release, found neither.")
     parts = tuple(Release.of_plan(p) if isinstance(p, Plan) else p for p in given)
     stated = {part.adjacency for part in parts}
     is_only = "replace-one" in stated
@@ -609,14 +616,14 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _noise_of(parts: Iterable[Release], replaced: bool) -> float | None:
-    """Returns the noise multiplier of all parts as one Gaussian mechanism, or None."""
+    """Returns the noise multiplier of the composed Gaussian mechanisms, or None."""
     noises = (part.gaussian_noise(replaced) for part in parts)
     precision = _sum(None if noise is None else noise**-2 for noise in noises)
     return 1.0 / math.sqrt(precision) if precision else None
 
 
 def _certainty(parts: tuple[Release, ...]) -> tuple[str, float | None]:
-    """Returns the kind and the confidence of a number computed from all these parts."""
+    """Returns the kind and the confidence of an epsilon of these releases."""
     risk = math.fsum(part.risk for part in parts)
     if any(part.kind == "estimate" for part in parts) or risk > 0.5:
         return "estimate", None
@@ -625,7 +632,7 @@ def _certainty(parts: tuple[Release, ...]) -> tuple[str, float | None]:
 
 @functools.lru_cache(maxsize=8)
 def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) -> Loss:
-    """Returns a discretized privacy loss that dominates the composition of all parts."""
+    """Returns a discretized privacy loss that dominates the composed releases."""
     noise = _noise_of((part for part in parts if part.is_gaussian), replaced)
     losses: list[Loss] = [privacy_loss_distribution.identity(interval)]
     if noise:
@@ -641,8 +648,8 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
     return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
 
-# Cached, because ledger balances that differ in one run share the losses of all others.
+# Privacy losses are cached because balances of a ledger often differ in only one run.
 @functools.lru_cache(maxsize=64)
 def _loss_of(part: Release, replaced: bool, interval: float, count: int) -> Loss:
-    """Returns a privacy loss that dominates the composition of `count` copies of a part."""
+    """Returns a privacy loss that dominates `count` composed copies of a release."""
     return event_losses.repeated(part.loss(replaced, interval), count, interval)

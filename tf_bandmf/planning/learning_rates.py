@@ -1,28 +1,29 @@
-"""Rules for learning rate, averaged weights and clip norm, from the noise of a plan.
+"""Rules that choose learning rate, weight averaging and clip norm from a plan's noise.
 
-With s, the noise in the models per unit of clip norm (`noise_in_models`), d weights,
-and k >= 1, the ratio of the clip norm to the typical gradient norm (`_excess`):
+Let s be the noise in the models divided by the clip norm (`noise_in_models`), d the
+number of weights, and k >= 1 the ratio of the clip norm to the typical gradient norm
+(`_excess`). Then the learning rate is
 
     rate * clip norm = c / (sqrt(s) * (1 + k s sqrt(d) / 12))       SGD, momentum 0.9
 
-The constant c is 0.08, and 0.05 for a squared error, whose curvature does not decrease
-with the error: some models for which c = 0.05 is best diverge at c = 0.16.
+The constant c is 0.08, and for a squared error 0.05, because its curvature does not
+decrease with the error: some models for which c = 0.05 is best diverge at c = 0.16.
 
 The formula combines two limits. With little noise, the curvature of the loss limits the
 rate, and the best rates are proportional to 1 / sqrt(s). If the norm of the noise, s
 sqrt(d), is large compared to the norm of a clipped gradient, the noise limits the rate,
 and the best rates are proportional to 1 / (s^1.5 sqrt(d)). For gradients that are
 smaller than the clip norm, this limit already applies at 1 / k of that noise: for
-counts at clip norm 10, the best rates are 0.25 times the rates for k = 1 at epsilon =
-1, and 0.5 times at epsilon = 8.
+models of counts with clip norm 10, the best rates are the rates for k = 1 times 0.25 at
+epsilon = 1, and times 0.5 at epsilon = 8.
 
 The formula and its constants were fitted to grids of learning rates for 19
 convolutional networks (whose best rates differ by a factor of 200), a linear model and
 adapters of a language model, in `benchmarks/utility/results`;
-`benchmarks/advice/fit.py` computes the regrets. `benchmarks/advice/run.py` tests the
-rule on tabular data, texts and photos; c = 0.05 and the clip norm for binary
-classification were chosen on the 20 tabular data sets in the README of
-`benchmarks/advice`.
+`benchmarks/advice/fit.py` computes how much worse the rule is than the best rates.
+`benchmarks/advice/run.py` tests the rule on tabular data, texts and photos. The value c
+= 0.05 and the clip norm for binary classification were chosen on the 20 tabular data
+sets in the README of `benchmarks/advice`.
 """
 
 from __future__ import annotations
@@ -36,28 +37,30 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 MOMENTUM = 0.9
-# _RATE is the SGD learning rate at s = 1 for few weights, divided by 1 - momentum.
-# _OF_SQUARES is the factor of the rate for a squared error. _NOISE is the value of s
-# sqrt(d) beyond which noise limits the rate.
+# _RATE is the SGD learning rate at s = 1 for few weights, divided by 1 - momentum. For
+# a squared error, the rate is multiplied by _OF_SQUARES. _NOISE is the value of s
+# sqrt(d) above which noise limits the rate.
 _RATE = 0.8
 _OF_SQUARES = 0.625
 _NOISE = 12.0
-# Typical gradient norm when losses are about 1; see `benchmarks/advice`.
+# The typical norm of a gradient if losses are about 1; see `benchmarks/advice`.
 _USUAL_NORM = 1.7
-# Learning rate of Adam, for any clip norm; see `benchmarks/advice`.
+# The learning rate of Adam, for every clip norm; see `benchmarks/advice`.
 RATE_OF_ADAM = 0.02
-# _HALF is the progress per sqrt(d) at which a model reaches half of its gain without
-# privacy. SPREAD is the standard deviation of the measured shares around the fitted curve.
-# Both are from the tables in the README of `benchmarks/advice`.
+# _HALF is the progress divided by sqrt(d) at which a model gains half as much as
+# without privacy. SPREAD is the standard deviation of measured shares of the gain
+# around the fitted curve. Both constants are from the tables in the README of
+# `benchmarks/advice`.
 _HALF = 0.12
 SPREAD = 0.14
 # The moving average of the weights spans this fraction of the steps.
 _REMEMBERED = 0.1
 _SQUARES = ("squarederror", "mse")
-# Clip norm for each kind of loss, with substrings of the loss names. With a Poisson
-# loss and clip norm 1, models predict counts that are too small: with skewed residuals,
-# the mean clipped gradient vanishes near the median instead of the mean. Labels are
-# assumed to be divided by their typical size. See `benchmarks/advice`.
+# The clip norm for each kind of loss, and substrings of the names of such losses. With
+# a Poisson loss and clip norm 1, models predict counts that are too small: because the
+# residuals are skewed, the mean clipped gradient vanishes near the median instead of
+# the mean. Labels are assumed to be divided by their typical size. See
+# `benchmarks/advice`.
 _CLIPS: dict[str, tuple[Any, ...]] = {
     "counts": (10.0, "poisson"),
     "two classes": (3.0, "binarycrossentropy"),
@@ -66,12 +69,12 @@ _CLIPS: dict[str, tuple[Any, ...]] = {
 
 
 def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
-    """Returns the noise per coordinate of a model, relative to unit updates.
+    """Returns s, the noise per coordinate of a model relative to an update of norm 1.
 
     Args:
-      rmse: RMSE of the noisy models per coordinate and unit of clip norm, for sums of
+      rmse: RMSE per coordinate of the noisy models for clip norm 1, for sums of
         gradients and the workload with `momentum`.
-      batch_size: B, by which sums are divided.
+      batch_size: B, by which sums of gradients are divided.
       momentum: momentum of SGD, in [0, 1): updates are 1 / (1 - momentum) times as large.
 
     Returns:
@@ -95,8 +98,8 @@ def per_clip_unit(
     """Returns the learning rate of SGD for gradients that are divided by the clip norm.
 
     Args:
-      noise: s; see `noise_in_models`.
-      num_parameters: d.
+      noise: s, the result of `noise_in_models`.
+      num_parameters: d, the number of trainable weights.
       momentum: momentum of SGD, in [0, 1).
       l2_norm_clip: zeta, > 0.
       loss: Keras loss, or its name; None for classification.
@@ -107,10 +110,10 @@ def per_clip_unit(
 
 
 def progress(rate: float, num_steps: int) -> float:
-    """Returns how far weights can move: the learning rate times the steps at full rate.
+    """Returns how far the weights can move in a run, at most `rate * num_steps`.
 
-    SGD with momentum beta reaches its full rate only after about 1 / (1 - beta) steps,
-    so a short run moves less than the learning rate times the number of steps.
+    SGD with momentum beta makes steps of full length only after about 1 / (1 - beta)
+    steps, so a short run moves less than the learning rate times the number of steps.
     """
     missed = MOMENTUM * (1.0 - MOMENTUM**num_steps) / (1.0 - MOMENTUM)
     return rate * (num_steps - missed)
@@ -122,15 +125,16 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     Args:
       plan: a plan with an expected batch size and a constant learning rate.
       num_parameters: d, the number of trainable weights.
-      loss: as for `per_clip_unit`.
+      loss: Keras loss, or its name; None for classification.
 
     Raises:
-      ValueError: if the plan has no expected batch size, or a schedule of learning rates.
+      ValueError: if the plan has no expected batch size, or has a learning-rate
+        schedule.
     """
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
-            "The rule for learning rates needs the batch size of the plan and a constant "
-            "rate: this plan has no batch size, or a workload with learning_rates=."
+            "The rule for learning rates needs a plan with a batch size and a constant "
+            "rate: this plan has no batch size, or its workload has learning_rates."
         )
     momentum = plan.workload.momentum or 0.0
     noise = noise_in_models(plan.rmse(), plan.expected_batch_size, momentum)
@@ -141,19 +145,20 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
 def expected_share(
     noise: float, num_parameters: int, num_steps: int, l2_norm_clip: float = 1.0
 ) -> float:
-    """Returns a model's expected gain, as a share of its gain without privacy.
+    """Returns a model's expected improvement as a share of the one without privacy.
 
-    The share is P / (P + 0.12 sqrt(k d)), where P is the progress at the advised rate for
-    classification. The formula was fitted to the tasks of `benchmarks/advice`.
+    The share is P / (P + 0.12 sqrt(k d)), where P is the `progress` with the
+    recommended learning rate for classification, and k is the result of `_excess`. The
+    formula was fitted to the tasks of `benchmarks/advice`.
 
     Args:
-      noise: s; see `noise_in_models`.
-      num_parameters: d.
-      num_steps: n.
+      noise: s, the result of `noise_in_models`.
+      num_parameters: d, the number of trainable weights.
+      num_steps: n, the number of steps of the run.
       l2_norm_clip: zeta, > 0.
 
     Returns:
-      The share, in (0, 1); measured shares differ from it with standard deviation
+      The share, in (0, 1); measured shares differ from it with a standard deviation of
       `SPREAD`.
     """
     rate = per_clip_unit(noise, num_parameters, MOMENTUM, l2_norm_clip)
@@ -162,32 +167,33 @@ def expected_share(
 
 
 def ema_momentum(num_steps: int) -> float:
-    """Returns the momentum for the moving average of the weights, which a run releases.
+    """Returns the momentum for the moving average of the weights in a run.
 
-    The average spans about a tenth of the steps: the momentum is 0.99 for 1000 steps. The
-    average is computed from released models, so it costs no privacy (De et al., 2022,
-    arXiv:2204.13650).
+    The average spans about a tenth of the steps: the momentum is 0.99 for 1000 steps.
+    The average is computed from the private models of the steps, so it costs no
+    additional privacy (De et al., 2022, arXiv:2204.13650).
 
     Args:
       num_steps: n, the number of steps of the run.
 
     Returns:
-      The momentum, in [0, 1): `use_ema=True, ema_momentum=...` of Keras' optimizers.
+      The momentum, in [0, 1), for the arguments `use_ema=True, ema_momentum=...` of
+      Keras' optimizers.
     """
     return max(0.0, 1.0 - 1.0 / (_REMEMBERED * num_steps))
 
 
 def is_named(loss: Any, *parts: str) -> bool:
-    """Returns True if a Keras loss's name, ignoring case and "_", contains any part."""
+    """Returns True if a loss's name, ignoring case and "_", contains one of `parts`."""
     text = f"{loss} {getattr(loss, 'name', '')} {type(loss).__name__}".lower()
     return any(part in text.replace("_", "") for part in parts)
 
 
 def clip_norm(loss: Any) -> tuple[float, str]:
-    """Returns the clip norm for a loss, and the reason for it.
+    """Returns the recommended clip norm for a loss, and the reason for it.
 
-    For binary classification, raising the clip norm from 1 to 3 changes the AUC on six
-    tabular data sets by -0.005 to 0.025, with a mean of 0.007.
+    For binary classification, a clip norm of 3 instead of 1 changes the AUC on six
+    tabular data sets by -0.005 to 0.025, and by 0.007 on average.
     """
     for kind, (clip, *names) in _CLIPS.items():
         if is_named(loss, *names):

@@ -1,4 +1,4 @@
-"""Counts and metrics that a run may release in addition to gradients, and their cost."""
+"""Private counts and metrics that a run may release in addition to its gradients."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _MOST_COUNTS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """Private counts and private metrics of a run, reserved by `Plan.reserve`.
+    """The private counts and metrics for which `Plan.reserve` reserved budget.
 
-    Counts are additional coordinates of each example's contribution to a step: together
-    with the clipped gradient, they have a norm of at most
+    Counts say, for example, how many examples of a step were clipped. They are
+    additional coordinates of each example's contribution to a step: the vector of the
+    clipped gradient and the counts has a norm of at most
     `l2_norm_clip / sqrt(1 - counts)`. Therefore the accounting of the steps covers the
-    counts, under any sampling, with any strategy.
+    counts, for any sampling and any strategy.
 
     An evaluation is a separate Gaussian mechanism: each record adds a vector of norm at
     most 1 to a sum, whose noise has standard deviation `noise_multiplier`.
 
     Attributes:
-      counts: share of the squared norm reserved for counts, in [0, 0.5]; 0 for no
-        counts.
+      counts: share of a contribution's squared norm that is reserved for counts, in [0,
+        0.5]; 0 for no counts.
       evaluations: maximum number of evaluations that the run may make, >= 0.
       noise_multiplier: noise multiplier of each evaluation; None without evaluations.
 
@@ -57,22 +58,22 @@ class Measurements:
 
     @property
     def norm(self) -> float:
-        """The norm of a contribution with its counts, per unit of l2_norm_clip; >= 1."""
+        """The maximum norm of a contribution with counts, divided by l2_norm_clip."""
         return 1.0 / math.sqrt(1.0 - self.counts)
 
     @property
     def mu(self) -> float:
-        """The mu of all evaluations as one Gaussian mechanism; 0 without evaluations."""
+        """The mu (1 / noise multiplier) of all evaluations; 0 without evaluations."""
         if self.noise_multiplier is None:
             return 0.0
         return math.sqrt(self.evaluations) / self.noise_multiplier
 
     def with_evaluations(self, base: Accountant) -> Accountant:
-        """Extends `base`, the accountant of the steps, to cover the evaluations too."""
+        """Returns `base`, the steps' accountant, composed with the evaluations."""
         return base if self.noise_multiplier is None else base.beside(1.0 / self.mu)
 
     def __str__(self) -> str:
-        # The result is one or two sentences for the statement.
+        # The result is at most two sentences for the privacy statement.
         said = [phrase("parts", "counts")] if self.counts else []
         if self.evaluations:
             said.append(phrase("parts", "evaluations", kept=self))

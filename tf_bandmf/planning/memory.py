@@ -1,7 +1,7 @@
-"""The memory that a strategy's noise needs, on one device or on several.
+"""The memory that a strategy's noise needs, on one device or several devices.
 
-The entries of the noise vector are computed independently of each other, so each of R
-devices can generate 1/R of the entries and store the buffers for these alone
+The entries of a noise vector are computed independently of each other, so each of R
+devices can generate 1/R of the entries and store buffers only for these entries
 (arXiv:2405.15913, section 3.3).
 """
 
@@ -12,7 +12,8 @@ import dataclasses
 from tf_bandmf.accounting.checks import whole_number
 
 _FLOAT_BYTES = 4
-# Size in bytes of a step's key and sum digest; see `tf_bandmf.noise.digests`.
+# The size in bytes of a step's noise key and of the digest of the step's gradient sum;
+# see `tf_bandmf.noise.digests`.
 STEP_BYTES = {"philox": 16 + 8, "chacha20": 40 + 8}
 
 
@@ -20,13 +21,14 @@ STEP_BYTES = {"philox": 16 + 8, "chacha20": 40 + 8}
 class NoiseMemory:
     """The memory that the noise needs between steps.
 
-    A step also uses a few temporary vectors, each as long as a device's part.
+    A step also uses a few temporary vectors, each as long as a device's share.
 
     Attributes:
-      num_parameters: d.
+      num_parameters: d, the number of trainable parameters.
       num_devices: R, the number of devices that share the noise.
       vectors: total number of vectors of length d stored across all devices.
-      regenerations_per_step: maximum number of earlier vectors that a step regenerates.
+      regenerations_per_step: maximum number of earlier noise vectors that a step
+        regenerates.
       key_bytes: size in bytes, on each device, of the keys of all steps.
     """
 
@@ -50,7 +52,7 @@ class NoiseMemory:
         if self.num_devices > 1:
             shared = f" on each of {self.num_devices} devices"
         if self.regenerations_per_step:
-            again = f"; {self.regenerations_per_step} are drawn again at each step"
+            again = f"; each step generates {self.regenerations_per_step} of them again"
         return (
             f"Noise keeps {self.vectors} vectors of {self.num_parameters:,} numbers"
             f"{again}: {_readable(self.buffer_bytes)}{shared}, and keys of "
@@ -79,14 +81,14 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
 def bands_that_fit(
     bytes_per_device: int, num_parameters: int, num_devices: int = 1
 ) -> int:
-    """Returns the largest number of bands of `C` whose ring buffer fits into memory.
+    """Returns the maximum number of bands of `C` whose ring buffer fits into memory.
 
     A ring buffer stores `bands - 1` vectors. Examples from arXiv:2405.15913: 64 vectors for
     4 million parameters in 1 GB (section 3.1), 128 for 128 million parameters on 64 devices
     (3.2), 4096 for 4 million parameters on 64 devices (3.3).
 
     Raises:
-      ValueError: if a number is < 1.
+      ValueError: if an argument is < 1.
     """
     num_devices = whole_number("num_devices", num_devices)
     part = -(-whole_number("num_parameters", num_parameters) // num_devices)

@@ -1,7 +1,7 @@
-"""The plan, which determines everything that a private run does.
+"""The class `Plan`, which determines everything that a private run does.
 
-A plan fixes strategy, number of steps, participation, noise multiplier and budget. All
-training code takes a plan and must not deviate from it.
+A plan fixes the strategy, the number of steps, the participation, the noise multiplier
+and the privacy budget. All training code takes a plan and must not deviate from it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from tf_bandmf.sampling import BatchSchedule
 
 _FORMAT = 1
-# Relative amount by which a noise multiplier is rounded up.
+# The relative amount by which a calibrated noise multiplier is rounded up.
 _ROUNDING = 5e-10
-# Tolerance when saved and recomputed numbers are compared: versions of NumPy and SciPy
-# differ in rounding.
+# The tolerance for differences between saved and recomputed numbers, because versions
+# of NumPy and SciPy differ in rounding.
 _RELATIVE_TOLERANCE = 1e-6
 _CLIP_RANGE = (1e-10, 1e10)
-# The fields of a plan that are objects, with the functions that rebuild them from a
+# The fields of a plan that are objects, with the functions that restore them from a
 # configuration.
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "account": lambda config: Account(**config),
@@ -59,21 +59,21 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
 _DELTAS = {10.0**-i for i in range(3, 11)}
 
 
-# The fields of a plan that come from its guarantee, except delta.
+# The fields of a plan, except delta, that state its guarantee.
 _STATED = ("epsilon", "accountant", "kind", "adjacency", "confidence")
 
 
 def stated(guarantee: Guarantee) -> dict[str, Any]:
-    """Returns the plan's fields that come from its guarantee, except delta."""
+    """Returns the values of a plan's fields (except delta) that state its guarantee."""
     return {name: getattr(guarantee, name) for name in _STATED}
 
 
 def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
-    """Converts a calibrated noise level to a noise multiplier (per unit of sensitivity).
+    """Converts a calibrated noise level to a noise multiplier, by the sensitivity.
 
-    The multiplier is rounded up. Therefore its product with the sensitivity is not smaller
-    than the noise, and a later computation of epsilon, itself rounded up by 1e-10, does not
-    exceed the budget.
+    The multiplier is rounded up. Therefore its product with the sensitivity is at least
+    the calibrated noise, and an epsilon that is later computed from it, and rounded up
+    by 1e-10, does not exceed the budget.
     """
     return noise_stddev / sensitivity * (1.0 + _ROUNDING)
 
@@ -82,16 +82,17 @@ def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
 class Plan:
     """An immutable, serializable description of one private training run.
 
-    Build a plan with `tf_bandmf.plan`, which calibrates the noise. The constructor
-    validates it: a plan with inconsistent numbers cannot exist.
+    Create a plan with `tf_bandmf.plan`, which calibrates the noise. The constructor
+    raises an error if the numbers of a plan are inconsistent.
 
     Attributes:
-      workload: A, the linear map from noisy gradients to models.
-      strategy: C, for `num_steps` steps.
+      workload: A, the linear map from the noisy gradients of all steps to the models.
+      strategy: the strategy, with a matrix C for `num_steps` steps.
       participation: the steps at which one example may take part.
       l2_norm_clip: zeta, the bound on the l2 norm of each example's gradient.
-      noise_multiplier: sigma, the noise standard deviation per unit of sensitivity,
-        even if an accountant with amplification uses another unit.
+      noise_multiplier: sigma, the noise standard deviation divided by the sensitivity
+        (for l2_norm_clip = 1), even if an accountant with amplification uses another
+        unit.
       epsilon, delta: the guarantee, computed by `accountant`.
       expected_batch_size: the public constant that divides the noisy sum of clipped
         gradients; None if the code that uses the plan has its own divisor.
@@ -102,13 +103,14 @@ class Plan:
       confidence: confidence of a simulated bound, or None.
       test_seed: None, or a seed from which noise is generated FOR TESTS ONLY: anyone
         who knows it can remove the noise.
-      sensitivity: sensitivity of the strategy under the participation. It is computed; if a
-        value is given (from a file), the value must agree with the computed one and is then
-        used unchanged.
-      unit: the unit that the sampler draws and whose presence is hidden, in one line.
+      sensitivity: sensitivity of the strategy under the participation. The constructor
+        computes it; if the caller passes a value (from a file), the value must agree
+        with the computed one and is then used unchanged.
+      unit: the privacy unit, in one line: the sampler draws such units, and the
+        presence of each unit is hidden.
       generator: generator of the noise, "philox" or "chacha20".
-      account: the account in a ledger in which a run reserves its cost before it
-        begins, or None.
+      account: the account in a ledger in which a run reserves its privacy cost before
+        it starts, or None.
       measurements: private counts and metrics that a run may also release; see
         `reserve`.
     """
@@ -152,8 +154,8 @@ class Plan:
         low, high = _CLIP_RANGE
         if not low <= self.l2_norm_clip <= high:
             raise ValueError(
-                f"l2_norm_clip must be in [{low:g}, {high:g}], found {self.l2_norm_clip}: "
-                f"otherwise squares of gradients exceed the range of float32."
+                f"l2_norm_clip must be in [{low:g}, {high:g}], found "
+                f"{self.l2_norm_clip}: squares of gradients must not exceed float32."
             )
         object.__setattr__(self, "strategy", self.strategy.in_float32())
         computed = self.strategy.sensitivity(self.participation)
@@ -175,7 +177,7 @@ class Plan:
 
     @property
     def mechanism(self) -> str:
-        """The strategy's name in tables, and its parameters in words."""
+        """A description of the strategy: its name in tables, and its parameters."""
         name = registry.specification(self.strategy)
         described = self.strategy.describe()
         parameters = described.removeprefix(self.strategy.family)
@@ -185,11 +187,12 @@ class Plan:
     def noise_stddev(self) -> float:
         """The standard deviation of each entry of `Z`, the noise before `C^-1`.
 
-        It is `noise_multiplier * sensitivity * l2_norm_clip` and applies to the *sum*
-        of clipped gradients; with private counts, the clip norm bounds gradient and
-        counts together. The value is rounded up to single precision, as used in
-        training, because rounding to nearest could reduce the noise. If rounding to
-        single precision increases the clip norm, the increased value is used.
+        It is `noise_multiplier * sensitivity * l2_norm_clip`, for noise that is added
+        to the *sum* of clipped gradients. With private counts, the bound on the norm of
+        gradient and counts replaces the clip norm. Training uses single precision, so
+        the value is rounded up to it, because rounding to nearest could reduce the
+        noise. If rounding to single precision increases the clip norm, the increased
+        clip norm is used.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
         wanted = self.unit_noise_stddev * clip * self.measurements.norm
@@ -205,34 +208,33 @@ class Plan:
 
     @property
     def unit_noise_stddev(self) -> float:
-        """The noise standard deviation for `C` without rescaling, for l2_norm_clip = 1."""
+        """The noise standard deviation on the raw `C`, for l2_norm_clip = 1."""
         assert self.sensitivity is not None  # set by __post_init__
         return self.noise_multiplier * self.sensitivity.value
 
     @property
     def zcdp_rho(self) -> float:
-        """The zCDP rho of the whole run without amplification, for any accountant.
+        """The zCDP rho of the whole run without amplification, for every sampler.
 
-        The value holds under the plan's adjacency. If one unit is replaced by another,
-        the unit's contribution changes by up to `2 l2_norm_clip`, and rho is 4 times
-        the zero-out rho, because rho grows with the square of the sensitivity (Bun and
-        Steinke, 2016, arXiv:1605.02065, Proposition 1.6).
+        The value holds for the plan's adjacency. If one privacy unit is replaced by
+        another, the contribution changes by up to `2 l2_norm_clip`, and rho is 4 times
+        the rho for zero-out, because rho grows with the square of the sensitivity (Bun
+        and Steinke, 2016, arXiv:1605.02065, Proposition 1.6).
         """
         rho = gaussian.zcdp_rho(self.unamplified_noise)
         return 4.0 * rho if self.adjacency == REPLACE_ONE else rho
 
     @property
     def guarantee(self) -> Guarantee:
-        """The (epsilon, delta) guarantee, and the certainty of its numbers."""
+        """The (epsilon, delta) guarantee, which also says how certain it is."""
         fields = {name: getattr(self, name) for name in ("delta", *_STATED)}
         return Guarantee(**fields, zcdp_rho=self.zcdp_rho)
 
     @property
     def unamplified_noise(self) -> float:
-        """The noise multiplier of the run as one Gaussian mechanism.
+        """The noise multiplier of the run as one Gaussian mechanism without sampling.
 
-        The value covers private evaluations, too, and holds for zero-out adjacency
-        without amplification.
+        The value is for zero-out adjacency and also covers private evaluations.
         """
         if not self.measurements.evaluations:
             return self.noise_multiplier
@@ -247,48 +249,47 @@ class Plan:
                 counts=0.01, metrics=0.1, evaluations=10
             )
 
-        The steps get more noise, so that (epsilon, delta) covers steps, counts and
-        evaluations together; see `planning.measurements`. Under sampling without
-        replacement, and under sampling that is accounted for by simulation, the
-        epsilons of steps and evaluations are added, and `metrics` is a share of
-        epsilon.
+        The steps get more noise, so that (epsilon, delta) covers the composition of
+        steps, counts and evaluations; see `planning.measurements`. For sampling without
+        replacement, and for sampling whose accounting needs a simulation, the epsilons
+        of steps and evaluations are added, and `metrics` is a share of epsilon.
 
         Args:
           counts: share of each step's noise budget, in [0, 0.5], for private counts of
             examples that were clipped, had no gradient, or were invalid; the noise of
             gradients grows by `1 / sqrt(1 - counts)`.
           metrics: share of the budget (measured as zCDP rho) for private evaluations;
-            without amplification, the noise of the steps grows by `1 / sqrt(1 -
-            metrics)`.
+            without amplification, the noise of the steps grows by
+            `1 / sqrt(1 - metrics)`.
           evaluations: maximum number of private evaluations.
 
         Raises:
-          ValueError: if a number is out of range, nothing is reserved, the plan already has
-            a reservation, or nothing is left for the steps.
+          ValueError: if a number is out of range, if nothing is reserved, if the plan
+            already has a reservation, or if no budget is left for the steps.
         """
         if self.measurements != Measurements():
             raise ValueError(
-                "The plan already has a reservation. Call reserve once for everything, on "
-                "the plan without reservation."
+                "The plan already has a reservation. Call reserve once for everything, "
+                "on a plan without a reservation."
             )
         if not (counts or metrics or evaluations):
             raise ValueError(
-                "Nothing is reserved: give counts=0.01, say, or metrics=0.1, "
-                "evaluations=10."
+                "Nothing is reserved. Pass, for example, counts=0.01, or metrics=0.1 "
+                "and evaluations=10."
             )
         evaluations = checks.whole_number("evaluations", evaluations, least=0)
         if (metrics == 0.0) != (evaluations == 0):
             raise ValueError(
-                f"Give metrics (a share of the budget) and evaluations (their number) "
-                f"together, found metrics = {metrics}, evaluations = {evaluations}."
+                f"Pass both metrics (a share of the budget) and evaluations (their "
+                f"number), found metrics = {metrics}, evaluations = {evaluations}."
             )
         if not 0.0 <= metrics < 1.0:
             raise ValueError(f"metrics must be in [0, 1), found {metrics!r}.")
         if not evaluations:
             return dataclasses.replace(self, measurements=Measurements(float(counts)))
         base = self.accounting()
-        # The evaluations get a share of `1 / sigma^2` of the Gaussian mechanism that would
-        # spend the whole budget.
+        # `unit` is the noise of a Gaussian mechanism that would spend the whole budget.
+        # The evaluations get the share `metrics` of its `1 / sigma^2`.
         unit = gaussian.calibrate_noise_stddev(self.epsilon, self.delta)
         noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
         kept = Measurements(float(counts), evaluations, noise)
@@ -297,17 +298,18 @@ class Plan:
     def bounded(self, *, confidence: float = 0.999999) -> Plan:
         """Returns a plan whose noise follows from a simulated bound on epsilon.
 
-        This is for plans that are accounted for by simulation ("balls-in-bins",
-        "b-min-sep"), whose epsilon is otherwise an estimate. If a bound would take too many
-        draws (at a very small delta), the noise is calculated without amplification; a
-        warning and the statement say so.
+        This method is for plans whose accounting needs a simulation ("balls-in-bins",
+        "b-min-sep"), and whose epsilon is otherwise an estimate. If a bound would take
+        too many draws (at a very small delta), the noise is calibrated without
+        amplification; a warning and the privacy statement say so.
 
         Args:
           confidence: confidence of the simulated bound, in (0, 1).
 
         Raises:
-          ValueError: if confidence is out of range, nothing is simulated, or the plan has a
-            reservation (call `bounded` before `reserve`).
+          ValueError: if confidence is out of range, if the accounting needs no
+            simulation, or if the plan has a reservation (call `bounded` before
+            `reserve`).
         """
         if not self.participation.is_simulated:
             raise ValueError(
@@ -319,7 +321,7 @@ class Plan:
         return self._with_noise_of(self.accounting(confidence))
 
     def _with_noise_of(self, accountant: Accountant, **changes: Any) -> Plan:
-        """Returns the plan with the noise that this accountant requires for the budget."""
+        """Returns this plan with the noise that `accountant` needs for the budget."""
         assert self.sensitivity is not None
         made = accountant.calibrate(self.epsilon, self.delta)
         noise = multiplier_of(made.noise_stddev, self.sensitivity.value)
@@ -327,12 +329,12 @@ class Plan:
         return dataclasses.replace(self, noise_multiplier=noise, **changes)
 
     def guarantee_at(self, delta: float, confidence: float | None = None) -> Guarantee:
-        """Returns the run's guarantee at another delta, by the plan's accountant.
+        """Returns the run's guarantee at another delta, from the plan's accountant.
 
         Args:
           delta: in (0, 1).
-          confidence: confidence of a simulated bound, for this delta only; by default the
-            plan's.
+          confidence: confidence of a simulated bound, for this delta only; by default
+            the plan's confidence.
 
         Raises:
           ValueError: if delta is not in (0, 1), or so large that epsilon would be 0.
@@ -341,16 +343,16 @@ class Plan:
         return accountant.guarantee(self.unit_noise_stddev, delta)
 
     def epsilon_after(self, steps: int, delta: float | None = None) -> float:
-        """Returns epsilon of a run that takes only the first `steps` steps.
+        """Returns the epsilon of a run that stops after the first `steps` steps.
 
         WARNING: the value holds only if the number of steps does not depend on the
         private run, for example because it was fixed in advance or by a clock. A run
-        that is stopped because of its models, as by `EarlyStopping`, has the epsilon of
-        the whole plan.
+        that is stopped because of its models' quality, for example by `EarlyStopping`,
+        has the epsilon of the whole plan.
 
         Args:
           steps: number of steps, in [0, num_steps].
-          delta: delta of the result; by default the plan's.
+          delta: delta at which epsilon is computed; by default the plan's delta.
 
         Returns:
           Epsilon >= 0, computed by the plan's accountant; at most the epsilon of the
@@ -365,8 +367,8 @@ class Plan:
         if steps == 0:
             return 0.0
         if self.participation.is_simulated:
-            # Only whole epochs are simulated. Rounding up is safe, because more steps spend
-            # more.
+            # The simulation covers only whole epochs. Rounding up to whole epochs is
+            # safe, because more steps spend more budget.
             epoch = self.participation.separation()
             steps = min(-(-steps // epoch) * epoch, self.num_steps)
 
@@ -377,8 +379,9 @@ class Plan:
             except EpsilonIsZero:
                 return 0.0
 
-        # The first steps are part of the whole run, so the run's epsilon holds for them
-        # even if the bound for the leading block of C is larger.
+        # The first steps are part of the whole run, so the epsilon of the whole run
+        # holds for them, even if the bound computed from the leading block of C is
+        # larger.
         whole = self.epsilon if given == self.delta else reached(self.num_steps)
         return whole if steps == self.num_steps else min(reached(steps), whole)
 
@@ -389,7 +392,7 @@ class Plan:
         return None if record is None else Comparison.from_record(record)
 
     def epsilon_curve(self, deltas: Sequence[float] | None = None) -> list[Guarantee]:
-        """Returns `guarantee_at` for several deltas: the trade-off of the run.
+        """Returns the run's guarantees at several deltas, in order of decreasing delta.
 
         Args:
           deltas: values in (0, 1); by default 1e-3 to 1e-10 and the plan's delta, except
@@ -407,13 +410,15 @@ class Plan:
     def dp_event(self) -> dp_accounting.DpEvent:
         """Returns the whole run as a dp-accounting event, to compose with other releases.
 
-        Any accountant of dp-accounting accepts the event, for example as a second
-        opinion: `rdp.RdpAccountant().compose(plan.dp_event()).get_epsilon(delta)`.
+        The accountants of dp-accounting accept the event, for example to check epsilon
+        independently:
+        `rdp.RdpAccountant().compose(plan.dp_event()).get_epsilon(delta)`.
 
-        A fixed order is one `GaussianDpEvent`; cyclic Poisson sampling is `ceil(n / b)`
-        Poisson-sampled Gaussian events; cyclic sampling without replacement is `ceil(n
-        / b)` sampled Gaussian events, for replace-one adjacency; a shuffled order is
-        bounded by the event of a fixed order.
+        A run with a fixed order of examples is one `GaussianDpEvent`. Cyclic Poisson
+        sampling is `ceil(n / b)` Poisson-sampled Gaussian events. Cyclic sampling
+        without replacement is `ceil(n / b)` sampled Gaussian events, for replace-one
+        adjacency. A shuffled order is at least as private as the event of a fixed
+        order, which is returned for it.
 
         Raises:
           ValueError: if dp-accounting has no event for the participation, as for
@@ -424,9 +429,10 @@ class Plan:
     def accounting(
         self, confidence: float | None = None, steps: int | None = None
     ) -> Accountant:
-        """Returns the accountant of the run or its first steps, with all its evaluations.
+        """Returns the accountant of a run (or its first steps), with all evaluations.
 
-        Private evaluations count in full even if only the first steps are taken.
+        All reserved private evaluations count, even if a run takes only the first
+        steps.
         """
         confidence = self.confidence if confidence is None else confidence
         matrix = self.strategy.matrix
@@ -444,14 +450,15 @@ class Plan:
 
     @property
     def plan_id(self) -> int:
-        """The first 63 bits of the fingerprint, which batches carry."""
+        """The first 63 bits of the fingerprint, which each batch contains."""
         return int(self.fingerprint[:16], 16) >> 1
 
     def rmse(self) -> float:
-        """The RMSE of the noisy models per coordinate, at this noise multiplier.
+        """The RMSE per coordinate of the noisy models, at the plan's noise multiplier.
 
-        The value is in units of l2_norm_clip: `||A C^-1||_F / sqrt(n) * sens(C) * sigma`,
-        times `measurements.norm`, which is above 1 with private counts.
+        The value is for l2_norm_clip = 1. It is
+        `||A C^-1||_F / sqrt(n) * sens(C) * sigma` times `measurements.norm`, which is
+        above 1 if there are private counts.
         """
         unit = self.strategy.rmse(self.workload, self.participation)
         return self.noise_multiplier * unit * self.measurements.norm
@@ -461,13 +468,15 @@ class Plan:
     ) -> dict[str, Any]:
         """Returns Keras optimizer arguments: learning rate, momentum, weight averaging.
 
+        Example:
         `keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))`. The
-        learning rate follows the rule of `planning.learning_rates`; the momentum is the
-        workload's.
+        learning rate follows the rule in `planning.learning_rates`; the momentum is the
+        momentum of the workload.
 
         Args:
           num_parameters: d, the number of trainable weights of the model.
-          optimizer: "sgd", or "adam", for plans with independent noise ("identity").
+          optimizer: "sgd" or, for plans with independent noise ("identity"), also
+            "adam".
           loss: Keras loss of the model, or its name; None for classification.
 
         Raises:
@@ -498,22 +507,23 @@ class Plan:
         rows_per_user: int | None = None,
         ranges: Mapping[str, Any] | None = None,
     ) -> BatchSchedule:
-        """Returns the batches of the run, sampled as the accountant assumes.
+        """Returns the batches of a run, with the sampling that the accountant assumes.
 
-        A secret sample belongs to one run. In Keras, `fit` or `model.begin_run(batches)`
-        draws it; elsewhere, call `batches.join(key.sampler_seed())` with a `NoiseKey`.
+        Random sampling needs a secret seed for each run. In Keras, `fit` or
+        `model.begin_run(batches)` draws it; elsewhere, call
+        `batches.join(key.sampler_seed())` with a `NoiseKey`.
 
         Args:
           x: array or nested structure of arrays with first dimension `num_examples`; or
             TFRecord files, as `sampling.TFRecordExamples`; or anything with a length
-            whose `x[i]` is an example with its targets. Only with `sampling="fixed-order"`,
-            x may also be a `tf.data.Dataset`, a `keras.utils.PyDataset`, or a function that
-            returns an iterator; these yield examples with their targets, and are read in
-            their own order.
+            whose `x[i]` is an example with its targets. Only with
+            `sampling="fixed-order"`, x may also be a `tf.data.Dataset`, a
+            `keras.utils.PyDataset`, or a function that returns an iterator; these yield
+            examples with their targets, and their own order is used.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
-          padded: True to pad all batches to one constant size, with zeros of sample weight
-            0. Otherwise, the batch size is not static.
+          padded: True to pad all batches to one constant size, with zeros of sample
+            weight 0. Otherwise, batch sizes may differ.
           map: augmentation: a random function that is applied to single examples, or a
             Keras layer; see `sampling.mapped.Mapped`. The function's random numbers
             differ at each step and are reproduced in a resumed run.
@@ -522,20 +532,23 @@ class Plan:
             example's loss is the mean of the views' losses; its gradient is clipped
             once. This costs computation, but no privacy.
           users: the user of each row of x, shape [rows], integers or strings, if the
-            plan's unit is one user: then the plan's `num_examples` is the number of
-            users, and its `batch_size` the number of users per step. A user's rows at a
-            step are one unit, clipped together.
-          rows_per_user: maximum number of a user's rows that a step takes, chosen at random
-            if there are more. Required with `users`.
-          ranges: declared ranges, as in `{"x": (0, 255), "y": (0, 9)}`: an example with a
-            value outside its range contributes nothing, and `fit` rejects a model that does
-            not match the ranges. See `sampling.changes.Ranges`.
+            plan's unit is one user. Then the plan's `num_examples` is the number of
+            users, and its `batch_size` is the number of users per step. The gradients
+            of a user's rows at a step are summed and then clipped.
+          rows_per_user: maximum number of rows of one user that a step uses; if a user
+            has more rows, they are chosen at random. Required with `users`.
+          ranges: ranges that the values are declared to have, as in
+            `{"x": (0, 255), "y": (0, 9)}`. An example with a value outside its range
+            contributes nothing, and `fit` rejects a model that does not match the
+            ranges. See `sampling.changes.Ranges`.
 
         Raises:
-          TypeError: if the plan's participation is asserted by the caller and has no
-            schedule, or `map` is neither a function of one example nor a layer.
-          ValueError: if the number of examples differs from the plan's; or if examples are
-            overlapping windows of one series, and the plan does not name its unit.
+          TypeError: if the caller must ensure the plan's participation, because there
+            is no schedule for it, or if `map` is neither a function of one example nor
+            a layer.
+          ValueError: if the number of examples differs from the plan's number, or if
+            examples are overlapping windows of one time series and the plan has the
+            default unit.
         """
         from tf_bandmf.sampling import BatchSchedule
         from tf_bandmf.sampling.changes import warn_of_example_weights
@@ -575,10 +588,11 @@ class Plan:
         Args:
           num_parameters: d, the number of trainable parameters.
           num_devices: R, the number of devices that share the noise.
-          keep_normals: see `NoiseGenerator`; for strategies with a banded inverse.
+          keep_normals: whether strategies with a banded inverse store earlier noise
+            vectors instead of regenerating them; see `NoiseGenerator`.
 
         Raises:
-          ValueError: if a number is < 1.
+          ValueError: if an argument is < 1.
         """
         size = checks.whole_number("num_parameters", num_parameters)
         shares = checks.whole_number("num_devices", num_devices)
@@ -593,9 +607,9 @@ class Plan:
         """Returns the privacy statement of a run of this plan.
 
         Args:
-          unit: the unit whose presence is hidden, such as "one device"; by default the
-            plan's unit. The caller asserts that one example of the plan is one such unit: a
-            unit with several examples is covered only by group privacy.
+          unit: the privacy unit, such as "one device"; by default the plan's unit. The
+            caller asserts that one example of the plan is one such unit, because for a
+            unit with several examples, only group privacy holds.
 
         Raises:
           ValueError: if the unit is not one line of text.
@@ -621,7 +635,7 @@ class Plan:
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Returns plain values and arrays; `from_config` rebuilds the plan from them."""
+        """Returns a dictionary from which `from_config` restores the plan."""
         config: dict[str, Any] = {"format": _FORMAT}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -634,7 +648,7 @@ class Plan:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
-        """Rebuilds a plan and validates it again.
+        """Restores a plan from the result of `to_config`, and validates it.
 
         Raises:
           ValueError: if the format is unknown or the numbers are inconsistent.
@@ -643,8 +657,8 @@ class Plan:
         written = fields.pop("format", None)
         if written != _FORMAT:
             raise ValueError(
-                f"The plan's format must be {_FORMAT} for this version of tf-bandmf, found "
-                f"{written!r}."
+                f"The plan's format must be {_FORMAT} for this version of tf-bandmf, "
+                f"found {written!r}."
             )
         for name, made_from in _PARTS.items():
             if fields[name] is not None:
@@ -652,7 +666,7 @@ class Plan:
         return cls(**fields)
 
     def save(self, path: str) -> None:
-        """Writes the plan to `path`, as JSON.
+        """Writes the plan to a JSON file.
 
         A plan contains no secrets, so it can be published with the model.
         """
@@ -662,19 +676,19 @@ class Plan:
 
     @classmethod
     def load(cls, path: str) -> Plan:
-        """Reads a saved plan; recomputes sensitivity and budget.
+        """Reads a saved plan; validates it by recomputing sensitivity and epsilon.
 
         Raises:
-          OSError: if there is no file, or it cannot be read.
-          ValueError: if the file is not a plan, or was changed and its fingerprint does not
-            match.
+          OSError: if the file does not exist or cannot be read.
+          ValueError: if the file is not a plan, or if its fingerprint does not match
+            because the file was changed.
         """
         written = pathlib.Path(path).read_bytes()
         try:
             content = configs.loads(written.decode("utf-8"))
             plan = cls.from_config(content["plan"])
             actual, stated = plan.fingerprint, content["fingerprint"]
-        except Exception as error:  # a file may contain anything
+        except Exception as error:  # An invalid file may cause any error.
             detail = str(error).removeprefix(f"{path} ").rstrip(".")
             raise ValueError(
                 f"{path} is damaged or is not a plan ({type(error).__name__}: {detail}). "

@@ -1,4 +1,4 @@
-"""The privacy statement of a model, and the same in plain words.
+"""The privacy statement of a model, and a version of it in plain words.
 
     statement = plan.statement(unit="one user")
     card = statement.card("churn-2026")
@@ -9,18 +9,18 @@ The points of the statement follow arXiv:2306.08153, App. K.1, which is based on
 arXiv:2303.00654, section 5.3.
 
 A hypothesis test explains the meaning of epsilon for one person. An attacker sees
-everything that is released, knows everything except whether one person's data were used,
-and has to decide this question. If the attacker accuses at most a share alpha of the people
-who were not in the data, the share of the people in the data whom the attacker finds is at
-most
+everything that is released, knows everything except whether the data of one person were
+used, and has to guess this. Suppose that the attacker wrongly accuses at most a share
+alpha of the people who were not in the data. Then the share of people in the data whom
+the attacker finds is at most
 
     min(exp(epsilon) alpha + delta, 1 - exp(-epsilon) (1 - delta - alpha))
 
 (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). For a Gaussian mechanism,
 this share is at most `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383,
-Theorem 2.7). Every run is a Gaussian mechanism if the amplification by sampling is
-ignored. For a sampled run, the first bound holds for every pair of epsilon and delta of
-the run, so the smallest value is used (ibid., section 2.3).
+Theorem 2.7). Without amplification by sampling, every run is a Gaussian mechanism. For
+a sampled run, the bound in the formula holds for every pair of epsilon and delta of the
+run, so the smallest value is used (ibid., section 2.3).
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 ONE_EXAMPLE = "one training example"
-# The share of people outside the data who are falsely accused, in the card's example.
+# The share of people outside the data who are wrongly accused, in the privacy card.
 _ACCUSED = 0.05
-# The epsilons at which a sampled run's privacy profile bounds the power of a test.
+# The epsilons at which the privacy profile of a sampled run is evaluated, to bound the
+# power of an attacker's test.
 _EPSILONS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _TAGS = ("differential-privacy", "tf-bandmf")
 _Points = list[tuple[str, str]]
-# Sentences of the statement about the noise generators.
+# The sentences about each noise generator in a statement.
 GENERATORS = phrases("generators")
 
 
@@ -53,28 +54,29 @@ GENERATORS = phrases("generators")
 class PrivacyStatement:
     """A statement to publish with a model: numbered points, as text or Markdown.
 
-    A statement is about one run (`Plan.statement`), or about several runs and releases made
-    elsewhere (`JointGuarantee.statement`). No field has a default, because each field is a
-    promise.
+    A statement is about one run (`Plan.statement`), or about several runs and other
+    releases on the same data (`JointGuarantee.statement`). No field has a default,
+    because each field is a promise to the reader.
 
     Attributes:
-      guarantee: (epsilon, delta), their certainty, and the adjacency.
-      mu: `1 / sigma` of all outputs together as one Gaussian mechanism, without
-        amplification; None if the outputs are not Gaussian.
-      unit: the unit whose presence is hidden, such as "one user".
+      guarantee: epsilon and delta, how certain they are, and the adjacency.
+      mu: `1 / sigma` of all outputs as one Gaussian mechanism, without amplification;
+        None if the outputs are not Gaussian.
+      unit: the privacy unit, whose presence is hidden, such as "one user".
       plans: the plans of the runs.
       sampling: sentence about amplification by the randomness of the sampling.
-      participation: description of the use of the data; empty without runs.
-      covered: the covered runs and releases, such as "one training run of 20 steps".
+      participation: description of how runs use the data; empty without runs.
+      covered: the runs and releases that the statement is about, such as "one training
+        run of 20 steps".
       scope: text after the numbers: "for all runs together", or empty.
       output: the mechanism's output, such as "all noisy gradients".
       mechanism: strategy and noise of a single run; empty for several runs.
       runs: descriptions of several runs and releases; empty for a single run.
-      remarks: further facts about this run that a reader must know, such as other runs on
-        the same data, or weights that were changed by hand. A plan's own statement only has
-        remarks on measurements.
-      proviso: a condition for the numbers, stated before them, if weights were loaded or
-        the run took no step. Empty in a plan's own statement.
+      remarks: further facts about this run that a reader must know, such as other runs
+        on the same data, or weights that were changed by hand. A statement from
+        `Plan.statement` has only remarks about measurements.
+      proviso: a condition, stated before the guarantee, if weights were loaded or the
+        run took no step. Empty in a statement from `Plan.statement`.
 
     Raises:
       ValueError: if the unit is not one line of text.
@@ -104,19 +106,20 @@ class PrivacyStatement:
 
     @property
     def test_only(self) -> bool:
-        """True if the noise comes from a known seed, so that there is no guarantee."""
+        """True if there is no guarantee, because the noise comes from a known seed."""
         return any(plan.test_seed is not None for plan in self.plans)
 
     @property
     def neighbors(self) -> str:
-        """The change of one unit between neighbors: "zero-out" or "replace-one"."""
+        """The adjacency of the guarantee in short form: "zero-out" or "replace-one"."""
         return "zero-out" if self.guarantee.adjacency == ZERO_OUT else "replace-one"
 
     def found(self, accused: float) -> float:
-        """Returns the largest share of people in the data whom an attacker can find.
+        """Returns the maximum share of people in the data whom an attacker can find.
 
         Args:
-          accused: alpha, the share of people not in the data who are accused, in [0, 1].
+          accused: alpha, the share of people outside the data who are wrongly accused,
+            in [0, 1].
         """
         bounds = [1.0]
         for epsilon, delta in self._pairs():
@@ -130,7 +133,7 @@ class PrivacyStatement:
         return min(bounds)
 
     def right(self) -> float:
-        """The largest share of correct guesses if both answers are equally likely."""
+        """The maximum share of correct guesses if half of the people took part."""
         # This is (1 + total variation distance) / 2; the distance is the maximum of
         # `found(accused) - accused`.
         shifts = [(math.tanh(0.5 * epsilon), delta) for epsilon, delta in self._pairs()]
@@ -140,7 +143,7 @@ class PrivacyStatement:
         return 0.5 * (1.0 + distance)
 
     def _pairs(self) -> Iterator[tuple[float, float]]:
-        """Returns pairs (epsilon, delta): the stated one, plus a single run's profile."""
+        """Yields the stated (epsilon, delta), and more pairs for a single run."""
         yield self.epsilon, self.guarantee.delta
         for plan in () if self.runs else self.plans:
             if plan.guarantee == self.guarantee and not plan.participation.is_simulated:
@@ -148,7 +151,7 @@ class PrivacyStatement:
                 yield from ((one, run.delta(one, noise)) for one in _EPSILONS)
 
     def card(self, model_name: str | None = None) -> PrivacyCard:
-        """Returns the statement with a version in plain words, for model cards or lawyers.
+        """Returns the statement with a version in plain words, for example for lawyers.
 
         Args:
           model_name: name of the model, in one line.
@@ -159,7 +162,7 @@ class PrivacyStatement:
         return PrivacyCard(self, model_name)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the values for the placeholders in the texts of statement and card."""
+        """Returns values for the placeholders in the texts of statement and card."""
         made, plans = self.guarantee, self.plans
         is_sampled = any(
             plan.participation.is_amplified and not plan.guarantee.is_unamplified
@@ -173,8 +176,8 @@ class PrivacyStatement:
             **vars(self),
             "none": phrase("test seed", "none") if self.test_only else "",
             "whose": self.scope and f" {self.scope}",
-            # Rho ignores amplification, so it gets a separate point if epsilon is
-            # amplified.
+            # Rho does not include amplification by sampling, so the statement has a
+            # separate point for it if epsilon does include amplification.
             "rho": f"; {rho}" if rho and not is_sampled else "",
             "unamplified": f"{rho}." if rho and is_sampled else "",
             "accesses": sentence(self.covered),
@@ -187,7 +190,7 @@ class PrivacyStatement:
         }
 
     def points(self) -> _Points:
-        """Returns the points of the statement: (title, text)."""
+        """Returns the points of the statement as pairs (title, text)."""
         filled = phrases("statement", **self.facts())
         return [(title, text) for title, text in filled.items() if text]
 
@@ -220,7 +223,7 @@ class PrivacyCard:
             check_line("model_name", self.model_name)
 
     def points(self) -> _Points:
-        """Returns the statement in plain words: (title, text)."""
+        """Returns the points in plain words as pairs (title, text)."""
         said, title = self.statement, "What is protected"
         if said.test_only:
             return [(title, phrase("test seed", title))]
@@ -243,14 +246,14 @@ class PrivacyCard:
         return f"{plain}\n\n{self.statement}"
 
     def to_markdown(self) -> str:
-        """Returns both parts as Markdown sections."""
+        """Returns the plain words and the technical statement as Markdown sections."""
         name = f" of {_markdown(self.model_name)}" if self.model_name else ""
         heading = f"# Privacy{name}\n\n## In plain words\n"
         plain = _listed(heading, "**{1}.** {2}\n", self.points())
         return f"{plain}\n{self.statement.to_markdown()}"
 
     def to_record(self) -> dict[str, Any]:
-        """Returns plain finite values, ready for JSON."""
+        """Returns the card as a dictionary of finite values that JSON can store."""
         said, guarantee = self.statement, None
         if not said.test_only:
             names = ("epsilon", "delta", "kind", "confidence")
@@ -272,7 +275,7 @@ class PrivacyCard:
         }
 
     def to_json(self) -> str:
-        """Returns `to_record` as JSON text."""
+        """Returns the result of `to_record` as JSON text."""
         return json.dumps(self.to_record(), indent=2, allow_nan=False) + "\n"
 
     def to_model_card(
@@ -285,8 +288,8 @@ class PrivacyCard:
     ) -> str:
         """Returns a README.md in the model-card format of Keras and Hugging Face.
 
-        The file consists of YAML metadata and the card. Add the sections that this
-        library cannot write: intended uses, evaluation, training data.
+        The file consists of YAML metadata and the privacy card. Add the sections that
+        this library cannot write: intended uses, evaluation, training data.
 
         Args:
           license: identifier of the license, such as "apache-2.0".
@@ -302,7 +305,7 @@ class PrivacyCard:
             "model_name": self.model_name,
             "differential_privacy": self.to_record()["guarantee"],
         }
-        # JSON is valid YAML, and JSON's quoting keeps a user's text inside its value.
+        # JSON is valid YAML. Its quoting ensures that a user's text remains one value.
         lines = [
             f"{name}: {json.dumps(value, allow_nan=False)}"
             for name, value in fields.items()
@@ -312,13 +315,13 @@ class PrivacyCard:
 
 
 def _listed(heading: str, form: str, points: _Points) -> str:
-    """Returns a heading and one line per point, with its number, title and text."""
+    """Returns a heading, and a line with number, title and text for each point."""
     lines = [form.format(i, *point) for i, point in enumerate(points, start=1)]
     return "\n".join([heading, *lines])
 
 
 def _normal(x: float) -> float:
-    """Returns the probability that a standard normal number is at most x."""
+    """Returns the probability that a standard normal variable is at most x."""
     from tf_bandmf.accounting import tails  # needs SciPy
 
     return float(tails.lower_tail(x))
@@ -341,13 +344,13 @@ def sentence(text: str) -> str:
 
 
 def check_line(name: str, text: str, must: str = "be one line of text") -> None:
-    """Raises ValueError if this is not one line of text."""
+    """Raises ValueError if the text is not a string with one line."""
     if not isinstance(text, str) or len(text.strip().splitlines()) != 1:
         raise ValueError(f"{name} must {must}, found {text!r}.")
 
 
 def check_unit(unit: str) -> None:
-    """Raises ValueError unless a unit is one line of text."""
+    """Raises ValueError if the privacy unit is not one line of text."""
     check_line(
-        "unit", unit, "name in one line whose presence is hidden, such as 'one device'"
+        "unit", unit, "be one line that names the hidden unit, such as 'one device'"
     )

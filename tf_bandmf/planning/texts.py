@@ -1,4 +1,4 @@
-"""The texts that plans, tables and statements print, from texts.ini filled with facts."""
+"""Reads the texts that plans, tables and statements print from texts.ini."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _TEXTS.read_string(pathlib.Path(__file__).with_suffix(".ini").read_text("utf-8")
 
 
 def phrase(section: str, name: str, /, **facts: Any) -> str:
-    """Returns a text, filled with facts, on one line."""
+    """Returns a text of texts.ini in one line, with `facts` for its placeholders."""
     return " ".join(_TEXTS[section][name].format(**facts).split())
 
 
 def phrases(section: str, /, **facts: Any) -> dict[str, str]:
-    """Returns all texts of a section, by their names."""
+    """Returns a dictionary of all texts of a section of texts.ini."""
     return {name: phrase(section, name, **facts) for name in _TEXTS[section]}

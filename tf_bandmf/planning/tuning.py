@@ -1,4 +1,4 @@
-"""Computes the privacy cost of tuning: only the best of several trials is released.
+"""The privacy cost of tuning, if only the best of several trials is released.
 
     cost = tf_bandmf.tuning_cost(plan, expected_trials=10)
     cost.epsilon                 # for the one model that is released
@@ -30,11 +30,11 @@ from tf_bandmf.planning.texts import phrase
 
 _PROFILE = "privacy profile of repeated selection (arXiv:2402.06701)"
 _UNAMPLIFIED = ", without amplification by sampling"
-# The discretization interval of privacy losses, relative to epsilon; it errs on the
-# safe side.
+# The discretization interval of privacy losses, as a fraction of epsilon. The
+# discretization can only increase epsilon.
 _INTERVAL = 5e-4
-# The maximum number of deltas at which a simulated bound is computed: each bound takes
-# seconds and consumes a share of the failure probability.
+# The maximum number of deltas at which simulated bounds are computed, because each
+# bound takes seconds and uses a share of the failure probability.
 _FEW_DELTAS = 8
 
 
@@ -42,22 +42,23 @@ _FEW_DELTAS = 8
 class TuningCost:
     """The privacy cost of releasing only the best of a random number of trials.
 
-    Formal guarantee: if `draw_trials` gives the number of trials, and each trial has
-    fresh noise and fresh samples, then releasing only the best trial is (epsilon,
-    delta)-DP under the plan's adjacency.
+    Formal guarantee: if the number of trials comes from `draw_trials`, and each trial
+    has fresh noise and fresh random samples, then releasing only the best trial is
+    (epsilon, delta)-DP under the plan's adjacency.
 
     Attributes:
       epsilon, delta: the guarantee of the released trial.
-      expected_trials: E[K].
+      expected_trials: E[K], the expected number of trials.
       distribution: distribution of K: "geometric", "logarithmic", or "truncated negative
         binomial, shape ...".
-      shape: eta, the shape of the distribution.
-      method: the theorem that yields epsilon, and how a single trial is accounted for.
+      shape: eta, the shape parameter of the distribution.
+      method: the theorem for epsilon, and the accounting of a single trial.
       trial_epsilon: epsilon of a single trial at delta, as planned.
       remark: further facts that a reader must know, or an empty text.
-      confidence: joint confidence of the simulated bounds that epsilon rests on, or None.
+      confidence: joint confidence of the simulated bounds from which epsilon is
+        computed, or None.
       adjacency: the plan's definition of neighboring data sets.
-      unit: the plan's unit, whose presence is hidden.
+      unit: the plan's privacy unit, whose presence is hidden.
     """
 
     epsilon: float
@@ -76,8 +77,8 @@ class TuningCost:
         """Draws K, the number of trials, with the operating system's random numbers.
 
         Draw K once, before the first trial, and make K trials. The guarantee depends on
-        this distribution: it does not hold if somebody chose K, or repeated the draw
-        because K was small. K itself must stay secret.
+        the distribution of K: it does not hold if somebody chose K, or repeated the
+        draw because K was small. K must stay secret.
         """
         rng = np.random.default_rng(secrets.randbits(256))
         return selection.draw_number(self.expected_trials, self.shape, rng)
@@ -99,13 +100,13 @@ def tuning_cost(
     """Returns the epsilon of the best of a random number of runs of a plan.
 
     Epsilon is computed from a single trial's epsilon as a function of delta (Koskela,
-    Redberg and Wang, 2024, arXiv:2402.06701); in 180 of 180 settings, the result was
-    smaller than with the trial's Renyi DP (Papernot and Steinke, 2022,
-    arXiv:2110.03620, Theorem 2). If amplification is known only by simulation (balls in
-    bins, b-min-sep), the function uses the simulated bounds of a plan with a
-    `confidence`, and the result has this confidence. No theorem covers an estimate: a
-    plan without a `confidence` is treated as one Gaussian mechanism without
-    amplification, and the result says so.
+    Redberg and Wang, 2024, arXiv:2402.06701). In 180 of 180 settings, this gave a
+    smaller epsilon than the trial's Renyi DP (Papernot and Steinke, 2022,
+    arXiv:2110.03620, Theorem 2). If the accounting needs a simulation ("balls-in-bins",
+    "b-min-sep"), the function uses the simulated bounds of a plan with a `confidence`,
+    and the result has this confidence. The theorems do not cover estimates, so a plan
+    without a `confidence` is treated as one Gaussian mechanism without amplification,
+    and `TuningCost.remark` says so.
 
     WARNING: the score by which the best trial is chosen must be a function of the
     trial's releases and of data that need no protection. If the score is the accuracy
@@ -113,11 +114,11 @@ def tuning_cost(
 
     Args:
       plan: plan of each trial. Trials differ in hyperparameters that the plan does not fix.
-      expected_trials: E[K], in [1, 10**6].
+      expected_trials: E[K], the expected number of trials, in [1, 10**6].
       distribution: distribution of K: "geometric"; "logarithmic", which costs less and
-        varies more; or eta >= 0, the shape of a truncated negative binomial distribution,
-        which varies less for larger eta.
-      delta: delta of the result; by default the plan's.
+        varies more; or eta >= 0, the shape parameter of a truncated negative binomial
+        distribution, which varies less for larger eta.
+      delta: delta of the result; by default the plan's delta.
 
     Raises:
       TypeError: if plan is not a `Plan`.
@@ -170,9 +171,10 @@ def tuning_cost(
 def _trials(
     plan: Plan,
 ) -> Iterator[tuple[str, float | None, Callable[[float], float]]]:
-    """Returns bounds on a trial: method, confidence, and epsilon as a function of delta."""
+    """Yields bounds on a trial: method, confidence, and epsilon for any delta."""
     use = plan.participation
-    # A replacement has twice the sensitivity of a zero-out; see `Plan.zcdp_rho`.
+    # Replacing an example has twice the sensitivity of zeroing it out; see
+    # `Plan.zcdp_rho`.
     noise = plan.unamplified_noise / (2.0 if plan.adjacency == REPLACE_ONE else 1.0)
     suffix = _UNAMPLIFIED if use.is_amplified else ""
     yield _PROFILE + suffix, None, functools.partial(gaussian.gaussian_epsilon, noise)
@@ -185,10 +187,10 @@ def _trials(
 
 
 def _bounded(plan: Plan, delta: float) -> float:
-    """Returns a simulated bound on a trial's epsilon; called for a few deltas only.
+    """Returns a simulated bound on a trial's epsilon at delta, which takes seconds.
 
     Raises:
-      ValueError: if the bound has no amplification.
+      ValueError: if a bound with amplification would take too many draws.
     """
     assert plan.confidence is not None
     confidence = 1.0 - (1.0 - plan.confidence) / _FEW_DELTAS
