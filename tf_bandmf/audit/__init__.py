@@ -1,17 +1,18 @@
 """Audits: lower bounds on the epsilon of a mechanism, computed from its outputs.
 
-An audit puts canaries into a run: a fair coin per canary decides whether the canary
-takes part. From the outputs of the run, the audit guesses which canaries took part. If
-too many guesses are right, the lower bound on epsilon exceeds the claimed epsilon,
-which contradicts the plan. A bound below the claimed epsilon does not prove the claim;
-the closer the bound is to the claim, the sharper the audit was.
+An audit adds canaries (special examples) to a run: for each canary, a fair coin decides
+whether it takes part. From the outputs of the run, the audit guesses which canaries
+took part. If too many guesses are right, the lower bound on epsilon exceeds the claimed
+epsilon, so the mechanism does not conform to the plan. A bound below the claimed
+epsilon does not prove the claim; the closer the bound is to the claim, the more the
+audit can detect.
 
     canaries = audit.GradientCanaries.for_plan(plan, num_parameters=4096, seed=0)
     released = ...  # noisy sums of `canaries.sums()`, as the mechanism gives them
     print(canaries.audit(released))
 
-`tf_bandmf.keras.audit.audit_run` audits your own Keras run. This package does not need
-TensorFlow.
+`tf_bandmf.keras.audit.audit_run` audits your own Keras run. The package
+`tf_bandmf.audit` does not need TensorFlow.
 """
 
 from tf_bandmf.audit.bounds import epsilon_from_guesses as epsilon_from_guesses

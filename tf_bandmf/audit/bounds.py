@@ -1,7 +1,7 @@
-"""Lower bounds on epsilon, and on mu of Gaussian DP, from counts of correct guesses.
+"""Lower bounds on epsilon, or on mu of Gaussian DP, from counts of correct guesses.
 
 Each bound fails with probability at most `1 - confidence` over the run and the audit's
-coins. This requires that the arguments marked "decided in advance" do not depend on the
+coins. The arguments that docstrings call "decided in advance" must not depend on the
 audited run.
 """
 
@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from tf_bandmf.accounting.checks import check_delta
 
-# The largest bound returned, and the number of bisection steps in the search for it.
+# The maximum bound that is returned, and the number of bisection steps of a search.
 _LARGEST = 50.0
 _HALVINGS = 40
 
@@ -31,15 +31,15 @@ def epsilon_from_guesses(
 ) -> float:
     """Returns a lower bound on epsilon from one run with many canaries.
 
-    Steinke, Nasr, Jagielski (2023, arXiv:2305.08846), Theorem 5.2: each canary takes
-    part according to its own fair coin, and the auditor guesses the outcome of some
-    coins. The mechanism is only assumed to be (epsilon, delta)-DP; guesses may depend
-    on one another.
+    The bound is Theorem 5.2 of Steinke, Nasr, Jagielski (2023, arXiv:2305.08846): a
+    fair coin decides for each canary whether it takes part, and the auditor guesses the
+    outcomes of some coins. The bound assumes only that the mechanism is (epsilon,
+    delta)-DP; guesses may depend on one another.
 
     Args:
       num_canaries: number of canaries, m.
-      num_guesses: r <= m, number of guesses, decided in advance; the auditor leaves the
-        other coins open.
+      num_guesses: r <= m, number of guesses, decided in advance; the auditor does not
+        guess the other m - r coins.
       num_right: v <= r, number of correct guesses.
       delta: delta of the audited guarantee.
       confidence: in (0, 1).
@@ -73,8 +73,9 @@ def mu_from_guesses(
     """Returns a lower bound on mu of Gaussian DP from one run with many canaries.
 
     Mahloujifar, Melis, Chaudhuri (2024, arXiv:2410.22235), Theorem 3.2 and Algorithm 3,
-    bound the number of correct guesses if the mechanism is mu-GDP; guesses may depend on
-    one another. The bound is sharper than `epsilon_from_guesses` if delta is small.
+    bound the number of correct guesses if the mechanism is mu-GDP; guesses may depend
+    on one another. The bound is larger than the bound of `epsilon_from_guesses` if
+    delta is small.
 
     Args: as for `epsilon_from_guesses`.
 
@@ -94,8 +95,8 @@ def mu_from_guesses(
         right = level * share * num_right / num_guesses
         wrong = level * share - right
         for i in range(num_right - 1, -1, -1):
-            # Under mu-GDP, an event of probability `right` has at least this probability
-            # on a neighboring data set.
+            # If the mechanism is mu-GDP, an event of probability `right` has at least
+            # this probability on a neighboring data set.
             least = max(wrong, float(special.ndtr(special.ndtri(right) - mu)))
             right += i / (num_guesses - i) * (least - wrong)
             wrong = least
@@ -114,15 +115,16 @@ def epsilon_from_rates(
     delta: float,
     confidence: float = 0.95,
 ) -> float:
-    """Returns a lower bound on epsilon from independent trials with and without a canary.
+    """Returns a lower bound on epsilon from trials with and without a canary.
 
-    A test of an (epsilon, delta)-DP mechanism has `TPR <= exp(epsilon) FPR + delta`,
-    and so does the opposite test (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem
-    2.1). Clopper-Pearson bounds on both rates hold together at the confidence.
+    The trials must be independent. A test of an (epsilon, delta)-DP mechanism has the
+    true and false positive rates `TPR <= exp(epsilon) FPR + delta`, and so does the
+    opposite test (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1).
+    Clopper-Pearson bounds on both rates hold jointly at the confidence.
 
     Args:
-      true_positives: number of trials with the canary and a positive test; the threshold of
-        the test was decided in advance.
+      true_positives: number of trials with the canary and a positive test; the
+        threshold of the test must be decided in advance.
       positives: number of trials with the canary.
       false_positives: number of trials without the canary and with a positive test.
       negatives: number of trials without the canary.
@@ -130,7 +132,7 @@ def epsilon_from_rates(
       confidence: in (0, 1).
 
     Returns:
-      Epsilon >= 0.
+      The lower bound on epsilon, >= 0.
 
     Raises:
       ValueError: if a count, delta or confidence is out of range.
@@ -163,7 +165,7 @@ def mu_from_rates(
     Args, Raises: as for `epsilon_from_rates`.
 
     Returns:
-      Mu >= 0.
+      The lower bound on mu, >= 0.
     """
     low, high = _rates(
         true_positives, positives, false_positives, negatives, confidence
@@ -180,7 +182,7 @@ def _rates(
     negatives: int,
     confidence: float,
 ) -> tuple[float, float]:
-    """Returns Clopper-Pearson bounds: a lower bound on TPR, an upper bound on FPR."""
+    """Returns the Clopper-Pearson lower bound on TPR and upper bound on FPR."""
     each = 0.5 * (1.0 + _checked(confidence))
     of_true = stats.binomtest(true_positives, positives, alternative="greater")
     of_false = stats.binomtest(false_positives, negatives, alternative="less")
@@ -188,7 +190,7 @@ def _rates(
 
 
 def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
-    """Returns the largest contradicted parameter, if all smaller ones are contradicted."""
+    """Returns the largest contradicted value, found by bisection."""
     if not is_contradicted(0.0):
         return 0.0
     low, high = 0.0, _LARGEST
@@ -201,8 +203,8 @@ def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
 def _check_counts(canaries: int, guesses: int, right: int) -> None:
     if not 0 <= right <= guesses <= canaries or canaries < 1:
         raise ValueError(
-            f"Counts must have 0 <= right <= guesses <= canaries and canaries >= 1, found "
-            f"{right}, {guesses}, {canaries}."
+            f"Counts must have 0 <= right <= guesses <= canaries and canaries >= 1, "
+            f"found {right}, {guesses}, {canaries}."
         )
 
 

@@ -1,4 +1,4 @@
-"""A white-box audit of a correlated-noise mechanism, with gradients as canaries."""
+"""White-box audits of mechanisms with correlated noise, with gradients as canaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation import BallsInBins, Participation
 from tf_bandmf.planning.plan import Plan
 
-# The seed of the simulated run in which the threshold is chosen.
+# The seed of the simulated run from which the audit's threshold is chosen.
 _REHEARSAL = 2**62
 # The maximum number of entries in an intermediate array.
 _CHUNK = 8_000_000
@@ -21,24 +21,24 @@ _CHUNK = 8_000_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GradientCanaries:
-    """Canary gradients of norm `l2_norm_clip`; a fair coin decides if each is in the run.
+    """Canary gradients of norm `l2_norm_clip`, each included with probability 1/2.
 
     An auditor who sees the noisy sums `y = g + noise_stddev C^-1 z` of all steps, and
     knows C, can whiten them: `C y / noise_stddev` has independent standard normal
     noise. Canary j, with gradient `zeta x_j[i] v_j` at step i (`zeta` is the l2 norm
     clip), adds the signal `zeta C x_j (x) v_j / noise_stddev`, an outer product, to the
     whitened sums. The optimal statistic is the matched filter, the inner product of
-    signal and whitened sums: by Neyman and Pearson, no other test of the same released
-    values is better. If the participation is amplified, the steps of each canary are
-    secret: the plan's sampler draws them. The statistic is then the likelihood ratio of
-    the mixture over the possible steps.
+    signal and whitened sums: by the Neyman-Pearson lemma, no other test of the released
+    values is better. If the sampling amplifies privacy, the steps of each canary are
+    secret, because the plan's sampler draws them. The statistic is then the likelihood
+    ratio of the mixture over the possible steps.
 
     Attributes:
       plan: the plan whose mechanism is audited.
       num_parameters: d, the length of the released vectors.
-      patterns: x, float64, shape [m, n]: each canary's coefficient along its direction
-        at each step.
-      included: mask of the canaries that take part, bool, shape [m].
+      patterns: x, float64, shape [m, n]: at each step, the coefficient of each canary
+        along its direction.
+      included: mask of the canaries that are included in the run, bool, shape [m].
       directions: v, shape [m, d], orthonormal rows; None if v_j is the unit vector of
         coordinate j.
     """
@@ -59,18 +59,18 @@ class GradientCanaries:
         num_canaries: int | None = None,
         directions: np.ndarray | None = None,
     ) -> GradientCanaries:
-        """Returns canaries that participate as often as the plan's participation permits.
+        """Returns canaries that take part as often as the plan's participation permits.
 
         Args:
           plan: plan of the run.
           num_parameters: d, the length of the released vectors.
           seed: seed of the coins and the sampler.
-          num_canaries: m <= d; None for one per direction.
-          directions: see the attribute of the class; different directions may reveal
-            different faults.
+          num_canaries: m <= d, the number of canaries; None for one per direction.
+          directions: the directions of the canaries' gradients, as in the attribute of
+            the class; different directions may reveal different faults.
 
         Raises:
-          ValueError: if there are more canaries than orthogonal directions, or the
+          ValueError: if there are more canaries than orthogonal directions, or if the
             directions are not orthonormal.
         """
         most = num_parameters if directions is None else len(directions)
@@ -97,7 +97,7 @@ class GradientCanaries:
         return cls(plan, num_parameters, patterns, included, directions)
 
     def sums(self) -> np.ndarray:
-        """Returns the sum of the included canaries' gradients by step, shape [n, d]."""
+        """Returns the sum of the included canaries' gradients for each step, [n, d]."""
         amounts = self.plan.l2_norm_clip * self.patterns * self.included[:, None]
         if self.directions is not None:
             return amounts.T @ self.directions
@@ -121,9 +121,9 @@ class GradientCanaries:
         A score of 0 means that the released values fit both hypotheses equally well.
 
         Args:
-          released: noisy *sums*, shape [n, d], of the canaries alone. Subtract the
-            contributions of all other examples beforehand; the auditor is assumed to
-            know them.
+          released: noisy *sums* of only the canaries, shape [n, d]. Subtract the
+            contributions of all other examples first; the auditor is assumed to know
+            them.
 
         Raises:
           ValueError: if `released` has another shape.
@@ -145,13 +145,13 @@ class GradientCanaries:
         return self._steps(whitened, scale)
 
     def _along(self, released: np.ndarray) -> np.ndarray:
-        """Projects the released values onto each canary's direction; shape [n, m]."""
+        """Returns the projections of the released values on the directions, [n, m]."""
         if self.directions is None:
             return released[:, : len(self.patterns)]
         return released @ self.directions.T
 
     def _bins(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """Returns the log of each canary's likelihood ratio, averaged over the bins."""
+        """Returns the log of each canary's likelihood ratio, a mean over the bins."""
         bins = self.plan.participation.separation()
         steps = np.arange(self.plan.num_steps)
         in_bin = (steps[:, None] % bins == np.arange(bins)).astype(np.float64)
@@ -160,7 +160,7 @@ class GradientCanaries:
         return special.logsumexp(logs, axis=0) - np.log(bins)
 
     def _steps(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """Returns the sum over steps of log(1 - q + q * likelihood ratio), at rate q.
+        """Returns the sum of log(1 - q + q * likelihood ratio) over steps with rates q.
 
         The statistic is optimal for cyclic Poisson sampling, where the columns of C at
         one example's steps are orthogonal. For other samplers that draw each step
@@ -194,7 +194,7 @@ class GradientCanaries:
         return self.sums() + self.plan.noise_stddev * noise
 
     def _rehearsed_threshold(self, confidence: float) -> float:
-        """Returns the best threshold for a simulated run with independent coins."""
+        """Returns the best threshold for another run, simulated with its own coins."""
         other = GradientCanaries.for_plan(
             self.plan,
             self.num_parameters,
@@ -212,17 +212,17 @@ class GradientCanaries:
         confidence: float = 0.95,
         num_guesses: int | None = None,
     ) -> AuditResult:
-        """Returns lower bounds on epsilon from the released noisy sums of one run.
+        """Audits one run by its noisy sums, and returns lower bounds on epsilon.
 
         The bounds from guesses need no assumptions. The bounds from rates treat the
         canaries as independent trials, which is true if the noise conforms to the plan.
-        If scores are correlated, the mechanism contradicts the plan anyway; correlation
-        can change the number of correct guesses in either direction.
+        If scores are correlated, the mechanism does not conform to the plan anyway;
+        correlation can increase or decrease the number of correct guesses.
 
         Args:
-          released: see `scores`.
-          confidence: confidence of all bounds together.
-          num_guesses: see `evaluate`.
+          released: the noisy sums of only the canaries; see `scores`.
+          confidence: joint confidence of all bounds.
+          num_guesses: even number of guesses, or None; see `evaluate`.
 
         Raises:
           ValueError: if `scores` or `evaluate` raises ValueError.
@@ -245,17 +245,18 @@ class GradientCanaries:
 
 
 def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.ndarray:
-    """Searches for the signed participation pattern `x` that makes `C x` longest.
+    """Searches for the signed participation pattern `x` with the largest norm of `C x`.
 
-    The search covers all patterns `i, i + b, i + 2b, ...` of at most k steps; each sign
-    is chosen so that adding its column does not shorten the sum of the previous
-    columns. For the strategies and participations of this library, the norm of `C x`
-    equals the sensitivity if one of these patterns attains the sensitivity; otherwise
-    the norm is smaller, and the audit is less sharp.
+    The search covers all patterns `i, i + b, i + 2b, ...` of at most k steps. The sign
+    of each step is chosen so that adding the step's column of `C` does not shorten the
+    sum of the previous columns. For the strategies and participations of this library,
+    the norm of `C x` equals the sensitivity if one of these patterns attains the
+    sensitivity. Otherwise the norm is smaller, and the audit detects less.
 
     Args:
-      matrix: C.
-      participation: unamplified participation, which determines b and k.
+      matrix: C, the matrix of the strategy.
+      participation: participation without amplification, which determines the minimum
+        separation b and the maximum number k of participations.
 
     Returns:
       x, float64, shape [n], entries -1, 0 and 1.
@@ -294,14 +295,16 @@ def sampled_patterns(
 ) -> np.ndarray:
     """Samples the steps at which each canary takes part.
 
-    The canaries are the first examples of a data set. If there are more canaries than
-    examples, further data sets are sampled.
+    The participation's sampler draws the steps. The canaries are the first examples of
+    a data set. If there are more canaries than examples, the batches of further data
+    sets are sampled, too.
 
     Returns:
       Float64, shape [num_canaries, num_steps]: 1 where a canary takes part, else 0.
 
     Raises:
-      TypeError: if the participation has no sampler, because the caller makes the batches.
+      TypeError: if the participation has no sampler because the caller creates the
+        batches.
     """
     size = participation.num_examples  # type: ignore[attr-defined]
     parts = []

@@ -16,21 +16,21 @@ from tf_bandmf.audit.bounds import (
     mu_from_rates,
 )
 
-# The candidates for the number of guesses, as shares of the number of canaries.
+# The numbers of guesses that are tried, as shares of the number of canaries.
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
-# Below this mu, Gaussian DP has epsilon = 0 at every delta of interest.
+# For mu below this, Gaussian DP has epsilon = 0 at every relevant delta.
 _SMALLEST_MU = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class LowerBound:
-    """A lower bound on epsilon.
+    """A lower bound on epsilon from one method.
 
     Attributes:
       epsilon: the bound, at the delta of the audit.
       method: the method that computes the bound, with its source.
       assumes: assumptions about the mechanism beyond the audited claim.
-      mu: if the claim is Gaussian DP, the bound on mu from which epsilon follows.
+      mu: the lower bound on mu of Gaussian DP from which epsilon was computed, or None.
     """
 
     epsilon: float
@@ -41,18 +41,18 @@ class LowerBound:
 
 @dataclasses.dataclass(frozen=True)
 class AuditResult:
-    """Lower bounds on epsilon that all hold together at the confidence.
+    """The result of an audit: lower bounds on epsilon that hold jointly.
 
     Attributes:
       bounds: lower bounds, one for each method.
-      delta: delta for which the bounds hold.
-      confidence: confidence of all bounds together.
+      delta: delta at which the bounds on epsilon hold.
+      confidence: joint confidence of all bounds.
       num_canaries: number of canaries, m.
       num_included: number of canaries that took part.
       claimed_epsilon: claimed epsilon of the plan; None if nothing was claimed.
       signal: distance between the mean scores with and without the canary, in standard
-        deviations of the plan's noise: `1 / noise_multiplier` for a canary with the
-        worst pattern; None if unknown.
+        deviations of the plan's noise, or None if unknown. It is `1 / noise_multiplier`
+        for a canary with the worst-case participation pattern.
     """
 
     bounds: tuple[LowerBound, ...]
@@ -65,12 +65,12 @@ class AuditResult:
 
     @property
     def epsilon(self) -> float:
-        """The largest of the bounds."""
+        """The largest one of the lower bounds."""
         return max(bound.epsilon for bound in self.bounds)
 
     @property
     def contradicts(self) -> bool:
-        """True if the run cannot have had the claimed epsilon.
+        """True if a lower bound exceeds the claimed epsilon.
 
         For a correct mechanism, this is True with probability at most `1 - confidence`.
         """
@@ -108,39 +108,40 @@ def evaluate(
     num_guesses: int | None = None,
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """Bounds epsilon from below, given a score of how likely each canary took part.
+    """Computes lower bounds on epsilon from scores of how likely each canary took part.
 
-    The audit guesses that the canaries with the `num_guesses / 2` largest scores took part,
-    and that those with the `num_guesses / 2` smallest scores did not. The bound of
-    `epsilon_from_guesses` holds without any assumption about the mechanism. The other
-    bounds are sharper, and are computed if `is_gaussian` or `are_independent`.
+    The audit guesses that the canaries with the `num_guesses / 2` largest scores took
+    part, and that the ones with the `num_guesses / 2` smallest scores did not. The
+    bound of `epsilon_from_guesses` holds without any assumption about the mechanism.
+    Other, larger bounds are computed if `is_gaussian` or `are_independent` is True.
 
     Args:
-      scores: shape [m]; larger for canaries that seem to have taken part. They must be
-        computed from what the run released, without looking at `included`.
-      included: mask of the canaries that took part, by independent fair coins, bool, shape
-        [m].
+      scores: one score per canary, shape [m]; larger for canaries that seem to have
+        taken part. Scores must be computed from what the run released, without looking
+        at `included`.
+      included: mask of the canaries that took part, bool, shape [m]. Independent fair
+        coins must have decided which canaries took part.
       delta: delta of the audited guarantee.
-      confidence: confidence of all bounds together.
-      signal: see `AuditResult`; used only to choose `num_guesses`. None counts as 1.
-      is_gaussian: True if the claim is Gaussian DP, as from the exact Gaussian
-        accountant without amplification. In this case, bounds on mu and the resulting
-        bounds on epsilon are computed, too.
+      confidence: joint confidence of all bounds.
+      signal: as in `AuditResult`; it only helps to choose `num_guesses`. None means 1.
+      is_gaussian: True if the claim is Gaussian DP, as for the exact Gaussian
+        accountant without amplification. Then bounds on mu, and the epsilons that
+        follow from them, are computed, too.
       are_independent: True if the scores are from independent runs, or from a mechanism
         that is claimed to make them independent. In this case, bounds from the
         true-positive and false-positive rates are computed, too.
-      threshold: a score above the threshold counts as positive in these rates. It must
-        have been decided before the scores were seen.
-      num_guesses: even number of guesses; None to choose the number from m and `signal`
-        alone, without the scores.
-      claimed_epsilon: claimed epsilon, to which the result compares the bounds.
+      threshold: the score above which a test counts as positive in these rates. The
+        threshold must be decided before the scores are seen.
+      num_guesses: even number of guesses; None to choose the number from m and
+        `signal`, without the scores.
+      claimed_epsilon: the claimed epsilon, with which the bounds are compared, or None.
 
     Returns:
-      The bounds.
+      The lower bounds, and how they compare to the claimed epsilon.
 
     Raises:
-      ValueError: if shapes differ, scores are NaN, or either no canary or every canary
-        took part.
+      ValueError: if the shapes differ, if a score is NaN, or if no canary or every
+        canary took part.
     """
     scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
     if scores.ndim != 1 or scores.shape != included.shape or scores.size < 2:
@@ -196,12 +197,12 @@ def evaluate(
 def best_number_of_guesses(
     num_canaries: int, signal: float, delta: float, confidence: float
 ) -> int:
-    """Returns the number of guesses with the best expected bound for normal scores.
+    """Returns the number of guesses with the largest expected bound.
 
     Args:
       num_canaries: number of canaries, m.
       signal: distance between the mean scores with and without the canary, in standard
-        deviations.
+        deviations. Scores are assumed to have normal distributions.
       delta: delta of the guarantee.
       confidence: confidence of the bound.
 
@@ -212,8 +213,8 @@ def best_number_of_guesses(
     best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
     for share in _SHARES:
         guesses = max(2, int(share * num_canaries) // 2 * 2)
-        # Find the threshold that half of `share` of the scores exceed, if scores are a
-        # mixture of N(signal / 2, 1) and N(-signal / 2, 1).
+        # The bisection finds the threshold that a fraction `share / 2` of the scores
+        # exceeds if the scores are a mixture of N(signal / 2, 1) and N(-signal / 2, 1).
         low, high = -signal, signal + 40.0
         for _ in range(60):
             middle = 0.5 * (low + high)
@@ -233,13 +234,14 @@ def best_number_of_guesses(
 def best_threshold(
     scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
 ) -> float:
-    """Returns the threshold with the best `epsilon_from_rates` for these scores.
+    """Returns the threshold with the largest `epsilon_from_rates` for these scores.
 
-    The threshold must be decided in advance, so do not audit these same scores with it.
+    The threshold of an audit must be decided in advance, so use it only to audit other
+    scores.
 
     Args:
-      scores: shape [m].
-      included: bool, shape [m].
+      scores: one score per canary, shape [m].
+      included: mask of the canaries that took part, bool, shape [m].
       delta: delta of the guarantee.
       confidence: confidence of the bound.
     """

@@ -1,6 +1,6 @@
-"""The command line: each command calls a library function; options are its arguments.
+"""The command line: each command calls a function, with options as its arguments.
 
-Messages are one line on standard error; results go to standard output.
+Results go to standard output. Error messages go to standard error, in one line.
 
 | exit code | |
 |---|---|
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments of this process.
 
     Returns:
-      The exit code; see the module's docstring.
+      The exit code, as in the table of the module's docstring.
     """
     logger = logging.getLogger("tf_bandmf")
     logger.setLevel(logging.INFO)
@@ -49,14 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with without_native_logs():
             _GROUP.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except SystemExit as stop:
-        # click raises this after answering a shell's request for completions.
+        # click raises SystemExit after it has answered a shell's request for
+        # completions.
         return stop.code if isinstance(stop.code, int) else 2
     except click.ClickException as error:
         return _report(error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
         return _report("interrupted", 130)
     except BrokenPipeError:
-        # The reader, for example `head`, has closed the pipe.
+        # The program that reads the output, for example `head`, has closed the pipe.
         sys.stderr.close()
         return 1
     except (ArithmeticError, OSError, MemoryError, RuntimeError) as error:

@@ -16,7 +16,7 @@ from tf_bandmf.cli.signatures import command
 
 
 class _File(click.Path):
-    """An output file; a missing folder raises an error before the computation starts."""
+    """An output file, whose folder must exist before the computation starts."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not pathlib.Path(value).resolve().parent.is_dir():
@@ -33,7 +33,7 @@ _PLOT = _option("--plot", "save a picture (.png, .pdf, .svg; tf-bandmf[plot])", 
 _OUT = _option("--out", "save the plan (JSON)", _FILE)
 _CARD = _option("--card", "save a privacy card: .md or .json", _FILE)
 _MODEL = _option("--model-name", "name of the model, for the card")
-_UNIT = _option("--unit", "unit whose presence is hidden; by default the plan's")
+_UNIT = _option("--unit", "privacy unit that is hidden; by default the plan's")
 _SEPARATION = _option("--min-separation", "of MinSep, with --num-steps", int)
 _GENERATOR = _option("--generator", "generator of the noise: philox, or chacha20", str)
 _MOST = _option("--max-participations", "of MinSep, with --num-steps", int)
@@ -59,7 +59,7 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 
 
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `plan` or `compare`; makes `MinSep` from its two options."""
+    """Returns arguments of `plan` or `compare`, with a `MinSep` from its options."""
     from tf_bandmf.participation import MinSep
 
     b, k = given.pop("min_separation", None), given.pop("max_participations", None)
@@ -88,7 +88,7 @@ def _text(plan: Any) -> str:
 
 
 def _record(plan: Any) -> dict[str, Any]:
-    """Returns a plan as plain finite values."""
+    """Returns a plan as a dictionary of finite values for JSON."""
     from tf_bandmf.strategies import registry
 
     names = "num_steps epsilon delta kind confidence accountant adjacency fingerprint "
@@ -106,7 +106,7 @@ def _record(plan: Any) -> dict[str, Any]:
 
 
 def _call(name: str, plot: str | None = None, **given: Any) -> Any:
-    """Calls a library function by name, which makes its import lazy."""
+    """Calls a function of tf_bandmf, which is imported only when it is called."""
     given = _asserted(given)
     import tf_bandmf
 
@@ -116,7 +116,7 @@ def _call(name: str, plot: str | None = None, **given: Any) -> Any:
 
 
 def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
-    pathlib.Path(path).stat()  # fails before the slow imports
+    pathlib.Path(path).stat()  # Raises FileNotFoundError before the slow imports.
     from tf_bandmf.planning.plan import Plan
 
     read = Plan.load(path)

@@ -1,7 +1,7 @@
-"""Keeps log lines of native code (TensorFlow, XLA, CUDA) out of a program's output.
+"""Removes log lines of native code (TensorFlow, XLA, CUDA) from a program's output.
 
-TensorFlow logs to file descriptor 2 before a log level can be set. This module filters that
-output: lines that look like logs below "fatal" are dropped, all others pass.
+TensorFlow writes logs to file descriptor 2 before a program can set a log level. This
+module filters that output: it drops lines that look like logs below the level "fatal".
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LOG_LINE = re.compile(
 
 @contextlib.contextmanager
 def without_native_logs() -> Iterator[None]:
-    """Drops log lines of native code while the block runs.
+    """Drops log lines of native code while a `with` block runs.
 
-    The filter is off if the environment sets `TF_CPP_MIN_LOG_LEVEL=0`. Python's own output
-    is not filtered.
+    The environment variable `TF_CPP_MIN_LOG_LEVEL=0` turns the filter off. The output
+    of Python code is not filtered.
     """
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "0":
         yield
@@ -45,21 +45,21 @@ def without_native_logs() -> Iterator[None]:
         with contextlib.redirect_stderr(ours):
             yield
     finally:
-        # This closes the last write end of the pipe, so the thread ends unless a child
-        # process holds the pipe open.
+        # This call closes the last write end of the pipe, so the thread ends, unless a
+        # child process keeps the pipe open.
         os.dup2(terminal, 2)
         filtering.join(timeout=1.0)
 
 
 def drop_native_logs() -> None:
-    """Drops native log lines until the program ends; call this before TensorFlow loads."""
+    """Drops native logs until the program ends; call this before TensorFlow loads."""
     block = contextlib.ExitStack()
     block.enter_context(without_native_logs())
     atexit.register(block.close)
 
 
 def _pass_on(source: int, sink: int) -> None:
-    """Copies all lines except native logs until the write end of the pipe is closed."""
+    """Copies all lines except native logs, until the pipe's write end is closed."""
     with os.fdopen(source, "rb") as pipe:
         for line in pipe:
             if not _LOG_LINE.match(line):

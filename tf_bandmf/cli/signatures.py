@@ -1,8 +1,8 @@
 """Turns Python functions into commands, and their arguments into options.
 
-Name, type and default of an option come from the signature; the help text comes from
-the docstring. Both are parsed from the source code, so help and completion import
-nothing.
+Name, type and default value of an option come from a function's signature, and its help
+text comes from the docstring. Both are parsed from the source code, so that showing
+help or completions does not import the library.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _REFUSED = (ValueError, TypeError, ImportError, FileNotFoundError)
 
 
 class Several(click.ParamType):
-    """The type of an option that takes several texts, separated by commas."""
+    """The type of an option whose value is several texts, separated by commas."""
 
     name = "a,b,..."
 
     def convert(self, value: Any, param: Any, ctx: Any) -> list[str]:
-        """Returns the list of texts."""
+        """Returns the list of texts in the option's value."""
         return [part.strip() for part in value.split(",") if part.strip()]
 
 
@@ -46,13 +46,13 @@ def command(
 
     Args:
       name: name of the command.
-      function: called with the given options as keyword arguments.
+      function: function to call with the specified options as keyword arguments.
       *sources: functions whose signatures and docstrings are used, such as
         "ledger.book:Ledger.fits"; the first function's summary describes the command.
       more: additional options.
       show: function that turns the result into text, or returns None to print nothing.
-      record: function that turns the result into plain values for `--json`; None to
-        omit the `--json` option.
+      record: function that turns the result into values for JSON; None if the command
+        has no `--json` option.
     """
     nodes = [_source(source) for source in sources]
     options = [option for node in nodes for option in _options(node)] + [*more]
@@ -68,7 +68,7 @@ def command(
         except DamagedLedgerError:
             raise
         except (*_REFUSED, LedgerError) as error:
-            # In error messages, argument names are replaced by option names.
+            # Replaces argument names in error messages by the names of the options.
             words = {str(option.name): option.opts[0] for option in options}
             named = lambda word: words.get(word[0], word[0])  # noqa: E731
             raise click.UsageError(re.sub(r"\b\w+_\w+\b", named, str(error))) from error
@@ -96,7 +96,7 @@ def _text(node: Any) -> str:
 def _options(node: Any) -> Iterator[click.Parameter]:
     """Returns the command-line parameters for all arguments with plain types.
 
-    Positional arguments without a default stay positional; all others become options.
+    Positional arguments without a default remain positional; all others become options.
     """
     said = re.findall(r"^  \*?(\w+(?:, \w+)*): (.*(?:\n    .*)*)", _text(node), re.M)
     help_of = {name: text for names, text in said for name in names.split(", ")}

@@ -1,1 +1,1 @@
-"""File handling: configurations with arrays, and files that hold secrets."""
+"""Files: configurations with arrays, and private files that contain secrets."""

@@ -1,4 +1,4 @@
-"""Serialization of configurations with arrays: bytes for hashing, and text for storing."""
+"""Serialization of configurations with arrays, to bytes for hashing or to text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARRAY = "__zlib_base64__"
 
 
 def canonical_bytes(config: Any) -> bytes:
-    """Returns bytes that are equal if and only if configurations and arrays are equal."""
+    """Returns bytes for hashing, which are equal only for equal configurations."""
 
     def named(array: np.ndarray) -> list[Any]:
         return [str(array.dtype), array.shape, array.tobytes().hex()]
@@ -23,7 +23,7 @@ def canonical_bytes(config: Any) -> bytes:
 
 
 def dumps(config: Any, indent: int | None = None) -> str:
-    """Returns the JSON of a configuration, including arrays."""
+    """Returns a configuration, including its arrays, as JSON text."""
 
     def encoded(array: np.ndarray) -> dict[str, Any]:
         data = base64.b64encode(zlib.compress(array.tobytes())).decode()
@@ -33,7 +33,7 @@ def dumps(config: Any, indent: int | None = None) -> str:
 
 
 def loads(text: str) -> Any:
-    """Reads the output of `dumps`; raises ValueError if it is not JSON."""
+    """Returns the configuration from the text that `dumps` returned."""
 
     def decoded(value: dict[str, Any]) -> Any:
         if _ARRAY not in value:

@@ -1,7 +1,7 @@
 """Types for secrets, whose `repr` does not show their content.
 
-pytest, Sentry, rich and notebooks log the local variables of each stack frame with an
-error. Secrets in these types do not appear in those logs.
+With an error, pytest, Sentry, rich and notebooks also log the local variables of each
+stack frame. Secrets of these types do not appear in such logs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class _Hidden:
 
 
 class HiddenBytes(_Hidden, bytes):
-    """Hidden bytes; derived values such as slices are not hidden."""
+    """Bytes whose `repr` does not show them; slices are ordinary bytes."""
 
 
 class HiddenDict(_Hidden, dict[str, Any]):
-    """A hidden dictionary."""
+    """A dictionary whose `repr` does not show its content."""
 
 
 class HiddenArray(_Hidden, np.ndarray):  # type: ignore[type-arg,unused-ignore]
-    """A hidden array, made by `array.view(HiddenArray)`; its slices are hidden, too."""
+    """An array from `array.view(HiddenArray)`; it and its slices do not show content."""

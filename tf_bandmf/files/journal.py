@@ -1,17 +1,18 @@
-"""A private file: content that is only replaced as a whole, then appended entries.
+"""A private file that consists of a content and appended entries.
 
     length of the content | content, padded | SHA-256 of both | entries
 
-An entry has 32 bytes: 16 bytes from the caller, and their digest, keyed by the SHA-256.
-Each entry begins at a multiple of 32 and therefore lies within one disk sector: if the
-machine stops while an entry is being written, the file ends with part of the entry or
-with zeros. An incomplete last entry is removed; any other entry with a wrong digest is
-an error.
+The content can only be replaced as a whole. An entry has 32 bytes: 16 bytes from the
+caller, and their digest, whose key is the SHA-256. Each entry starts at a multiple of
+32 bytes, so it lies within one disk sector: if the machine stops while an entry is
+being written, the file ends with part of the entry or with zeros. When the file is
+read, an incomplete last entry is removed; any other entry with a wrong digest causes an
+error.
 
-Once appended, an entry survives the end of the process. Disk syncs take at most one
-percent of the run time, so a machine failure may lose the entries since the last sync,
-which began at most about 100 sync durations earlier: a fraction of a second on a local
-disk.
+After an entry is appended, it survives the end of the process. Disk syncs take at most
+one percent of the run time, so a failure of the machine may lose the entries since the
+last sync. That sync started at most about 100 sync durations earlier, a fraction of a
+second on a local disk.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SYNC_SHARE = 0.01
 
 
 class Journal:
-    """A private file with entries; one process at a time may use it.
+    """A private file with appended entries; only one process at a time may use it.
 
     Args:
       path: path of the file, which has mode 0600.
@@ -43,7 +44,7 @@ class Journal:
         self._next_sync, self._lock = 0.0, threading.Lock()
 
     def replace(self, content: bytes) -> None:
-        """Atomically replaces the file by this content, without entries."""
+        """Atomically replaces the file by a file with this content and no entries."""
         length = len(content).to_bytes(_PLACE, "little")
         padded = HiddenBytes(length + content + bytes(-len(content) % _PLACE))
         key, opener = hashlib.sha256(padded).digest(), partial(os.open, mode=0o600)
@@ -54,11 +55,11 @@ class Journal:
             self._key = key
 
     def read(self) -> tuple[HiddenBytes, list[HiddenBytes]]:
-        """Returns content and entries in order; removes an unfinished entry at the end.
+        """Returns content and entries; removes an incomplete last entry from the file.
 
         Raises:
-          FileNotFoundError: if there is no file.
-          PermissionError: if anyone but the owner may read or write it.
+          FileNotFoundError: if the file does not exist.
+          PermissionError: if anyone but the owner may read or write the file.
           ValueError: if the file is damaged, or is not a journal.
         """
         private.check_mode(self._path)
@@ -83,7 +84,7 @@ class Journal:
         return HiddenBytes(whole[_PLACE : _PLACE + length]), entries
 
     def append(self, entry: bytes) -> None:
-        """Appends an entry of `ENTRY_BYTES`, after `read` or `replace`."""
+        """Appends an entry of `ENTRY_BYTES` bytes; call `read` or `replace` first."""
         marked = self._marked(entry)
         with self._lock, open(self._path, "r+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)

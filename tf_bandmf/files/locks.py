@@ -1,4 +1,4 @@
-"""Locks that give one process exclusive use of a file; they end with the process."""
+"""Locks for the exclusive use of a file by one process, which end with the process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _GUARD = threading.Lock()
 
 
 class Lock:
-    """A file lock, held until closed or garbage-collected; forked processes drop it.
+    """A file lock that ends when the object is closed or garbage-collected.
 
     Args:
-      path: path of the lock file, which is created if it does not exist.
+      path: path of the lock file, which is created if it does not exist. A forked
+        process does not inherit the lock.
 
     Raises:
       BlockingIOError: if another object, in this or another process, holds the lock.
@@ -26,9 +27,9 @@ class Lock:
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # `flock` instead of `lockf`: a process loses a `lockf` lock when it closes
-            # any descriptor of the file, for example after copying the file. A `flock`
-            # also ends if the process is killed.
+            # `lockf` is not used, because a process loses its lock when the process
+            # closes any descriptor of the file, for example after copying the file. The
+            # lock of `flock` also ends if the process is killed.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
@@ -38,7 +39,7 @@ class Lock:
 
 
 def hold(path: str) -> Lock:
-    """Locks `path` for this process through a file `<path>.lock` beside it.
+    """Locks `path` for this process, with a lock file `<path>.lock`.
 
     All callers in this process share the lock.
 
@@ -57,13 +58,13 @@ def hold(path: str) -> Lock:
             return held if held is not None and held.close.alive else Lock(name)
         except BlockingIOError as error:
             raise BlockingIOError(
-                f"Another process uses {path} (its lock is {name}). End that process "
-                f"first, or wait until it has ended."
+                f"Another process uses {path} (the lock file is {name}). End that "
+                f"process, or wait until it has ended."
             ) from error
 
 
-# A forked process drops its inherited locks; otherwise, its copies of the file
-# descriptors would keep them locked.
+# A forked process closes the file descriptors of locks that it inherited; otherwise,
+# these copies would keep the files locked.
 os.register_at_fork(
     after_in_child=lambda: [lock.close() for lock in list(_LOCKS.values())]
 )

@@ -1,11 +1,11 @@
-"""The memory of this machine."""
+"""The memory that is available to processes on this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 
-# Files with a container's memory limit, for control groups version 2 and version 1.
+# The files that contain a container's memory limit, for control groups version 2 and 1.
 _LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",

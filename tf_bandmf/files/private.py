@@ -1,4 +1,4 @@
-"""Writes files atomically, and checks the mode of private files."""
+"""Functions that write files atomically and check the mode of private files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields a temporary path; the file written there finally replaces `path` atomically.
+    """Yields a temporary path; the file at this path then atomically replaces `path`.
 
-    The temporary file is in the same folder and has the same suffix. The contents are
-    fsynced before the rename, and the folder after the rename: after a crash, `path` is
-    either the old or the new file. If the block raises, or the process is killed, the
-    old file at `path` remains.
+    The temporary file is in the same folder and has the same suffix. The file is
+    fsynced before the rename, and its folder after the rename. Therefore, after a
+    crash, `path` is either the old or the new file. If the block raises, or the process
+    is killed, the old file at `path` remains.
     """
     unfinished = _unfinished(path)
     try:
@@ -30,7 +30,7 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def sync(path: str) -> None:
-    """Fsyncs a file, or a folder, so that a rename in it survives a crash."""
+    """Fsyncs a file, or a folder in which a rename must survive a crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -39,7 +39,7 @@ def sync(path: str) -> None:
 
 
 def remove_unfinished(path: str) -> None:
-    """Removes the unfinished file that a killed process may have left."""
+    """Removes the temporary file of `replaced` that a killed process may have left."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_unfinished(path))
 
@@ -54,6 +54,6 @@ def check_mode(path: str) -> None:
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & 0o077:
         raise PermissionError(
-            f"{path} holds the secrets of a run, but others may read it (mode {mode:o}). "
-            f"If nobody has read it: chmod 600 {path}."
+            f"{path} contains the secrets of a run, but others may read it (mode "
+            f"{mode:o}). If nobody has read it, run chmod 600 {path}."
         )

@@ -18,19 +18,19 @@ from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.ledger.releases import Dataset
 from tf_bandmf.planning.composition import BASIC, Release, compose
 
-ADAPTIVE = "sum of rho of zCDP (valid for adaptive plans)"
-# Tolerance for rounding in sums of decimal and computed values.
+ADAPTIVE = "sum of zCDP rhos (valid for adaptive plans)"
+# The tolerance for rounding errors when computed costs are compared with a budget.
 _ROUNDING = 1.0 + 1e-9
 _LEAST_EPSILON = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The limit on the joint privacy cost of all releases from one data set.
+    """The limit on the joint privacy cost of all releases of one data set.
 
     Attributes:
-      epsilon, delta: the budget, unless it is given as rho.
-      rho: the budget as a zCDP rho, or None.
+      epsilon, delta: the budget as (epsilon, delta), or None if the budget is a rho.
+      rho: the budget as a zCDP rho, or None if the budget is (epsilon, delta).
     """
 
     epsilon: float | None = None
@@ -40,14 +40,14 @@ class Budget:
     def __post_init__(self) -> None:
         given = [v is not None for v in (self.epsilon, self.delta, self.rho)]
         if given not in ([True, True, False], [False, False, True]):
-            raise ValueError(f"Budgets are epsilon and delta, or rho, found {self}.")
+            raise ValueError(f"A budget is epsilon and delta, or rho, found {self}.")
         check_positive("epsilon" if self.rho is None else "rho", self.whole)
         if self.rho is None:
             check_delta(self.delta)
 
     @property
     def whole(self) -> float:
-        """The budget's epsilon or rho."""
+        """The whole budget: its epsilon, or its rho."""
         return self.epsilon if self.rho is None else self.rho  # type: ignore[return-value]
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Balance:
 
     Attributes:
       dataset: the data set.
-      budget: its newest budget.
+      budget: the data set's newest budget.
       costs: the privacy cost of each run or release.
     """
 
@@ -71,16 +71,16 @@ class Balance:
 
     @property
     def runs(self) -> int:
-        """The number of runs and releases."""
+        """The number of recorded runs and other releases."""
         return len(self.costs)
 
     @property
     def risk(self) -> float:
-        """An upper bound on the probability that one of the simulated bounds fails."""
+        """An upper bound on the probability that a simulated bound does not hold."""
         return math.fsum(release.risk for cost in self.costs for release in cost)
 
     def with_more(self, *cost: Release) -> Balance:
-        """Returns the balance after one more release."""
+        """Returns the balance after one more run or release with this cost."""
         return dataclasses.replace(self, costs=(*self.costs, cost))
 
     @functools.cached_property
@@ -93,12 +93,12 @@ class Balance:
 
     @property
     def spent(self) -> float:
-        """The epsilon spent at the budget's delta, or the rho spent."""
+        """The spent epsilon, at the budget's delta, or the spent rho."""
         return self._spent[0]
 
     @property
     def method(self) -> str:
-        """The method by which `spent` is computed."""
+        """The accounting method that computed `spent`."""
         return self._spent[1]
 
     @property
@@ -108,18 +108,18 @@ class Balance:
 
     @property
     def is_over(self) -> bool:
-        """True if the spent part exceeds the budget."""
+        """True if more than the budget is spent."""
         return self.part > _ROUNDING
 
     def fits(self, delta: float | None = None) -> float:
-        """Returns the largest epsilon that a run without amplification could still have.
+        """Returns the maximum epsilon of a run without amplification that still fits.
 
         Args:
           delta: delta of the run; by default the delta of the budget, or 1e-6 if there
             is none.
 
         Returns:
-          Epsilon, ready for `tf_bandmf.plan`: rounded down to four digits; 0 if no run
+          Epsilon for `tf_bandmf.plan`, rounded down to four digits; 0 if no run
           fits.
         """
         delta = (self.budget.delta or 1e-6) if delta is None else delta
@@ -141,7 +141,7 @@ class Balance:
 
 
 def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, str]:
-    """Returns the smallest proven epsilon of all releases together, and its method.
+    """Returns the smallest proven joint epsilon of all releases, and its method.
 
     Each release may depend on the results of earlier releases; only its cost is fixed
     in advance.
@@ -151,6 +151,6 @@ def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, 
         return 0.0, BASIC
     joint = compose(releases, adjacency)
     if len(releases) == 1 and joint.stated and joint.stated[1] == delta:
-        return joint.stated[0], BASIC  # one release costs what it states
+        return joint.stated[0], BASIC  # A single release costs its stated epsilon.
     bound = joint.bound_at(delta)
     return (max(bound.epsilon, 0.0), bound.accountant) if bound else (math.inf, BASIC)

@@ -1,14 +1,15 @@
-"""An organisation's ledger, which decides if a data set still has budget for a run.
+"""The ledger, which decides if a data set still has privacy budget for a run.
 
     ledger = tf_bandmf.Ledger("sqlite:///privacy.db")
     ledger.add_dataset("patients-2026", unit="one patient", epsilon=8, delta=1e-6)
     plan = ledger.bind(tf_bandmf.plan(..., unit="one patient"), "patients-2026")
 
-Planning reserves nothing, because plans may be made and never run. A run reserves the
-whole cost of its plan when it *begins*, at its first step, or is refused. The run's
-name is a digest of its noise key: a resumed run has the same name and reserves nothing
-more; a second run of the same plan reserves the cost again. A reservation counts in
-full until `Ledger.end` is called, even if the run's process has died.
+Planning reserves no budget, because plans are not always run. When a run *begins*, at
+its first step, it reserves the whole cost of its plan, or the ledger refuses the run.
+The name of a run is a digest of its noise key. A resumed run has the same name and
+reserves nothing more; a second run of the same plan reserves the cost again. A
+reservation counts in full until `Ledger.end` is called, even if the run's process has
+died.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _OPEN: dict[str, Ledger] = {}
 
 
 class Ledger:
-    """Data sets, budgets, runs and releases, in a database.
+    """A database of data sets, their privacy budgets, and runs and other releases.
 
     Formal guarantee: if every use of a data set is recorded in the ledger, then all
     runs and releases that the ledger admitted are jointly (epsilon, delta)-DP, or
-    rho-zCDP, with the parameters of the budget and for the data set's unit and
-    adjacency. A budget in epsilon also requires that privacy parameters do not depend
-    on results of earlier releases; a budget in rho does not.
+    rho-zCDP, with the parameters of the budget and for the data set's privacy unit and
+    adjacency. With a budget in epsilon, privacy parameters must also not depend on the
+    results of earlier releases; with a budget in rho, they may.
 
     The ledger contains no secrets: no key, no data, no password. Each process that
     trains opens the ledger; several processes, and with PostgreSQL also several
@@ -51,8 +52,9 @@ class Ledger:
     Args:
       url: "sqlite:///privacy.db" for a file, which is created if it does not exist, or
         "postgresql://user@host/database".
-      who: the author of new entries; by default the user's name and machine.
-      create: True to create a ledger if there is none; False to raise an error.
+      who: the author of new entries; by default the names of the user and the machine.
+      create: True to create a ledger if it does not exist; False to raise an error in
+        this case.
 
     Raises:
       ValueError: if the URL has another form.
@@ -81,11 +83,13 @@ class Ledger:
         """Adds a data set with its budget; repeating the call has no effect.
 
         Args:
-          name: name of the data set, used when a plan is bound to it.
+          name: name of the data set, which the argument `dataset` of other methods
+            refers to.
           epsilon: epsilon of the budget, together with delta.
           delta: delta of the budget, together with epsilon.
           rho: zCDP rho, instead of epsilon and delta.
-          unit: the unit whose presence the budget hides; plans must have the same unit.
+          unit: the privacy unit that the budget protects; plans must have the same
+            unit.
           adjacency: "zero-out" (or add-or-remove), or "replace-one".
 
         Returns:
@@ -102,7 +106,8 @@ class Ledger:
         body = {"unit": unit, "adjacency": adjacency, "budget": budget}
         with self._store.transaction(writes=True) as tables:
             if name not in tables.ids():
-                # The nonce makes the ids of data sets with equal settings differ.
+                # The nonce ensures that data sets with equal settings have different
+                # ids.
                 body["nonce"] = secrets.token_hex(16)
                 tables.append(Chain(name), self._who, "dataset", body)
             else:
@@ -149,18 +154,21 @@ class Ledger:
     # Methods for plans and runs.
 
     def bind(self, plan: Plan, dataset: str) -> Plan:
-        """Binds a plan to a budget: its runs reserve their cost before the first step.
+        """Returns a plan whose runs reserve their cost from the budget of a data set.
 
-        This reserves nothing yet. Use the returned plan: a run of the original plan is
-        refused at its first step.
+        A run reserves its cost before its first step; this method reserves nothing. Use
+        the returned plan, because a run of the original plan is refused at its first
+        step.
 
         Args:
           plan: plan of the future runs.
           dataset: name of the data set that these runs use.
 
         Raises:
-          BudgetExceededError: if a run of the plan would not fit now.
-          ValueError: if the plan has another unit, or a test seed.
+          BudgetExceededError: if the budget that is left would not suffice for a run of
+            the plan.
+          ValueError: if the plan's unit is not the data set's unit, or if the plan has
+            a test seed.
           LedgerError: if the data set is unknown.
         """
         balance = self.balance(dataset)
@@ -177,7 +185,7 @@ class Ledger:
             call with the same name reserves nothing new.
 
         Returns:
-          The ledger's entry; statements cite its name.
+          The ledger's entry for the run, whose name privacy statements cite.
 
         Raises:
           BudgetExceededError: if the run would spend more than is left.
@@ -188,7 +196,7 @@ class Ledger:
         account = plan.account
         with self._store.transaction(writes=True) as tables:
             if account is None or tables.ids().get(account.dataset) != account.id:
-                raise LedgerError("The plan is not bound to this ledger. Bind it.")
+                raise LedgerError("The plan is not bound to this ledger. Call bind.")
             chain = tables.chain(account.dataset)
             for first in chain.of_run(run, "begun"):
                 _check_same(first, plan)
@@ -203,13 +211,13 @@ class Ledger:
             return tables.append(chain, self._who, "begun", body, run)
 
     def note_steps(self, run: str, steps: int) -> Entry:
-        """Records how many steps a run has taken so far; spends no budget."""
+        """Records how many steps a run has taken so far, which costs no budget."""
         with self._store.transaction(writes=True) as tables:
             chain = tables.chain(tables.dataset_of(run))
             return tables.append(chain, self._who, "steps", {"steps": int(steps)}, run)
 
     def end(self, run: str, *, plan: Plan, steps: int, reason: str) -> Entry:
-        """Ends a run for good, and credits the unused part of its cost.
+        """Ends a run permanently, and returns unused budget to the data set.
 
         The run is then charged only for the steps that it took; see
         `Plan.epsilon_after`.
@@ -219,9 +227,10 @@ class Ledger:
         its model has spent the whole plan's cost.
 
         Args:
-          run: the run's name.
+          run: name of the run, as for `begin`.
           plan: plan of the run.
-          steps: number of steps taken, including lost ones; 0 if no step was taken.
+          steps: number of steps that the run took, including steps whose results were
+            lost.
           reason: reason for the end, in one line; the caller asserts that the reason
             did not depend on private data.
 
@@ -251,14 +260,14 @@ class Ledger:
         Args:
           dataset: name of the data set.
           what: the cost of the release: the result of `tuning_cost` or `compose`, a
-            `Guarantee`, a `Plan` that was run unbound, a `tf_bandmf.Release` made
-            elsewhere, a dp-accounting event, or (epsilon, delta) for the data set's
-            adjacency.
-          about: description of the release, one line.
+            `Guarantee`, a `Plan` that was run without being bound, a
+            `tf_bandmf.Release`, a dp-accounting event, or a pair (epsilon, delta) for
+            the data set's adjacency.
+          about: description of the release, in one line.
 
         Raises:
-          BudgetExceededError: if the release would spend more than is left. In this
-            case, it must not be published.
+          BudgetExceededError: if the release would spend more than is left. The release
+            must then not be published.
           TypeError: if `what` has any other type.
         """
         about = _one_line("about", about)
@@ -282,12 +291,12 @@ class Ledger:
             return tables.chain(dataset).balance()
 
     def balances(self) -> list[Balance]:
-        """Lists the balances of all data sets."""
+        """Returns the balances of all data sets."""
         with self._store.transaction(writes=False) as tables:
             return [tables.chain(name).balance() for name in tables.ids()]
 
     def fits(self, dataset: str, *, delta: float | None = None) -> float:
-        """Computes the largest epsilon of an unamplified run that still fits, or 0.
+        """Returns the maximum epsilon of an unamplified run that still fits, or 0.
 
         Args:
           dataset: name of the data set.
@@ -298,7 +307,7 @@ class Ledger:
     def history(
         self, *, dataset: str | None = None, run: str | None = None
     ) -> list[Entry]:
-        """Lists the entries in order, after verifying each data set's chain from its start.
+        """Returns the entries in order, after verifying the whole chain.
 
         Args:
           dataset: name of a data set, or None for all.
@@ -310,10 +319,11 @@ class Ledger:
         return [e for e in entries if run is None or (e.run or "").startswith(run)]
 
     def verify(self, *cited: str) -> list[str]:
-        """Checks the ledger, and returns a sentence per problem; empty if intact.
+        """Checks the ledger, and returns one sentence for each problem that it found.
 
         Args:
-          *cited: names of entries that must exist, from statements or exports.
+          *cited: names of entries that published statements or exports cite, and that
+            must therefore exist.
         """
         problems, entries = [], list[Entry]()
         with self._store.transaction(writes=True) as tables:
@@ -324,7 +334,7 @@ class Ledger:
                     problems.append(str(error))
         settled = {e.run: e.body["steps"] for e in entries if e.kind == "ended"}
         problems += [
-            f"Run {e.run} took {e.body['steps']} steps: it continued after it was ended."
+            f"Run {e.run} took {e.body['steps']} steps: it continued after its end."
             for e in entries
             if e.kind == "steps" and e.body["steps"] > settled.get(e.run, math.inf)
         ]
@@ -333,10 +343,10 @@ class Ledger:
 
 
 def opened(account: accounts.Account) -> Ledger:
-    """Returns the ledger with this account, if this process has opened it.
+    """Returns the open ledger that contains the account's data set.
 
     Raises:
-      LedgerError: if this process has not opened the ledger.
+      LedgerError: if this process has not opened such a ledger.
     """
     refusal = None
     for ledger in reversed(_OPEN.values()):
@@ -353,7 +363,7 @@ def opened(account: accounts.Account) -> Ledger:
 
 
 def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
-    """Raises BudgetExceededError if a cost does not fit; the message says what fits."""
+    """Raises BudgetExceededError, which says what would fit, if a cost does not fit."""
     if not balance.with_more(*cost).is_over:
         return
     fits, budget = balance.fits(cost[0].delta or None), balance.budget
@@ -366,13 +376,13 @@ def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
 
 
 def _named(plan: Plan, run: str) -> str:
-    """Returns the run's name, with a note if its cost differs from the plan's epsilon."""
+    """Returns a run's name; a note says if its cost differs from the plan's epsilon."""
     return f"{run} (an estimate, unamplified)" if plan.kind == "estimate" else run
 
 
 def _check_same(first: Entry, plan: Plan) -> None:
     if first.body["fingerprint"] != plan.fingerprint:
-        raise LedgerError(f"Run {first.run} was begun with another plan. Use it.")
+        raise LedgerError(f"Run {first.run} began with another plan. Use that plan.")
 
 
 def _one_line(name: str, text: Any) -> str:

@@ -1,8 +1,9 @@
-"""The chain of a data set: entries that each contain the previous entry's digest.
+"""The chain of a data set, in which each entry contains the previous entry's digest.
 
 Changing, deleting, inserting or reordering entries breaks the chain. The digests are
-not keyed: anyone with write access to the database can forge a new chain, but not one
-with the digests that published statements and exports cite.
+computed without a key, so anyone with write access to the database can forge a new
+chain. A forged chain, however, does not contain the digests that published statements
+and exports cite.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class Entry:
     Attributes:
       dataset: the data set's name.
       number: index of the entry, from 0, without gaps.
-      at: time at which the entry was written, UTC.
+      at: the time (UTC) at which the entry was written.
       who: author of the entry.
       kind: "dataset", "budget", "begun", "steps", "ended" or "spent".
       run: name of the run that the entry is about (a digest of its noise key), or None.
       text: the content, as canonical JSON.
-      previous: digest of the entry before it.
+      previous: digest of the previous entry.
       digest: SHA-256 of all other fields.
     """
 
@@ -48,11 +49,11 @@ class Entry:
 
     @functools.cached_property
     def body(self) -> dict[str, Any]:
-        """The content, parsed from `text`."""
+        """The content of the entry, parsed from `text`."""
         return json.loads(self.text)
 
     def sealed(self) -> Entry:
-        """Returns the entry with the digest of its content."""
+        """Returns a copy of the entry with the digest of its content."""
         content = {**dataclasses.asdict(self), "digest": ""}
         digest = hashlib.sha256(canonical(content).encode()).hexdigest()
         return dataclasses.replace(self, digest=digest)
@@ -64,12 +65,12 @@ class Entry:
 
 
 class Chain:
-    """The entries of one data set that were read so far, with the resulting balance.
+    """The entries of one data set that were read so far, and their privacy costs.
 
     Attributes:
-      entries: in order.
+      entries: the entries, in order.
       dataset: the data set, as the first entry describes it.
-      budget: the newest budget.
+      budget: the data set's newest budget.
     """
 
     dataset: Dataset
@@ -86,7 +87,7 @@ class Chain:
         return self.entries[-1].digest if self.entries else ""
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Appends the next entries.
+        """Appends the next entries of the chain after verifying them.
 
         Raises:
           DamagedLedgerError: if an entry does not follow the previous entry, or has a
@@ -115,12 +116,12 @@ class Chain:
         return [e for e in self.entries if e.run == run and e.kind == kind]
 
     def balance(self) -> Balance:
-        """Returns the budget, and the costs of the releases."""
+        """Returns the balance: the budget, and the costs of all runs and releases."""
         return Balance(self.dataset, self.budget, tuple(self._costs.values()))
 
 
 def canonical(value: Any) -> str:
-    """Returns canonical JSON: texts are equal if and only if their values are equal."""
+    """Returns canonical JSON text: equal values, and only these, have equal texts."""
     options: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")}
     to_json = lambda release: release.to_json()  # noqa: E731
     return json.dumps(value, default=to_json, allow_nan=False, **options)

@@ -1,4 +1,4 @@
-"""The errors of a ledger."""
+"""The exceptions that a ledger raises."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ class LedgerError(RuntimeError):
 
 
 class BudgetExceededError(LedgerError):
-    """Raised if a run or release would spend more than is left; the message says what fits.
+    """Raised if a run or release would spend more budget than is left.
 
     Attributes:
-      fitting_epsilon: the largest epsilon at which a run without amplification would
+      fitting_epsilon: the maximum epsilon of a run without amplification that would
         fit, at the delta of the refused run or release; 0 if no run would fit.
     """
 

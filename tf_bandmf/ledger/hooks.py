@@ -1,7 +1,7 @@
-"""The functions through which noise-generating code calls a ledger.
+"""The functions with which code that generates noise calls a ledger.
 
-The functions do not depend on a training framework, and need SQLAlchemy only for bound
-plans.
+The functions do not depend on a training framework. They need SQLAlchemy only if a plan
+is bound to a ledger.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ if TYPE_CHECKING:
 
 
 def is_needed(plan: Plan) -> bool:
-    """Returns True if a run of the plan must call `begin` before its first noise."""
+    """Returns True if a run of the plan must call `begin` before it generates noise."""
     return plan.account is not None or is_left_unbound(plan)
 
 
 def name_of(key: NoiseKey) -> str:
-    """Returns the name of a run in a ledger: a digest that does not reveal the key."""
+    """Returns the name of a run in a ledger, a digest that does not reveal the key."""
     content = b"tf-bandmf run in a ledger" + key.secret_bytes()
     return hashlib.sha256(content).hexdigest()
 
 
 def begin(plan: Plan, run: str) -> Any:
-    """Reserves a run's cost before its first noise; idempotent for a resumed run.
+    """Reserves a run's cost before the run generates noise.
 
     Args:
       plan: the run's plan.
-      run: the run's name, from `name_of`.
+      run: the run's name, from `name_of`. A resumed run has the same name and reserves
+        nothing more.
 
     Returns:
       The ledger entry of the reservation; None if the plan is not bound to a ledger.
 
     Raises:
-      LedgerError: if the ledger refuses the run or is not open; or if `plan` is the
-        original of a bound plan instead of the plan that `Ledger.bind` returned.
+      LedgerError: if the ledger refuses the run or is not open, or if `plan` was passed
+        to `Ledger.bind` instead of being returned by it.
     """
     if plan.account is not None:
         return _ledger(plan).begin(plan, run)
     if is_left_unbound(plan):
         raise LedgerError(
-            "This plan was bound to a ledger, but the run uses the plan as it was before: "
-            "use the plan that bind returns, plan = ledger.bind(plan, dataset)."
+            "The run uses a plan that was passed to bind, but is not bound itself. Use "
+            "the plan that bind returns: plan = ledger.bind(plan, dataset)."
         )
     return None
 
@@ -59,7 +60,7 @@ def note_steps(plan: Plan, run: str, steps: int) -> None:
 
 
 def end(plan: Plan, run: str, steps: int, reason: str) -> Any:
-    """Ends a run early, and credits the unused part of its cost; see `Ledger.end`."""
+    """Ends a run early, and returns unused budget to the ledger; see `Ledger.end`."""
     return _ledger(plan).end(run, plan=plan, steps=steps, reason=reason)
 
 

@@ -1,4 +1,4 @@
-"""The privacy cost of one run or release for the data set that it uses."""
+"""The privacy cost of one run or release, in the form that a ledger records."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tf_bandmf.planning.composition import ADJACENCIES, JointGuarantee, Release,
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.tuning import TuningCost
 
-# The delta at which epsilon is computed for releases without a delta.
+# The delta at which epsilon is computed if a release has no delta.
 _DELTA = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set of a ledger.
+    """A data set in a ledger.
 
     Attributes:
-      name: the name that is used to bind a plan.
-      id: the digest of the data set's first entry.
-      unit: the unit whose presence the budget hides; plans must have the same unit.
+      name: the data set's name in the ledger.
+      id: the digest of the data set's first entry in the ledger.
+      unit: the privacy unit that the budget protects; plans must have the same unit.
       adjacency: "zero-out" or "replace-one".
     """
 
@@ -34,24 +34,25 @@ class Dataset:
 
     @property
     def replaces(self) -> bool:
-        """True if neighbors are data sets in which one unit is replaced."""
+        """True if neighboring data sets differ by the replacement of one unit."""
         return self.adjacency == "replace-one"
 
     def check(self, unit: str, test_seed: int | None = None) -> None:
-        """Raises ValueError if a run may not use the data set or protects another unit."""
+        """Raises ValueError if the unit is different or there is a test seed."""
         if unit != self.unit:
             raise ValueError(
                 f"The unit must be {self.unit!r} for {self.name!r}, found {unit!r}."
             )
         if test_seed is not None:
-            raise ValueError("A plan with a test seed gives no privacy. Omit the seed.")
+            raise ValueError("A plan with a test seed has no privacy. Omit test_seed.")
 
 
 def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
-    """Returns the cost of a run of a plan, or of its first steps alone.
+    """Returns the cost of a run of a plan, or of only its first `steps` steps.
 
     Raises:
-      ValueError: if no meaningful epsilon is known, or the plan may not use the data.
+      ValueError: if no meaningful epsilon is known, or if `Dataset.check` refuses the
+        plan.
     """
     dataset.check(plan.unit, plan.test_seed)
     whole = recorded(Release.of_plan(plan), dataset)
@@ -70,7 +71,7 @@ def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
 
 
 def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
-    """Returns the cost of a release other than a bound plan's run; see `Ledger.spend`.
+    """Returns the cost of a release that was passed to `Ledger.spend`.
 
     Raises:
       TypeError: if `Ledger.spend` does not accept releases of this type.
@@ -97,14 +98,14 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
         )
     if not isinstance(what, Release):
         raise TypeError(
-            f"what must be a Plan, TuningCost, Guarantee, joint guarantee, Release, event "
-            f"of dp-accounting, or (epsilon, delta), found {what!r}."
+            f"what must be a Plan, TuningCost, Guarantee, JointGuarantee, Release, "
+            f"dp-accounting event, or (epsilon, delta), found {what!r}."
         )
     return (recorded(what, dataset),)
 
 
 def recorded(release: Release, dataset: Dataset) -> Release:
-    """Returns the proven part of a release, as numbers that an entry can store.
+    """Returns the proven bounds of a release in a form that an entry can store.
 
     Raises:
       ValueError: if the release is an estimate, has no guarantee for the data set's
@@ -115,8 +116,8 @@ def recorded(release: Release, dataset: Dataset) -> Release:
         raise ValueError(f"A release must be a bound, found an estimate: {release}.")
     if one.adjacency == "replace-one" and not dataset.replaces:
         raise ValueError(
-            f"{one.describe()} It is stated for neighbors in which one unit is replaced, "
-            f"and the data set's adjacency is zero-out. State its guarantee for zero-out."
+            f"{one.describe()} This guarantee is for replace-one adjacency, but the "
+            f"data set's adjacency is zero-out. State the guarantee for zero-out."
         )
     if one.is_gaussian:
         noise = one.gaussian_noise(dataset.replaces)

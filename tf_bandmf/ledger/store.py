@@ -1,14 +1,14 @@
-"""The ledger database: two tables, with one writer at a time per data set.
+"""The ledger database with two tables, and one writer at a time per data set.
 
 | table | rows |
 |---|---|
 | `datasets` | a row per data set: name, id, and number and digest of the newest entry |
 | `runs` | all entries, a chain for each data set; rows are only added |
 
-In SQLite, a write begins with `BEGIN IMMEDIATE`, so other writers wait before they
-read; in PostgreSQL, it locks the row of the data set. In addition, `(dataset,
-previous)` is unique: even if locking fails, two entries cannot both follow the same
-entry.
+In SQLite, a write transaction starts with `BEGIN IMMEDIATE`, so other writers wait
+before they read. In PostgreSQL, a write transaction locks the row of the data set. In
+addition, `(dataset, previous)` is unique: even if locking fails, two entries cannot
+both follow the same entry.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class Store:
     """The database of a ledger.
 
     Args:
-      url: "sqlite:///file.db" (a relative path; an absolute one has four slashes), or
-        "postgresql://user@host/database".
-      create: True to create the file and the tables if they are missing.
+      url: "sqlite:///file.db" (a relative path; an absolute path needs four slashes),
+        or "postgresql://user@host/database".
+      create: True to create the file and the tables if they do not exist.
 
     Raises:
       ValueError: if the URL has another form.
       ImportError: if the PostgreSQL driver is missing.
-      LedgerError: if the database contains other tables, or contains no ledger and
-        `create` is False.
+      LedgerError: if the database contains other tables, or if it contains no ledger
+        and `create` is False.
     """
 
     def __init__(self, url: str, create: bool) -> None:
@@ -78,7 +78,8 @@ class Store:
         self._path = self.url.database if self.url.drivername == "sqlite" else None
         self._chains: dict[str, Chain] = {}
         self._lock = threading.RLock()
-        # With future=True, SQLAlchemy 1.4 (which TensorFlow Federated has) works like 2.
+        # TensorFlow Federated requires SQLAlchemy 1.4; with future=True, it works like
+        # version 2.
         waits = {} if self._path is None else {"connect_args": {"timeout": 120.0}}
         self._engine = sa.create_engine(
             self.url, poolclass=sa.pool.NullPool, future=True, **waits
@@ -87,15 +88,14 @@ class Store:
             sa.event.listen(self._engine, "connect", _without_implicit_transactions)
             sa.event.listen(self._engine, "begin", _begin)
             if create and not os.path.exists(self._path):
-                # The file is readable only by its owner, unless the owner changes its
-                # mode.
+                # Only the owner can read the file, unless the owner changes its mode.
                 os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
         with self.transaction(writes=create) as tables:
             tables.refuse_others(create)
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Transaction]:
-        """Opens a transaction for one thread; its writes are stored when it ends.
+        """Opens a transaction for one thread; when it ends, its writes are stored.
 
         Raises:
           LedgerError: if the database cannot be used.
@@ -107,7 +107,7 @@ class Store:
             with self._lock, engine.begin() as connection:
                 yield Transaction(connection, self._chains, writes)
         except BaseException as error:
-            self._chains.clear()  # cached chains may contain entries that were rolled back
+            self._chains.clear()  # They may contain entries that were rolled back.
             if not isinstance(error, sa.exc.DBAPIError):
                 raise
             raise LedgerError(
@@ -120,12 +120,13 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Transaction:
-    """Reads and writes that take effect together, or not at all.
+    """A database transaction: all of its writes take effect, or none of them.
 
     Attributes:
       connection: database connection within a transaction.
-      chains: the entries that were already verified, by data set.
-      writes: True to lock each data set that is read until the transaction ends.
+      chains: the entries that this process has already verified, by data set.
+      writes: True to lock each data set from when it is read until the transaction
+        ends.
     """
 
     connection: sa.Connection
@@ -161,12 +162,12 @@ class Transaction:
             run(f"{trigger} FOR EACH ROW {action}")
 
     def ids(self) -> dict[str, str]:
-        """Returns the ids of all data sets, by name."""
+        """Returns a dictionary from the names of all data sets to their ids."""
         query = sa.select(_datasets).order_by(_datasets.c.name)
         return {row.name: row.id for row in self.connection.execute(query)}
 
     def dataset_of(self, run: str) -> str:
-        """Returns the data set that a run uses.
+        """Returns the name of the data set that a run uses.
 
         Raises:
           LedgerError: if there is no such run.
@@ -178,14 +179,14 @@ class Transaction:
         return str(name)
 
     def chain(self, name: str, anew: bool = False) -> Chain:
-        """Returns a data set's entries; verifies them once per process, again if `anew`.
+        """Returns a data set's entries; verifies only new ones, or all if `anew`.
 
         Raises:
           LedgerError: if there is no such data set.
           DamagedLedgerError: if entries were changed, or are missing.
         """
         query = sa.select(_datasets).where(_datasets.c.name == name)
-        # PostgreSQL locks this row; SQLite has locked the whole database.
+        # PostgreSQL locks this row; SQLite has already locked the whole database.
         query = query.with_for_update() if self.writes else query
         head = self.connection.execute(query).first()
         if head is None:
@@ -194,7 +195,7 @@ class Transaction:
             self.chains[name] = Chain(name)
         chain, number = self.chains[name], _runs.c.number
         newer = (_runs.c.dataset == name) & (number >= len(chain.entries))
-        if not self.writes:  # ignore entries that were written in the meantime
+        if not self.writes:  # Ignores entries that were written in the meantime.
             newer &= number <= head.number
         query = sa.select(_runs).where(newer)
         rows = self.connection.execute(query.order_by(number))
@@ -223,7 +224,7 @@ class Transaction:
 
 
 def _checked(url: str) -> sa.engine.URL:
-    """Returns the parsed URL, which must name an SQLite file or a PostgreSQL database."""
+    """Parses the URL, which must refer to an SQLite file or a PostgreSQL database."""
     try:
         parsed = sa.engine.make_url(url)
     except sa.exc.ArgumentError:
@@ -231,7 +232,7 @@ def _checked(url: str) -> sa.engine.URL:
     name = parsed.get_backend_name()
     if name == "postgresql" and parsed.database:
         return parsed.set(drivername="postgresql+psycopg")
-    # An in-memory database would be lost when the process ends.
+    # In-memory databases are rejected, because they are lost when the process ends.
     if name == "sqlite" and parsed.database not in (None, "", ":memory:"):
         return parsed.set(drivername="sqlite", query={})
     raise ValueError(
@@ -241,8 +242,8 @@ def _checked(url: str) -> sa.engine.URL:
 
 
 def _without_implicit_transactions(connection: Any, _: Any) -> None:
-    # Otherwise Python's sqlite3 would begin transactions implicitly, at the first
-    # write, which is too late.
+    # By default, Python's sqlite3 starts transactions implicitly at the first write,
+    # which is too late.
     connection.isolation_level = None
     # With this setting, reservations also survive a power failure.
     connection.execute("PRAGMA synchronous = EXTRA")

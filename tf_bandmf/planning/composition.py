@@ -61,7 +61,7 @@ GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
 BASIC = "basic composition of the individual guarantees"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
-ZCDP = "sum of rho of zCDP"
+ZCDP = "sum of zCDP rhos"
 QUERIES = "composition of Gaussian queries on samples (tilted Fourier transform)"
 # At this epsilon, every mechanism that provides some privacy has delta < 1.
 _LARGE = 400.0

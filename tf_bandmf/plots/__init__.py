@@ -1,14 +1,15 @@
-"""Plotting functions; they need matplotlib: `pip install "tf-bandmf[plot]"`.
+"""Functions for plots, which need matplotlib: `pip install "tf-bandmf[plot]"`.
 
     from tf_bandmf import plots
 
     axes = plots.per_step_error({"bisr:4": plan})
     axes.figure.savefig("error.png")
 
-Every function takes an optional matplotlib axes and returns the axes that it drew on.
-Lines differ in color and in dash pattern; color-blind readers can distinguish the colors
-(Okabe and Ito, 2008). The color maps of heat maps are perceptually uniform. Errors are
-standard deviations per coordinate, in units of `l2_norm_clip`.
+Every function has an optional argument for matplotlib axes, and returns the axes that
+it drew on. Lines differ in color and in dash pattern, and color-blind readers can
+distinguish the colors (Okabe and Ito, 2008). The color maps of heat maps are
+perceptually uniform. Errors are standard deviations per coordinate, as multiples of
+`l2_norm_clip`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.compare import Comparison
     from tf_bandmf.planning.plan import Plan
 
-# The palette of Okabe and Ito (2008), ordered so that neighbors differ most; without
-# yellow, which is pale on white.
+# The palette of Okabe and Ito (2008) without yellow, which is pale on white. In this
+# order, consecutive colors differ most.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 3)))
 _UNIT = "units of the clip norm"
@@ -36,7 +37,7 @@ _LINEAR_PART = 0.01
 
 
 def comparison_bars(table: Comparison, axes: Any | None = None) -> Any:
-    """Plots RMSE and MaxSE of each mechanism as horizontal bars, the best on top.
+    """Plots the RMSE and MaxSE of mechanisms as horizontal bars, the best one on top.
 
     Args:
       table: a table from `tf_bandmf.compare`.
@@ -68,7 +69,7 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
     """Plots the standard deviation of the noise in the model after each step.
 
     Args:
-      plans: plans by name.
+      plans: a dictionary from the names of plans to the plans.
       axes: axes to draw on; by default, the axes of a new figure.
 
     Raises:
@@ -84,14 +85,14 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
 def accumulated_noise(
     plans: Mapping[str, Plan], seed: int = 0, axes: Any | None = None
 ) -> Any:
-    """Plots sample noise in one model coordinate, in a band of +- 1 standard deviation.
+    """Plots one draw of the noise in a model coordinate, with +- 1 standard deviation.
 
-    All plans use the same normals, from NumPy's generator; the plotted noise is not the
-    noise of any run.
+    NumPy's random generator draws the normal values, which are the same for all plans;
+    the plotted noise is not the noise of any run.
 
     Args:
-      plans: plans by name.
-      seed: seed of the normals.
+      plans: a dictionary from the names of plans to the plans.
+      seed: seed of the random generator.
       axes: axes to draw on; by default, the axes of a new figure.
 
     Raises:
@@ -127,10 +128,11 @@ def epsilon_of_delta(
     deltas: Sequence[float] | None = None,
     axes: Any | None = None,
 ) -> Any:
-    """Plots, for each plan, the pairs (epsilon, delta) that hold for one run.
+    """Plots epsilon as a function of delta for one run of each plan.
 
     Args:
-      plans: plans by name; a point marks the pair that each plan was made for.
+      plans: a dictionary from the names of plans to the plans; a point marks the
+        (epsilon, delta) that a plan states.
       deltas: values of delta in (0, 1); by default from 1e-3 to 1e-10.
       axes: axes to draw on; by default, the axes of a new figure.
 
@@ -160,19 +162,19 @@ def training_curves(
     quantity: str = "test accuracy",
     axes: Any | None = None,
 ) -> Any:
-    """Plots the mean of a quantity over runs, in a band of +- 1 standard error.
+    """Plots the mean of a quantity over several runs, with +- 1 standard error.
 
     Args:
-      runs: runs by name; each run is a list of one value per epoch, such as
-        `history.history["val_accuracy"]`. All runs under one name have the same number
-        of epochs.
+      runs: a dictionary from names to lists of runs. Each run is a list with one value
+        per epoch, such as `history.history["val_accuracy"]`. All runs with the same
+        name must have the same number of epochs.
       quantity: label of the vertical axis. The guarantee does not cover values that are
         measured on training data; do not publish such values.
       axes: axes to draw on; by default, the axes of a new figure.
 
     Raises:
       ImportError: if matplotlib is not installed.
-      ValueError: if the runs under one name differ in length.
+      ValueError: if runs with the same name have different numbers of epochs.
     """
     axes = _axes_to_draw_on(axes)
     for name, values in runs.items():
@@ -200,7 +202,7 @@ def training_curves(
 def strategy_matrix(
     strategy: Strategy, rows: int = _ROWS, axes: Any | None = None
 ) -> Any:
-    """Plots a heat map of C, for its first `rows` steps.
+    """Plots a heat map of a strategy's matrix C for the first steps.
 
     Args:
       strategy: strategy of n steps.
@@ -220,7 +222,7 @@ def strategy_matrix(
 def noising_matrix(
     strategy: Strategy, rows: int = _ROWS, axes: Any | None = None
 ) -> Any:
-    """Plots a heat map of C^-1, for its first `rows` steps; row i gives step i's noise.
+    """Plots a heat map of C^-1, whose row i determines the noise of step i.
 
     Args:
       strategy: strategy of n steps.
@@ -255,7 +257,7 @@ def _heat_map(
     if name == "C" and block.min() >= 0.0:
         color_map, scale = "cividis", colors.Normalize(0.0, largest)
     else:
-        # The scale resolves the many small entries; 0 is the midpoint of the color map.
+        # A logarithmic scale resolves the many small entries; 0 is its midpoint.
         color_map = "PuOr_r"
         scale = colors.SymLogNorm(_LINEAR_PART * largest, vmin=-largest, vmax=largest)
     # C is lower triangular, so nothing is drawn above the diagonal.
@@ -278,15 +280,16 @@ def _heat_map(
 
 
 def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
-    """Plots C, C^-1, per-step error, accumulated noise and epsilon(delta) of a plan.
+    """Plots C, C^-1, the noise of models, and epsilon as a function of delta of a plan.
 
     Args:
       name: name of the plan to show.
-      plans: plans by name; the error and noise panels show all of them.
+      plans: a dictionary from the names of plans to the plans; the two panels about the
+        noise of models show all of them.
       figure: matplotlib figure or subfigure to draw on.
 
     Returns:
-      The axes, shape [2, 3]; the last one lists the plan's numbers as text.
+      The axes, shape [2, 3]; the last one contains a list of the plan's parameters.
     """
     plan = plans[name]
     grid = figure.subplots(2, 3)
@@ -312,7 +315,7 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
 
 
 def _axes_to_draw_on(axes: Any | None) -> Any:
-    """Returns `axes`, or new ones, after setting line colors and dash patterns.
+    """Sets line colors and dash patterns of the axes (new ones if None); returns them.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -330,11 +333,12 @@ def _axes_to_draw_on(axes: Any | None) -> Any:
 
 
 def _finish_lines(axes: Any, x_label: str, y_label: str) -> Any:
-    """Adds labels, a light grid, and a legend if there are several lines."""
+    """Adds axis labels and a light grid, and a legend if there are several lines."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.25, linewidth=0.6)
     if len(axes.get_legend_handles_labels()[1]) > 1:
-        # A nearly opaque legend background keeps lines from obscuring the labels.
+        # The background of the legend is nearly opaque, so that lines do not obscure
+        # labels.
         axes.legend(edgecolor="none", framealpha=0.85)
     return axes
