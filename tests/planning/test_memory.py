@@ -46,6 +46,6 @@ def test_a_plan_says_what_it_needs():
     needed = plan_of("bsr:5").memory(1_000_000, num_devices=2)
     assert needed.bytes_per_device == 4 * 4 * 500_000 + (16 + 8) * 100
     assert str(needed) == (
-        "Noise keeps 4 vectors of 1,000,000 numbers: 8 MB on each of 2 devices, and keys "
-        "of 2.4 kB."
+        "The noise stores 4 vectors of 1,000,000 numbers: 8 MB on each of 2 devices, and "
+        "keys of 2.4 kB."
     )

@@ -17,8 +17,8 @@ from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
 # NUM_DRAWS is the default number of draws per direction. A draw consists of one random
-# number per step, so long runs use fewer draws: as many as need about _ENTRIES random
-# numbers in total, but at least _LEAST_DRAWS.
+# number per step, so long runs use fewer draws (but at least _LEAST_DRAWS), with about
+# _ENTRIES random numbers in total.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
 # _LARGEST_WORK is the maximum of `num_steps * (bands + _STEP)`; a simulation of this
 # size takes about half a minute. _STEP is the fixed cost of a step, as a number of

@@ -24,11 +24,11 @@ import scipy.sparse
 from tf_bandmf import matrices
 from tf_bandmf.matrices.threads import one_blas_thread
 
-# Sums are rescaled every b / 4 steps, but at least every _LARGEST_PERIOD and at most
-# every _LEAST_PERIOD steps, because one rescaling costs as much as b steps. The period
-# is shorter if the sum `free` could fall below exp(-_LARGEST_DECAY), or sums could grow
-# by exp(_LARGEST_GROWTH). If an exponent is larger than _LARGEST_EXPONENT, sums are
-# computed in logarithms.
+# Sums are rescaled periodically, because one rescaling costs as much as b steps. The
+# period is b / 4 steps, limited to the range from _LEAST_PERIOD to _LARGEST_PERIOD. The
+# period is shorter if the sum `free` could fall below exp(-_LARGEST_DECAY), or sums
+# could grow by exp(_LARGEST_GROWTH). If an exponent is larger than _LARGEST_EXPONENT,
+# sums are computed in logarithms.
 _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
 # The minimum number of columns of C that are multiplied in one operation.
@@ -43,7 +43,7 @@ class Passes:
     arguments in Fortran order are processed fastest.
 
     Args:
-      rows: the bands of the strategy, `rows[i, j] = C[i, i - j] >= 0`, shape [n,
+      rows: the bands of the strategy, `rows[i, j] = C[i, i - j] >= 0`, of shape [n,
         bands].
       separation: b, the minimum number of steps between two participations; b >= bands.
       rate: q, the probability of a participation at a step.
@@ -56,7 +56,7 @@ class Passes:
         diagonals = matrices.columns_from_rows(rows), -np.arange(bands)
         strategy = scipy.sparse.dia_array(diagonals, shape=(n, n)).tocsc()
         # Each pair consists of a slice of columns of C and a slice of the rows in which
-        # these columns may be non-zero; `_blocks` adds the entries.
+        # these columns may be non-zero; `_blocks` also contains the entries.
         places = [
             (slice(start, start + size), slice(start, start + size + bands - 1))
             for start in range(0, n, size)
@@ -92,7 +92,7 @@ class Passes:
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
     ) -> np.ndarray:
-        """Draws a random S for each probability p; returns the means `m_S`, [N, n]."""
+        """Draws a random set S for each probability; returns the means, [N, n]."""
         count, b = probability.size, self.separation
         uniform = generator.random(count)
         # At the first step an example may be resting: each number of remaining steps
@@ -100,8 +100,7 @@ class Passes:
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
-        # After its rest, an example waits a geometric number of steps to take part
-        # again.
+        # After its rest, an example takes part again after a geometric number of steps.
         while rows.size:
             now = free + generator.geometric(probability[rows]) - 1
             within = now < self.num_steps
@@ -197,7 +196,7 @@ class Passes:
                 taken /= scale
                 logs += np.log(scale)
         total = free * (1.0 - probability) + taken.sum(axis=0)
-        if b > n:  # adds the initial rests that do not end before the last step
+        if b > n:  # Initial rests may last until the end of the run.
             total += (b - n) * self.rate * np.exp(-logs)
         return np.log(total) + logs
 

@@ -198,7 +198,7 @@ class BMinSepSimulator(Simulator):
             tilt, *others = alike
             np.multiply(log_v, tilt.scale, out=exponents)
             if not tilt.is_weighted:
-                # This is scale (log_v + half) - scale^2 half.
+                # The exponents are scale (log_v + half) - scale^2 half.
                 exponents -= (tilt.scale * (tilt.scale - 1.0) * half)[:, None]
             rates = [one.probability for one in (tilt, *others)]
             total = self._log_total(tilt) if tilt.is_weighted else 0.0
@@ -216,7 +216,7 @@ class BMinSepSimulator(Simulator):
         if kept is not None and kept[0] == key:
             return kept[1]
         # A pilot run only chooses the mixture for the main run, so single precision
-        # suffices. It halves the memory.
+        # suffices, which halves the memory.
         kind = np.float32 if stage == PILOT else np.float64
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)

@@ -46,8 +46,8 @@ Self = TypeVar("Self", bound="Accountant")
 class Accountant(abc.ABC):
     """Accounting for one strategy and one participation pattern.
 
-    A subclass implements `sampled_delta`. The base class computes epsilon and noise from it
-    by root finding; both are on the safe side.
+    A subclass implements `sampled_delta`. The base class computes epsilon and noise
+    from it by root finding, and rounds both up.
 
     `noise_stddev` is the standard deviation of the noise on the raw `C`, for
     l2_norm_clip = 1.
@@ -73,8 +73,9 @@ class Accountant(abc.ABC):
         """Returns an accountant of this run composed with other Gaussian releases.
 
         Args:
-          releases: the joint noise multiplier of the other releases, per unit of
-            zero-out sensitivity; `sigma / sqrt(R)` for R releases with sigma each.
+          releases: the joint noise multiplier of the other releases, relative to their
+            zero-out sensitivity; `sigma / sqrt(R)` for R releases with noise multiplier
+            sigma.
         """
         check_positive("noise_multiplier", releases)
         both = copy.copy(self)
@@ -172,7 +173,7 @@ class Accountant(abc.ABC):
         return multiplier * self.whole_sensitivity
 
     def rough_noise_stddev(self, epsilon: float, delta: float) -> float:
-        """Returns the noise for the budget within one percent, to compare runs.
+        """Returns the noise for the budget with an accuracy of 1%, to compare runs.
 
         Args:
           epsilon: > 0.
@@ -226,7 +227,7 @@ class Accountant(abc.ABC):
         return self.stated(epsilon, delta, noise_stddev)
 
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
-        """Returns the guarantee, which claims amplification only if it is needed."""
+        """Returns the guarantee; it claims amplification only if necessary."""
         is_whole = self.whole_delta(epsilon, noise_stddev) <= delta
         name, kind, adjacency = self.claims[-1 if is_whole else 0]
         return Guarantee(epsilon, delta, kind, name, adjacency, self.confidence)

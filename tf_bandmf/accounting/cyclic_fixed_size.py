@@ -3,10 +3,10 @@
 The `m` examples are split into `b` parts of `floor(m / b)` examples. Each of the `n`
 steps takes `B` examples from one part (step `i` from part `i mod b`), uniformly without
 replacement (arXiv:2306.08153, Alg. 2, Theorem 4). `tilted` composes the privacy losses
-of the `ceil(n / b)` queries on one part, for neighbors in which **one example is
-replaced by another**. The contributions then differ by up to twice the clipping norm,
-so each query is accounted for with half of its noise. Setting an example's contribution
-to zero is such a replacement, so zero-out adjacency is included.
+of the `ceil(n / b)` queries on one part, for neighboring data sets in which **one
+example is replaced by another**. The contributions then differ by up to twice the
+clipping norm, so each query is accounted for with half of its noise. Setting an
+example's contribution to zero is such a replacement, so zero-out adjacency is included.
 
 Without amplification, the run is one Gaussian mechanism; the better of the two bounds
 is used. Poisson sampling is a different sampler, with different results.

@@ -52,7 +52,7 @@ def pieces(
 def of_event(
     event: dp_accounting.DpEvent, interval: float, is_replaced: bool = False
 ) -> Loss:
-    """Returns a privacy loss distribution that dominates the one of an event.
+    """Returns a privacy loss distribution that dominates an event's privacy loss.
 
     Args:
       event: any event that dp-accounting supports.
@@ -99,8 +99,9 @@ def _loss_of(query: tilted.Query, interval: float) -> Loss:
 def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Profile:
     """Returns the privacy profile (delta at epsilon) that dp-accounting gives an event.
 
-    The first of dp-accounting's accountants that supports the event is used. For
-    zero-out adjacency, they are the ones for add-or-remove, then for REPLACE_SPECIAL.
+    The function uses the first of dp-accounting's accountants that supports the event.
+    For zero-out adjacency, it tries the accountants for add-or-remove before the one
+    for REPLACE_SPECIAL.
 
     Raises:
       ValueError: if no accountant supports the event for this adjacency.
@@ -115,8 +116,8 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
     if accountant is None:
         neighbors = "replaced" if is_replaced else "added or removed"
         raise ValueError(
-            f"no accountant supports it for neighboring data sets in which a unit is "
-            f"{neighbors}. Specify the event's epsilon and delta, or its rho."
+            f"no accountant supports this event for neighboring data sets in which a "
+            f"unit is {neighbors}. Specify the event's epsilon and delta, or its rho."
         )
     accountant.compose(event)
 

@@ -132,8 +132,8 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
       delta: in (0, 1).
 
     Returns:
-      The noise standard deviation. `gaussian_delta(result, epsilon) <= delta` was
-      checked.
+      The noise standard deviation; `gaussian_delta(result, epsilon) <= delta` has
+      been checked.
 
     Raises:
       ValueError: on invalid input, or if the budget is so small that the noise would

@@ -57,7 +57,7 @@ class Guarantee:
 
     @property
     def is_unamplified(self) -> bool:
-        """True if the guarantee claims no amplification by sampling, for any sampler."""
+        """True if the guarantee does not claim amplification by sampling."""
         return UNAMPLIFIED in self.accountant
 
     @property

@@ -46,8 +46,8 @@ def pair_profile(epsilon: float, delta: float) -> Profile:
 def zcdp_profile(rho: float) -> Profile:
     """Returns a profile that holds for any rho-zCDP mechanism.
 
-    The mechanism's Renyi divergences are at most `rho alpha`. For each order alpha, delta
-    is at most
+    The mechanism's Renyi divergence of order alpha is at most `rho alpha`. For each
+    order alpha, delta is at most
 
         exp((alpha - 1) (rho alpha - epsilon)) (1 - 1 / alpha)^alpha / (alpha - 1)
 

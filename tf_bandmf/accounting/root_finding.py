@@ -57,7 +57,7 @@ def near_root(
       excess: returns log delta minus the log of the target delta; smooth and
         decreasing.
       start: value at which the search starts.
-      largest: the upper limit of the search, returned if the function is >= 0 below it.
+      largest: the upper limit of the search; returned if `excess` is >= 0 there.
       tolerance: the search ends after a step of at most this length.
       slope: slope of `excess` that is assumed for the first step.
 

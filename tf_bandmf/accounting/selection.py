@@ -26,8 +26,7 @@ from tf_bandmf.accounting.checks import check_delta, is_number
 DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0}
 _SMALLEST_GAMMA = 1e-12
 _SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
-# The number of values of delta' (a run's delta in a proof) that `profile_epsilon`
-# tries.
+# The default number of values of delta' that `profile_epsilon` tries.
 _TRIED_DELTAS = 24
 # The maximum relative amount by which rounding may reduce an epsilon.
 _RELATIVE_MARGIN = 1e-9
@@ -122,8 +121,8 @@ def profile_epsilon(
 ) -> float:
     """Returns epsilon at delta for releasing the best of K runs.
 
-    K has a truncated negative binomial distribution. For every delta' in (0, 1) and e'
-    = epsilon_at(delta'), releasing the best run is (epsilon, delta)-DP with
+    K has a truncated negative binomial distribution. For every delta' in (0, 1) and
+    `e' = epsilon_at(delta')`, releasing the best run is (epsilon, delta)-DP with
     (arXiv:2402.06701)
 
         epsilon = epsilon_at(delta / E[K])
@@ -133,10 +132,10 @@ def profile_epsilon(
     one run's output, q its density, Q' the distribution on a neighboring data set, and
     S(y) the set of outputs that score less than y. The density of the released output
     is f'(Q(S(y))) q(y), where f'(x) is proportional to (1 - (1 - gamma) x)^-(eta + 1)
-    and at most E[K]. The ratio of f'(Q(S(y))) to f'(Q'(S(y))) is at most (exp(e') + (1
-    - gamma) / gamma * delta')^(eta + 1), because the event that the output is not in
-    S(y) satisfies (e', delta')-DP. The remaining term is E[K] times the delta of one
-    run.
+    and at most E[K]. The ratio of f'(Q(S(y))) to f'(Q'(S(y))) is at most
+    (exp(e') + (1 - gamma) / gamma * delta')^(eta + 1), because the event that the
+    output is not in S(y) satisfies (e', delta')-DP. The remaining term is E[K] times
+    the delta of one run.
 
     Args:
       epsilon_at: returns epsilon >= 0 of one run at a delta in (0, 1), for both orders

@@ -30,7 +30,7 @@ from tf_bandmf.accounting.simulator import (
     TooManyDraws,
 )
 
-# The safety margin, in standard errors, of estimates that are calibrated to or stated.
+# The safety margin of estimates in calibrations and guarantees, in standard errors.
 SAFETY = 2.0
 # A check of an earlier estimate uses few draws. Therefore it tolerates a delta that is
 # larger by _CHECK_ERRORS standard errors and by the factor CHECK_FACTOR.
@@ -71,8 +71,8 @@ class SimulatedAccountant(Accountant):
         estimates.
     """
 
-    # The base class accounts for amplification unless this probability is 1. The value
-    # is not used here, so NaN suffices.
+    # The base class accounts for amplification unless this probability is 1. Its value
+    # has no other use here, so NaN suffices.
     sampling_probability = math.nan
 
     def __init__(
@@ -94,7 +94,7 @@ class SimulatedAccountant(Accountant):
     def delta(
         self, epsilon: float, noise_stddev: float, rough: bool = False
     ) -> MonteCarloValue:
-        """Returns delta at epsilon, the larger one of the two directions of adjacency.
+        """Returns the larger delta at epsilon of the two directions of adjacency.
 
         Args:
           epsilon: >= 0.

@@ -36,9 +36,10 @@ _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
 # run is misleading.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-# The mixtures that are tried for a bound: the shares of the target distribution; the
-# shares in the remainder of the tilt from `certain_tilts`; the minimum share of the
-# target distribution, and of a tilt that is kept.
+# For a bound, mixtures with these shares of the target distribution are tried, and with
+# these shares of a tilt from `certain_tilts` in the rest of the mixture. The target
+# distribution has at least the share _LEAST_TARGET, and tilts with shares below
+# _LEAST_KEPT are omitted.
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01

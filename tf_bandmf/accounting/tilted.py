@@ -200,9 +200,9 @@ class Law:
         return losses, weights - np.logaddexp.reduce(weights)
 
     def discretized(self, step: float) -> tuple[int, np.ndarray, float]:
-        """Returns a first index, probabilities from there on, and the one at infinity.
+        """Returns (index of the first loss, probabilities, probability of infinity).
 
-        The index i means the loss `i * step`. The probabilities are upper bounds.
+        The loss with the index i is `i * step`. The probabilities are upper bounds.
         """
         lowest, highest = self.range
         first, last = math.floor(lowest / step), math.ceil(highest / step)

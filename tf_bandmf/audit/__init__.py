@@ -8,7 +8,7 @@ epsilon does not prove the claim; the closer the bound is to the claim, the more
 audit can detect.
 
     canaries = audit.GradientCanaries.for_plan(plan, num_parameters=4096, seed=0)
-    released = ...  # noisy sums of `canaries.sums()`, as the mechanism gives them
+    released = ...  # noisy sums of `canaries.sums()`, as the mechanism releases them
     print(canaries.audit(released))
 
 `tf_bandmf.keras.audit.audit_run` audits your own Keras run. The package

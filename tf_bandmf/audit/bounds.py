@@ -117,10 +117,10 @@ def epsilon_from_rates(
 ) -> float:
     """Returns a lower bound on epsilon from trials with and without a canary.
 
-    The trials must be independent. A test of an (epsilon, delta)-DP mechanism has the
-    true and false positive rates `TPR <= exp(epsilon) FPR + delta`, and so does the
-    opposite test (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1).
-    Clopper-Pearson bounds on both rates hold jointly at the confidence.
+    The trials must be independent. The true and false positive rates of a test of an
+    (epsilon, delta)-DP mechanism satisfy `TPR <= exp(epsilon) FPR + delta`, and so do
+    the rates of the opposite test (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776,
+    Theorem 2.1). Clopper-Pearson bounds on both rates hold jointly at the confidence.
 
     Args:
       true_positives: number of trials with the canary and a positive test; the

@@ -151,7 +151,7 @@ class GradientCanaries:
         return released @ self.directions.T
 
     def _bins(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """Returns the log of each canary's likelihood ratio, a mean over the bins."""
+        """Returns the log of the mean likelihood ratio over bins, for each canary."""
         bins = self.plan.participation.separation()
         steps = np.arange(self.plan.num_steps)
         in_bin = (steps[:, None] % bins == np.arange(bins)).astype(np.float64)

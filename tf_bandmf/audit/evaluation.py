@@ -207,8 +207,8 @@ def best_number_of_guesses(
       confidence: confidence of the bound.
 
     Returns:
-      An even number in [2, m]. If no number of guesses promises a bound > 0, the result
-      is two fifths of m, which still detects gross faults.
+      An even number in [2, m]. If the expected bound is 0 for every number of guesses,
+      the result is two fifths of m, which can still detect gross faults.
     """
     best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
     for share in _SHARES:

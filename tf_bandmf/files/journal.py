@@ -1,4 +1,4 @@
-"""A private file that consists of a content and appended entries.
+"""A private file that consists of content and appended entries.
 
     length of the content | content, padded | SHA-256 of both | entries
 

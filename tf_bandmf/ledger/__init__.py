@@ -6,11 +6,11 @@ The public class is `tf_bandmf.Ledger`. It needs SQLAlchemy:
 | file | content |
 |---|---|
 | `releases` | the cost of one run or release |
-| `balances` | the joint cost of all releases, by `tf_bandmf.compose`; what remains |
+| `balances` | the joint cost of all releases, and the remaining budget |
 | `chain` | entries, each with the digest of the previous entry |
-| `store` | the database: two tables, and one writer of a data set at a time |
-| `book` | the ledger |
-| `hooks` | functions for the code that generates noise |
+| `store` | the database, with two tables and one writer at a time per data set |
+| `book` | the class `Ledger` |
+| `hooks` | functions that the code that generates noise calls |
 """
 
 from __future__ import annotations

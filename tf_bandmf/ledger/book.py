@@ -235,7 +235,7 @@ class Ledger:
             did not depend on private data.
 
         Raises:
-          LedgerError: if the run has not begun, or was begun with another plan.
+          LedgerError: if the run has not begun, or began with another plan.
           ValueError: if the ledger has already recorded more than `steps` steps.
         """
         reason = _one_line("reason", reason)

@@ -38,7 +38,7 @@ class Dataset:
         return self.adjacency == "replace-one"
 
     def check(self, unit: str, test_seed: int | None = None) -> None:
-        """Raises ValueError if the unit is different or there is a test seed."""
+        """Raises ValueError if the unit differs, or if there is a test seed."""
         if unit != self.unit:
             raise ValueError(
                 f"The unit must be {self.unit!r} for {self.name!r}, found {unit!r}."

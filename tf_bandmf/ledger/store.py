@@ -107,7 +107,7 @@ class Store:
             with self._lock, engine.begin() as connection:
                 yield Transaction(connection, self._chains, writes)
         except BaseException as error:
-            self._chains.clear()  # They may contain entries that were rolled back.
+            self._chains.clear()  # Chains may contain rolled-back entries.
             if not isinstance(error, sa.exc.DBAPIError):
                 raise
             raise LedgerError(

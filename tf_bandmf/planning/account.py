@@ -32,7 +32,7 @@ class Account:
     id: str
 
     def __post_init__(self) -> None:
-        must = "be text: the plan was damaged. Make it again"
+        must = "be text (the plan was damaged; make it again)"
         for name in ("dataset", "id"):
             check_line(f"{name} of an account", getattr(self, name), must)
 

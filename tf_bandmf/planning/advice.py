@@ -38,7 +38,7 @@ _WORKLOAD = f"sgd:momentum={MOMENTUM!r}"
 # The samplings with exact accounting. `advise` compares others only if the caller names
 # them.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
-# All samplings except b-min-sep sampling, whose accounting simulates for minutes.
+# All samplings except b-min-sep sampling, whose accounting takes minutes.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
 # A sampling is preferred to samplings that were named before it only if its progress is
 # larger by this fraction.
@@ -316,7 +316,7 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
-    """Returns the recommended one of each sampling's best setting, and the reason."""
+    """Chooses one of the samplings' best settings; returns it and the reason."""
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:
@@ -326,7 +326,7 @@ def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
         for name, one in best.items()
         if one is not chosen
     ]
-    more = f" At its own batch size {'; '.join(said)}." if said else ""
+    more = f" With its own best batch size, {'; '.join(said)}." if said else ""
     return chosen, f"It demands {NAMED[chosen.sampling].demands}.{more}"
 
 

@@ -92,7 +92,7 @@ def resolve_data(
         stated, value = getattr(made, field, None), given[field]
         if stated is not None and value not in (None, stated):
             raise ValueError(
-                f"{field} must be {stated}, as in sampling, found {value}."
+                f"{field} must be {stated}, the value in sampling, found {value}."
             )
     steps = made.num_steps if num_steps is None else num_steps
     if steps is None:

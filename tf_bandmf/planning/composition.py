@@ -260,7 +260,7 @@ class Release:
         return 2.0 * self.epsilon, min(delta, 1.0)
 
     def gaussian_noise(self, replaced: bool) -> float | None:
-        """Returns the noise per unit of sensitivity if the release is Gaussian; or None."""
+        """Returns the noise multiplier if the release is Gaussian, or None."""
         noise = self.noise_multiplier
         if self.is_gaussian:
             squares = (n / piece.noise_multiplier**2 for piece, n in self.pieces)
@@ -483,8 +483,8 @@ class JointGuarantee:
         noise = self.gaussian_noise
         return PrivacyStatement(
             guarantee=self.guarantee_at(delta),
-            # Without a joint noise multiplier (for example, a release has only a rho),
-            # there is no mu.
+            # Without a joint noise multiplier (for example, if a release has only a
+            # rho), there is no mu.
             mu=None if noise is None else 1.0 / noise,
             unit=units[0] if unit is None else unit,
             plans=plans,
@@ -528,9 +528,9 @@ class JointGuarantee:
             bounds += self._by_losses(delta)
         if self.stated is not None and self.stated[1] <= delta * (1.0 + 1e-9):
             value = self.stated[0]
-            # Basic composition is used only if its epsilon is smaller than the others,
-            # because the kind of the other values ("exact", "bound" or "estimate") is
-            # more precise.
+            # Basic composition is used only if it gives a smaller epsilon, because the
+            # other methods state more precisely whether a value is exact, a bound or an
+            # estimate.
             if all(value < (1.0 - 1e-6) * bound.epsilon for bound in bounds):
                 bounds.append(Bound(value, BASIC, *_certainty(self.parts)))
         return bounds
@@ -580,8 +580,8 @@ def compose(
     halved, and rho is quadrupled.
 
     Args:
-      plans: one plan for each run (list a plan twice if it was run twice), and a `Release`
-        for each release made elsewhere.
+      plans: one plan for each run (list a plan twice if it was run twice), and a
+        `Release` for each other release.
       adjacency: "zero-out" or "replace-one". The default is "replace-one" if a
         guarantee holds only for "replace-one", or if all guarantees hold for both.
 

@@ -52,10 +52,10 @@ class NoiseMemory:
         if self.num_devices > 1:
             shared = f" on each of {self.num_devices} devices"
         if self.regenerations_per_step:
-            again = f"; each step generates {self.regenerations_per_step} of them again"
+            again = f"; each step regenerates {self.regenerations_per_step} vectors"
         return (
-            f"Noise keeps {self.vectors} vectors of {self.num_parameters:,} numbers"
-            f"{again}: {_readable(self.buffer_bytes)}{shared}, and keys of "
+            f"The noise stores {self.vectors} vectors of {self.num_parameters:,} "
+            f"numbers{again}: {_readable(self.buffer_bytes)}{shared}, and keys of "
             f"{_readable(self.key_bytes)}."
         )
 

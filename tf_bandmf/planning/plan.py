@@ -69,7 +69,7 @@ def stated(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
-    """Converts a calibrated noise level to a noise multiplier, by the sensitivity.
+    """Divides a calibrated noise level by the sensitivity to get the noise multiplier.
 
     The multiplier is rounded up. Therefore its product with the sensitivity is at least
     the calibrated noise, and an epsilon that is later computed from it, and rounded up
@@ -91,8 +91,8 @@ class Plan:
       participation: the steps at which one example may take part.
       l2_norm_clip: zeta, the bound on the l2 norm of each example's gradient.
       noise_multiplier: sigma, the noise standard deviation divided by the sensitivity
-        (for l2_norm_clip = 1), even if an accountant with amplification uses another
-        unit.
+        (for l2_norm_clip = 1), even if an accountant with amplification scales the
+        noise differently.
       epsilon, delta: the guarantee, computed by `accountant`.
       expected_batch_size: the public constant that divides the noisy sum of clipped
         gradients; None if the code that uses the plan has its own divisor.
@@ -155,7 +155,7 @@ class Plan:
         if not low <= self.l2_norm_clip <= high:
             raise ValueError(
                 f"l2_norm_clip must be in [{low:g}, {high:g}], found "
-                f"{self.l2_norm_clip}: squares of gradients must not exceed float32."
+                f"{self.l2_norm_clip}: squares of gradients must fit in float32."
             )
         object.__setattr__(self, "strategy", self.strategy.in_float32())
         computed = self.strategy.sensitivity(self.participation)
@@ -189,10 +189,10 @@ class Plan:
 
         It is `noise_multiplier * sensitivity * l2_norm_clip`, for noise that is added
         to the *sum* of clipped gradients. With private counts, the bound on the norm of
-        gradient and counts replaces the clip norm. Training uses single precision, so
-        the value is rounded up to it, because rounding to nearest could reduce the
-        noise. If rounding to single precision increases the clip norm, the increased
-        clip norm is used.
+        gradient and counts replaces the clip norm. Training uses single precision. The
+        value is rounded up to single precision, because rounding to nearest could
+        reduce the noise. If rounding to single precision increases the clip norm, the
+        increased clip norm is used.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
         wanted = self.unit_noise_stddev * clip * self.measurements.norm
@@ -558,10 +558,9 @@ class Plan:
             warn_of_example_weights(sample_weight)
         elif self.unit == ONE_EXAMPLE:
             raise ValueError(
-                "users makes a user the unit of privacy, and the plan's unit is one "
-                "training example: its statement would speak of examples. Give "
-                "unit='one user' to tf_bandmf.plan, with the number of users as "
-                "num_examples and users per step as batch_size."
+                "The argument users makes a user the privacy unit, but the plan's unit "
+                "is one training example. Give unit='one user' to tf_bandmf.plan, with "
+                "the number of users as num_examples and users per step as batch_size."
             )
         use: Any = self.participation
         if not use.has_schedule:

@@ -68,7 +68,7 @@ class PrivacyStatement:
       participation: description of how runs use the data; empty without runs.
       covered: the runs and releases that the statement is about, such as "one training
         run of 20 steps".
-      scope: text after the numbers: "for all runs together", or empty.
+      scope: text after epsilon and delta: "for all runs together", or empty.
       output: the mechanism's output, such as "all noisy gradients".
       mechanism: strategy and noise of a single run; empty for several runs.
       runs: descriptions of several runs and releases; empty for a single run.
@@ -338,7 +338,7 @@ def _markdown(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Returns a text as a sentence, with a capital letter and a full stop."""
+    """Returns a text as a sentence, with a capital letter and a period."""
     text = text.strip()
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
 

@@ -280,7 +280,7 @@ def _heat_map(
 
 
 def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
-    """Plots C, C^-1, the noise of models, and epsilon as a function of delta of a plan.
+    """Plots a plan: its matrices, the noise in models, and epsilon for several deltas.
 
     Args:
       name: name of the plan to show.
