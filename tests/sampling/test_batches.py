@@ -67,10 +67,10 @@ def test_rows_with_missing_values_are_named():
     x = np.ones([20, 3], np.float32)
     x[::4, 1] = np.nan
     with pytest.warns(
-        UserWarning, match="25% of 20 examples that were looked at have NaN"
+        UserWarning, match="25% of 20 inspected examples contain NaN"
     ):
         make_plan().batches(x)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".* have NaN")
+        warnings.filterwarnings("error", ".* contain NaN")
         make_plan().batches(np.nan_to_num(x))
         make_plan().batches(x, ranges={"x": (0, 1)})  # ranges are declared

@@ -219,7 +219,7 @@ def _plan(num_examples):
     ("kind", "says"),
     [
         ("records", "980 of 1000 examples repeat"),
-        ("by index", r"23\d of 2\d\d examples that were looked at repeat"),
+        ("by index", r"23\d of 2\d\d examples that were inspected repeat"),
     ],
 )
 def test_records_that_come_several_times_are_warned_of(kind, says, tmp_path):

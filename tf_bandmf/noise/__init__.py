@@ -1,9 +1,10 @@
-"""Correlated noise: streams the rows of `C^-1 Z`, from a counter-based generator.
+"""Correlated noise: generates the rows of `C^-1 Z` with a counter-based generator.
 
-`z[i]`, the independent normals of step `i`, is a pure function of the step's key and of
-the position in the vector. A strategy with a banded `C^-1` regenerates the few earlier
-`z[i-j]` that it needs, and stores nothing; a strategy with a banded `C` stores its last
-outputs in a ring buffer; a buffered Toeplitz strategy stores a few weighted sums.
+`C` is the strategy matrix. Row `z[i]` of `Z` holds the independent standard normals of
+step `i`; each entry is a pure function of the step's key and of its index in the row. A
+strategy with a banded `C^-1` regenerates the few earlier `z[i-j]` that it needs, and
+stores nothing. A strategy with a banded `C` stores its last outputs in a ring buffer. A
+buffered Toeplitz strategy stores a few weighted sums.
 
 WARNING: the keys and the buffers are secret. Anyone who knows `y[i]`, the noise of step
 `i`, can compute the exact gradient of that step.

@@ -1,9 +1,9 @@
 """Box-Muller: two independent normals from four random words, accurate in both tails.
 
-A pair `z` of normals has `|z|^2 = -2 log(u)` with a uniform `u`. The sign bit of a word
-selects the half of the unit interval that contains `u`; other bits give the distance `t` of
-`u` from the nearer end: `u = t` or `u = 1 - t`. Here t is a sum of multiples of powers of
-two,
+A pair `z` of normals has `|z|^2 = -2 log(u)` with a uniform `u`. The sign bit of the
+first word selects the half of the unit interval that contains `u`. The other bits
+determine `t`, the distance of `u` from the nearer end of the interval: `u = t` or
+`u = 1 - t`. `t` is a sum of multiples of powers of two,
 
     2^32 t = a + 2^-31 b + 2^-62 c + s,    s = 2^-93 g + 2^-124 (h + 1/2),
 
@@ -12,28 +12,30 @@ and `h` from two words that all 2048 pairs of a block share. Products with power
 are exact and nothing underflows (`2^32 t >= 2^-125`). Therefore float32 rounds `t`
 identically with and without fused multiply-add, XLA and flushing of subnormals to zero.
 
-**Deviations from the normal distribution.** A record shifts `m` rows of `Z`, which are
-`m d / 2` pairs; the joint norm of all shifts is at most `1 / noise_multiplier` (m is at
-most the number of steps, and under DP-SGD the number of participations). Three effects
-could distinguish this noise from independent pairs of normals with `t` rounded to float32:
+**Deviations from the normal distribution.** Adding one record shifts `m` rows of `Z`,
+that is, `m d / 2` pairs, where `d` is the length of a row. `m` is at most the number of
+steps; under DP-SGD it is the number of participations. The joint norm of all shifts is
+at most `1 / noise_multiplier`. Three effects could distinguish this noise from
+independent pairs of normals with `t` rounded to float32:
 
-1. *The edge.* `|z| <= R = sqrt(2 * 157 log 2) = 14.75`. To first order, a shift `v` of a
-   pair moves it over the edge with probability `R exp(-R^2 / 2) |v| / pi`, the
-   density at the edge times the mean of the shift's outward part. By Cauchy-Schwarz,
-   `sum |v| <= sqrt(m d / 2) / noise_multiplier`, so outputs that are impossible without the
-   record have probability at most
+1. *The edge.* `|z| <= R = sqrt(2 * 157 log 2) = 14.75`. To first order, a shift `v`
+   moves a pair over this edge with probability `R exp(-R^2 / 2) |v| / pi`: the density
+   at the edge times the mean outward component of the shift. By Cauchy-Schwarz,
+   `sum |v| <= sqrt(m d / 2) / noise_multiplier`, so outputs that are impossible without
+   the record have probability at most
 
        R 2^-157 / pi sqrt(m d / 2) / noise_multiplier.
 
-2. *Too few bits.* Values of t are `2^-156` apart, which is more than the spacing of float32
-   where `t < 2^-133`. Some pair has such a `t` with probability at most `m d 2^-133`.
+2. *Too few bits.* Values of `t` are `2^-156` apart, which exceeds the spacing of
+   float32 where `t < 2^-133`. Some pair has such a `t` with probability at most
+   `m d 2^-133`.
 3. *Shared words.* If `t >= 2^-70`, the shared words affect at most the last rounding.
    Two pairs of a block both have a smaller `t`, and are then dependent, with
    probability `2^21 2^-138`; some block has such pairs with probability `m d 2^-129`.
 
 For `m d <= 10^15` (a billion parameters, a million steps) and noise multipliers above
-`10^-12` the sum is below `2 * 10^-24`: less than a thousandth of the smallest delta that a
-plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
+`10^-12`, these probabilities sum to less than `2 * 10^-24`: less than a thousandth of
+the minimum delta that a plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
 
 **Remaining floating-point effects.** The noise consists of float32 numbers: rounded
 normals, not a discrete Gaussian. Radius and angle have relative errors of about 2^-23. The
@@ -51,10 +53,10 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# The largest radius, which occurs at t = 2^-157.
+# The maximum of a pair's radius `|z|`, which occurs at t = 2^-157.
 LARGEST_NORMAL = float(np.sqrt(2.0 * 157.0 * np.log(2.0)))
 
-# -2 log(1 - x) / x where 0 <= x <= 1/2: a minimax polynomial, relative error 5e-8.
+# Minimax polynomial for -2 log(1 - x) / x on 0 <= x <= 1/2, with relative error 5e-8.
 _LOGARITHM = (
     2.882216,
     -3.3916235,
@@ -66,8 +68,9 @@ _LOGARITHM = (
     0.9999857,
     2.0,
 )
-_MANTISSA, _HALF = 0x7FFFFF, 0x3F000000  # bits of float32
-_SCALE = 32  # t is stored as 2^32 t, so that the smallest value is not subnormal
+_MANTISSA, _HALF = 0x7FFFFF, 0x3F000000  # bits of a float32's mantissa, and of 0.5
+_SCALE = 32  # t is stored as 2^32 t, so that its minimum is not subnormal
+
 # Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, with errors below 1e-8,
 # from S. Moshier's Cephes library, sinf.c.
 _SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
@@ -77,7 +80,7 @@ _COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2, -0
 def box_muller(
     words: Sequence[tf.Tensor], shared: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns two independent normals from four int32 words and a block's shared part."""
+    """Returns two independent normals from four int32 words and the block's `s`."""
     first, second, third, angle = words
     radius = tf.sqrt(squared_radius(first, second, third, shared))
     cosine, sine = cosine_and_sine(angle)
@@ -108,7 +111,10 @@ def _negated(x: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
 
 
 def shared_part(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    """Returns `s`, float32 in [2^-125, 2^-62], from two int32 words, same shape."""
+    """Returns `s`, the lowest-order term of `2^32 t`, from two int32 words.
+
+    `s` is a float32 in [2^-125, 2^-62]; see the module's docstring.
+    """
     return _scaled(first, -93) + (_low_bits(second) + 0.5) * np.float32(2.0**-124)
 
 
@@ -124,9 +130,10 @@ def squared_radius(
       shared: from `shared_part`; broadcastable to the shape of the words.
     """
     t = distance(first, second, third, shared)
-    # In the lower half, u = t = 2^-k (1 - x). In the upper half, u = 1 - t, so x = t,
-    # however small, and k = 0. In both halves, the two terms of
-    # `-log(u) = k log(2) - log(1 - x)` have the same sign.
+    # Write u = 2^-k (1 - x). In the lower half of the unit interval, u = t determines k
+    # and x. In the upper half, u = 1 - t, so k = 0 and x = t, however small t is. In
+    # both halves, the two terms of `-log(u) = k log(2) - log(1 - x)` have the same
+    # sign.
     bits = tf.bitcast(t, tf.int32)
     k = 126 + _SCALE - tf.bitwise.right_shift(bits, tf.constant(23, tf.int32))
     mantissa = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(bits, _MANTISSA), _HALF)
@@ -141,7 +148,10 @@ def squared_radius(
 def distance(
     first: tf.Tensor, second: tf.Tensor, third: tf.Tensor, shared: tf.Tensor
 ) -> tf.Tensor:
-    """Returns `2^32 t`, float32 in [2^-125, 2^31], with the same bits on all devices."""
+    """Returns `2^32 t`, where `t` is the distance of `u` from the nearer of 0 and 1.
+
+    The result is a float32 in [2^-125, 2^31] with the same bits on all devices.
+    """
     low_words = _scaled(second, -31) + (_scaled(third, -62) + shared)
     return _low_bits(first) + low_words
 
@@ -155,7 +165,10 @@ def polynomial(coefficients: tuple[float, ...], x: tf.Tensor) -> tf.Tensor:
 
 
 def _low_bits(word: tf.Tensor) -> tf.Tensor:
-    """Returns the lower 31 bits, signed, for conversion to float in one instruction."""
+    """Returns the lower 31 bits of a word as a float32.
+
+    The bits are kept in a signed integer, which one instruction converts to float.
+    """
     return tf.cast(tf.bitwise.bitwise_and(word, 0x7FFFFFFF), tf.float32)
 
 

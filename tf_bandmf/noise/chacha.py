@@ -89,7 +89,7 @@ def _rotated(word: tf.Tensor, bits: int) -> tf.Tensor:
 def chacha20_in_a_row(
     step_key: tf.Tensor, counter: tf.Tensor, num_counters: int
 ) -> tf.Tensor:
-    """Returns the words of `chacha20` for consecutive counters; no block is recomputed.
+    """Returns the words of `chacha20` for consecutive counters; computes blocks once.
 
     Returns:
       int32, shape [num_counters, 4].

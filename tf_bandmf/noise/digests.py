@@ -1,6 +1,6 @@
-"""A keyed digest of a sum, which becomes part of the key of the noise for this sum.
+"""A keyed digest of a sum of gradients, mixed into the key of the noise for this sum.
 
-The digest consists of plain integer operations, which XLA compiles into one pass.
+The digest uses only plain integer operations, which XLA compiles into one pass.
 Compiling takes up to half a second, so on a CPU only the digests of long vectors are
 compiled. Two 32-bit numbers that are adjacent in memory form one 64-bit word. The
 digest is computed in two steps.
@@ -66,26 +66,26 @@ _SUMMANDS = 8
 _LEVEL_WORDS = 2 * _VALUES * _BLOCK
 # Hashing up to this many numbers takes less than 0.5 ms on one core without XLA.
 _FEW = 1 << 16
-# The size of the last step's key, in 32-bit numbers: five 64-bit numbers for each of
-# the two words of the result.
+# The size of the key of the second, final hash, in 32-bit numbers: five 64-bit numbers
+# for each of the two words of the result.
 _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
 
 
-# A float32 vector of static shape [size], or a list of its pieces (which changes the
-# digest).
+# A float32 vector of static shape [size], or a list of its pieces. The digest of the
+# pieces differs from that of the whole vector.
 Vector = Union[tf.Tensor, Sequence[tf.Tensor]]
 
 
 def digest_key(secret: bytes, context: str) -> np.ndarray:
-    """Returns the key of digests, computed by SHAKE-256 (FIPS 202).
+    """Derives the key of the digests from a secret by SHAKE-256 (FIPS 202).
 
     Args:
       secret: 32 bytes.
       context: everything that the noise depends on, apart from the secret and the sums.
 
     Returns:
-      int32, shape [words]: 49 kB. As secret as the arguments.
+      int32, shape [words]: 49 kB. The key is as secret as the arguments.
     """
     stream = hashlib.shake_256(b"tf-bandmf digest" + secret + context.encode())
     words = stream.digest(4 * KEY_SIZE)
@@ -95,15 +95,15 @@ def digest_key(secret: bytes, context: str) -> np.ndarray:
 def plain_digest(
     key: tf.Tensor, value: Vector, more: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Returns the digest of a vector and of a few integers, from all bits, without XLA.
+    """Returns the digest of all bits of a vector and of a few integers, without XLA.
 
     The digest does not include lengths, so all inputs under one key must have the same
     lengths.
 
     Args:
       key: from `digest_key`, or the same bits as 64-bit words.
-      value: float32 of static shape [size], or a list of its pieces (which changes the
-        digest).
+      value: float32 of static shape [size], or a list of its pieces, which gives
+        another digest than the whole vector.
       more: int32, of static shape [count]; count plus the number of pieces is at most 256.
 
     Returns:
@@ -135,7 +135,7 @@ def keyed_digest(
 
 
 def _inputs(value: Vector, more: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
-    """Returns the pieces as words of two numbers, and the leftover numbers as words."""
+    """Returns pieces as 64-bit words of two numbers, and leftover numbers as words."""
     given: Any = [value] if tf.is_tensor(value) else value
     pieces, numbers = [], [] if more is None else [_long(more)]
     for piece in given:
@@ -166,7 +166,7 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 def _digest(
     key: tf.Tensor, pieces: list[tf.Tensor], numbers: list[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns the digest of pieces and further numbers, all given as uint64 words."""
+    """Returns the digest of pieces and further numbers, all passed as uint64 words."""
     keys = tf.reshape(key[: -_LAST_WORDS // 2], [LEVELS, _VALUES, _BLOCK])
     # The maximum number of words to which each piece is hashed, so that all pieces
     # together fill at most half of the last block.
@@ -184,8 +184,8 @@ def _digest(
 
 _shared_digest = shared_function(_digest)
 _compiled_digest = shared_function(_digest, jit_compile=True)
-# A separate function: otherwise TensorFlow would reuse the program for unknown lengths,
-# which hashes at more levels, for known lengths, too.
+# Inputs of unknown length need a separate function: their program hashes at more
+# levels, and TensorFlow would otherwise reuse it for inputs of known length.
 _digest_of_padded = shared_function(_digest, jit_compile=True)
 
 
@@ -207,7 +207,7 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """
     size, highest = words.shape[0], max
     is_large = size is None or 2 * size > _FEW
-    if size is None:  # XLA knows the size when it compiles
+    if size is None:  # unknown while tracing; XLA knows the size when it compiles
         size, highest = tf.shape(words)[0], tf.maximum
     blocks = highest(size // _BLOCK, 1)
     rest = words[_BLOCK * blocks :]

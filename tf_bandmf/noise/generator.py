@@ -35,7 +35,7 @@ class NoiseState(NamedTuple):
 
 
 class NoiseGenerator:
-    """Streams the rows of `C^-1 Z` for one strategy and model size.
+    """Generates the rows of `C^-1 Z` step by step, for one strategy and model size.
 
     Its functions are pure: `initial_state(key)` and `next(state, step)`, as in optax.
     `next` runs a `tf.function`; eager code and other graphs may call it.
@@ -104,7 +104,7 @@ class NoiseGenerator:
 
     @property
     def past_the_end(self) -> str:
-        """The error message for a step beyond the plan."""
+        """The error message for a step after the last step of the plan."""
         return (
             f"The plan has {self.num_steps} steps: this step is past its end (or "
             f"negative). Its privacy budget is spent; more steps need a new plan."
@@ -167,7 +167,7 @@ class NoiseGenerator:
         """
         if traced_under_xla():
             raise ValueError(
-                "XLA drops assertions, so that a step past the horizon could not raise. "
+                "XLA drops assertions, so a step past the plan's end would not raise. "
                 "Call the noise generator outside of jit_compile=True."
             )
         return self._next_function(

@@ -25,7 +25,7 @@ _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 
 
 class Secret:
-    """Mixin for objects that hold secrets: they are not shown, pickled or copied."""
+    """Mixin for objects that hold secrets: it forbids showing, pickling and copying."""
 
     __slots__ = ()
 
@@ -33,7 +33,9 @@ class Secret:
         return f"{type(self).__name__}(<secret>)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{type(self).__name__} is secret, and not pickled or copied.")
+        raise TypeError(
+            f"{type(self).__name__} is secret and must not be pickled or copied."
+        )
 
 
 class NoiseKey(Secret):

@@ -1,6 +1,6 @@
-"""Lazily updated table rows: the exact distribution of their noise.
+"""Lazily updated rows of embedding tables: the exact distribution of their noise.
 
-A table row is updated only when it is read, but gets noise in every step. The row's
+A row is updated only when it is read, but DP adds noise to it in every step. The row's
 state `x` (its weights, their velocity under momentum, and the earlier normals that the
 mechanism stores) follows a linear system, the same for all rows and columns,
 
@@ -33,12 +33,12 @@ import numpy as np
 from tf_bandmf import matrices
 
 # The maximum number of entries in a state: each entry needs as much memory as the
-# table, and a fresh normal at every jump.
+# table, and a fresh normal whenever a row is brought up to date.
 MOST_ENTRIES = 9
 
 
 class LinearUpdate(NamedTuple):
-    """The SGD update by a mean gradient `g` at the learning rate `eta`.
+    """Hyperparameters of the SGD update by a mean gradient `g` at learning rate `eta`.
 
     `theta -= eta weight_decay theta`; without momentum `theta -= eta g`; with momentum
     `v = momentum v - eta g`, then `theta += v`, or with Nesterov's look-ahead
@@ -53,8 +53,9 @@ class LinearUpdate(NamedTuple):
 class RowSystem(NamedTuple):
     """Matrices `[F G H] = constant + eta rate` of each step; see the module's docstring.
 
-    Both are float64, shape [n or 1, m, m + 2]; the first axis is the step, or has length 1
-    if all steps have the same matrices. The first entry of a state is the weight.
+    `constant` and `rate` are float64, shape [n or 1, m, m + 2]. The first axis is the
+    step, or has length 1 if all steps have the same matrices. The first entry of a
+    state is the weight.
     """
 
     constant: np.ndarray
@@ -87,8 +88,8 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
         raise ValueError(f"Lazy tables do not support {type(streaming).__name__}.")
     if memory + 1 > MOST_ENTRIES:
         raise ValueError(
-            f"A table must store at most {MOST_ENTRIES - 1} numbers for each weight, "
-            f"found {memory}. Use at most {MOST_ENTRIES} bands, as in "
+            f"A lazy table must store at most {MOST_ENTRIES - 1} numbers for each "
+            f"weight, found {memory}. Use at most {MOST_ENTRIES} bands, as in "
             f"'bisr:{MOST_ENTRIES}', or 'lambda_cgd'."
         )
     if isinstance(streaming, matrices.GeometricSums):
@@ -97,7 +98,7 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
     else:
         rows = np.asarray(streaming.rows(), np.float64)
         system = np.zeros([len(rows), 1 + memory, memory + 1])
-        # m = (z[t-1], ..., z[t-p+1]), or (y[t-1], ..., y[t-b+1])
+        # The memory m[t] is (z[t-1], ..., z[t-p+1]), or (y[t-1], ..., y[t-b+1]).
         system[:, range(2, 1 + memory), range(memory - 1)] = 1.0
         if isinstance(streaming, matrices.Regeneration):
             system[:, 0] = np.roll(rows, -1, axis=1)
@@ -119,8 +120,8 @@ def row_system(
     """Returns the system of a row under noisy SGD, `g = (s + stddev y) / batch_size`.
 
     Args:
-      noise: noise of the strategy, `noise_system`.
-      update: update of the optimizer.
+      noise: the strategy's noise, from `noise_system`.
+      update: the optimizer's update.
       stddev: standard deviation of the noise, from `Plan.noise_stddev`.
       batch_size: the public constant that noisy sums are divided by.
 
@@ -134,7 +135,9 @@ def row_system(
     first = of_gradient.size
     m = first + noise.shape[1] - 1
     if m > MOST_ENTRIES:
-        raise ValueError(f"A state has at most {MOST_ENTRIES} entries, found {m}.")
+        raise ValueError(
+            f"A state must have at most {MOST_ENTRIES} entries, found {m}."
+        )
     constant, rate = np.zeros([2, len(noise), m, m + 2])
     constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
     if beta != 0.0:

@@ -1,8 +1,10 @@
-"""Tables in which a row gets its noise only when the row is read; see `lazy`.
+"""Embedding tables in which a row gets its noise only when it is read; see `lazy`.
+
+A release brings all rows up to date and writes the weights to the model.
 
 WARNING: between two releases, a row lacks the noise of the steps since it was last read.
-Anyone who sees the table between two releases learns which rows were touched. The table
-is as secret as a key.
+Anyone who sees the table between two releases learns which rows were read. The table is
+as secret as a key.
 """
 
 from __future__ import annotations
@@ -18,36 +20,41 @@ from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.shared import shared_function
 
-# The approximate number of normals that are generated together, first in a step (which
-# generates at most this many more than it needs), then at a release. They fit into a
-# cache.
+# The approximate number of normals that are generated in one operation: in a step,
+# which generates at most this many more than it needs, and at a release. They fit into
+# the processor's cache.
 _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
-# The number of blocks of a key's normals reserved for each table: more than any table
-# needs.
+# The number of blocks of normals that each table has to itself under a shared key: more
+# than any table needs.
 _TABLE_BLOCKS = 1 << 40
 # Conditional variances below this fraction of the variance are rounding errors.
 _SMALLEST_PIVOT = 1e-12
-# The lengths to which windows of steps are padded.
+# Windows of steps are padded to one of these lengths.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
-# The number of parts that are processed together, as long as that many remain in a
-# step.
+# The number of groups of rows that one iteration of a step's loop processes, as long as
+# that many groups remain.
 _TOGETHER = 8
-# Steps that do not run a function skip it as a whole, not its operations one by one.
+# An option of `tf.function` that keeps TensorFlow from inlining it: a step that does
+# not run the function then skips it as a whole, instead of its operations one by one.
 _NOT_INLINED = {"_noinline": True}
 _DECAYED = (
-    "The learning rate times the weight decay must not be 1 with tables='lazy': the step "
-    "sets all weights to zero. Give make_private tables='dense', or decay less."
+    "The learning rate times the weight decay must not be 1 with tables='lazy', "
+    "because such a step sets all weights to zero. Pass tables='dense' to "
+    "make_private, or decay less."
 )
 
 
 class Window(NamedTuple):
     """The jumps to one step from each step since the last release.
 
+    A jump from `l` to `t` is the pair of matrices `P(l, t)` and `L(l, t)` of `lazy`,
+    which brings a row's state from step `l` to step `t`.
+
     Attributes:
       step: the step to which the jumps lead, int32.
-      first: the first step from which jumps lead there, int32.
-      matrices: P and L at index `clock - first`, float32, shape [steps, 2, m, m];
-        stored side by side because both are gathered for many rows.
+      first: the first step from which a jump leads to `step`, int32.
+      matrices: P and L of the jump from step `l`, at index `l - first`, float32, shape
+        [steps, 2, m, m]. They are stored side by side because lookups gather both.
     """
 
     step: tf.Tensor
@@ -56,7 +63,7 @@ class Window(NamedTuple):
 
 
 class Jumps:
-    """Matrices `P(l, t)` and `Q(l, t)` of a system, for each `l` since the last release.
+    """Matrices `P(l, t)` and `Q(l, t)` of `lazy`, for each `l` since the last release.
 
     Args:
       system: system of the rows.
@@ -70,8 +77,8 @@ class Jumps:
         # the velocity.
         self._entered = int(np.count_nonzero(system.rate[0, :, m + 1]))
         self._decays = bool(np.any(system.rate[:, 0, 0]))
-        # Variables, because an update program cannot capture other tensors from
-        # outside.
+        # The matrices are variables because an update program cannot capture other
+        # tensors from outside.
         self._system = [tf.Variable(part, trainable=False) for part in system]
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
@@ -96,10 +103,10 @@ class Jumps:
         return system[:, :m], system[:, m], system[:, m + 1]
 
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
-        """Returns how a sum enters the state *before* its step: `u` with `F u = H`.
+        """Returns factors that add a step's sum to the state *before* the step.
 
-        Thus the stored state remains the state before the step; the step's noise is
-        added later.
+        The factors are `u` with `F u = H`. Thus the stored state remains the state
+        before the step, and the step's noise is added later.
 
         Args:
           step: see `of_step`.
@@ -110,7 +117,7 @@ class Jumps:
           velocity.
 
         Raises:
-          InvalidArgumentError: in graphs, if the step sets weights to zero.
+          InvalidArgumentError: if the step sets weights to zero.
         """
         transition, _, gradient = self.of_step(step, rate)
         remains = transition[0, 0]
@@ -125,7 +132,11 @@ class Jumps:
         return [tf.cast(factor, tf.float32) for factor in (of_weight, of_velocity)]
 
     def advance(self, step: tf.Tensor, rate: tf.Tensor) -> list[Any]:
-        """Advances the jumps from `t = step` to the next step; see `of_step`.
+        """Advances the target of the jumps from `step` to the next step.
+
+        Args:
+          step: see `of_step`.
+          rate: see `of_step`.
 
         Returns:
           The operations.
@@ -133,7 +144,7 @@ class Jumps:
         transition, noise, _ = self.of_step(step, rate)
         first = self._release.read_value()
         count = step + 1 - first
-        # Lengths are rounded up because XLA compiles a program for each length.
+        # The length is rounded up because XLA compiles a program for each length.
         length = tf.reduce_min(tf.where(_LENGTHS < count, _LENGTHS[-1], _LENGTHS))
         places = tf.minimum(first + tf.range(length), self._jumps.shape[0] - 1)
         parts = self._products, self._covariances
@@ -149,22 +160,22 @@ class Jumps:
         return self._release.assign(step, read_value=False)
 
     def since_release(self, step: tf.Tensor) -> Window:
-        """Returns the jumps, advanced to `step` (int32), for use by all tables."""
+        """Returns the jumps to `step` (int32), which all tables use."""
         first = self._release.read_value()
         both = self._jumps.sparse_read(tf.range(first, step + 1))
         return Window(step, first, both)
 
 
 class LazyTable(Secret):
-    """The states of a table's rows, each as of its own time. Secret.
+    """The states of a table's rows, each as of the step when it was last read. Secret.
 
-    A row's clock is `t` if its stored state is the state before step `t`. A sum of step `t`
-    is added to this state (`Jumps.entering`); the noise of step `t` is added later,
-    together with the noise of the steps after it.
+    A row's clock is `t` if its stored state is the state before step `t`. The sum of
+    gradients of step `t` is added to this state (`Jumps.entering`); the noise of step
+    `t` is added later, together with the noise of the steps after it.
 
     Args:
       weights: the table, float32, shape [rows, columns], at `step`.
-      jumps: jumps of the rows.
+      jumps: the matrices that bring rows up to date.
       number: index of the table among the tables that share keys.
       step: the step at which every row is up to date.
       memory: entries of each row's state that follow the weights, at `step`: float32,
@@ -181,7 +192,7 @@ class LazyTable(Secret):
     ) -> None:
         self.num_rows, self.columns = weights.shape.as_list()
         self.jumps, self._first_block = jumps, number * _TABLE_BLOCKS
-        # How many numbers a row's state consists of.
+        # The number of float32 values in the state of a row.
         self._width = jumps.entries * self.columns
         self._clocks = tf.Variable(
             tf.fill([self.num_rows], tf.constant(step, tf.int32)), trainable=False
@@ -191,19 +202,22 @@ class LazyTable(Secret):
         self._weights = tf.Variable(weights.read_value(), trainable=False)
         if memory is None:
             memory = tf.zeros([self.num_rows, self._width - self.columns])
-        # The parts of the states, in their order.
+        # The states of all rows: first the weights, then the remaining entries.
         self._states = [self._weights, tf.Variable(memory, trainable=False)]
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the weights of rows [...] as stored, not brought up to date."""
+        """Returns some rows' weights as stored, without bringing them up to date."""
         return self._weights.sparse_read(rows)
 
     def clocks_of(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the clocks of rows, int32; see the class."""
+        """Returns the clocks of some rows, int32, as defined in the class docstring."""
         return self._clocks.sparse_read(rows)
 
     def memory(self) -> np.ndarray:
-        """Returns the current `memory` (see the class), only for the private state file."""
+        """Returns state entries other than weights, only for the private state file.
+
+        A new table can be built from them, as its argument `memory`.
+        """
         return self._states[1].numpy()
 
     def replace_weights(self, weights: tf.Variable) -> None:
@@ -211,10 +225,10 @@ class LazyTable(Secret):
         self._weights.assign(weights.read_value())
 
     def bring_up_to_date(self, rows: tf.Tensor, jumps: Window, key: tf.Tensor) -> Any:
-        """Advances rows to the state before a step.
+        """Brings rows up to date: advances them to the state before a step.
 
         Args:
-          rows: shape [U], without duplicates.
+          rows: indices of the rows, shape [U], without duplicates.
           jumps: the jumps to the step.
           key: a key of the generator, uint64, used only for these rows, in this order, at
             this step.
@@ -225,7 +239,7 @@ class LazyTable(Secret):
         together = self._rows_of(_STEP_NUMBERS)
         count = tf.shape(rows)[0]
 
-        # Each part begins with a new block of normals.
+        # Each group of `together` rows begins with a new block of normals.
         blocks = -(-together * self._width // BLOCK)
 
         def made(i: Any, size: int) -> list[Any]:
@@ -239,9 +253,9 @@ class LazyTable(Secret):
             kept = [part[:number] for part in moved]
             return self._write(some, kept, jumps.step)
 
-        # One or two parts usually contain all rows and need no loop, which would launch
-        # dozens of ops. Two parts of whole blocks are processed as one, with the same
-        # normals.
+        # One or two groups usually contain all rows and need no loop, which would
+        # launch dozens of ops. If each group fills whole blocks, two groups are
+        # processed as one, with the same normals.
         fills_blocks = together * self._width % BLOCK == 0
         parts = 2 if self.jumps.entries > 1 and fills_blocks else 1
         first_made = made(0, parts)
@@ -265,10 +279,10 @@ class LazyTable(Secret):
     def add(
         self, rows: tf.Tensor, sums: tf.Tensor, step: tf.Tensor, rate: tf.Tensor
     ) -> Any:
-        """Adds clipped sums of a step to rows that are up to date; see `Jumps.entering`.
+        """Adds a step's sums of clipped gradients to rows that are up to date.
 
         Args:
-          rows: shape [U], without duplicates.
+          rows: indices of the rows, shape [U], without duplicates.
           sums: float32, shape [U, columns].
           step: int32 scalar.
           rate: the learning rate, float64 scalar.
@@ -277,7 +291,8 @@ class LazyTable(Secret):
           The operations.
         """
         changes = []
-        # The sum enters the first columns: those of the weights, and of the velocity.
+        # The sum changes the weights and, under momentum, the velocity, whose columns
+        # come first in the second variable.
         for part, factor in zip(self._states, self.jumps.entering(step, rate)):
             padding = [[0, 0], [0, part.shape[1] - self.columns]]
             # In TensorFlow, adding to rows takes longer than reading and replacing them.
@@ -294,8 +309,8 @@ class LazyTable(Secret):
     ) -> Any:
         """Advances every row to the state before a step, and writes the weights to `into`.
 
-        Parts of the table are updated one after the other, without a tensor of the table's
-        size.
+        Groups of rows are updated one after the other, without a temporary tensor of
+        the table's size.
 
         Args:
           into: the variable that receives the weights.
@@ -311,9 +326,9 @@ class LazyTable(Secret):
         shows = tf.convert_to_tensor(shows)
 
         def part(i: tf.Tensor) -> tuple[tf.Tensor]:
-            # All parts have the same number of rows, so XLA compiles only one program.
-            # The last part may repeat rows of the previous part: P = I and L = 0 leave
-            # them unchanged.
+            # All groups have the same number of rows, so XLA compiles only one program.
+            # The last group may repeat rows of the previous one: their jump is P = I
+            # and L = 0, which leaves them unchanged.
             first = tf.minimum(i * together, self.num_rows - together)
             rows = first + tf.range(together)
             jump = self._jump(rows, tf.cast(i, tf.uint64) * blocks, jumps, key)
@@ -329,18 +344,22 @@ class LazyTable(Secret):
                 return (tf.cond(shows, show, lambda: i + 1),)
 
         done = _in_parts(part, tf.constant(-(-self.num_rows // together)))
-        # After a scatter, TensorFlow would copy the variable whenever it is read.
+        # Without this op, TensorFlow would copy the variable whenever it is read after
+        # a scatter.
         tf.raw_ops.DisableCopyOnRead(resource=into.handle)
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """Returns about how many rows have this many numbers in their states; >= 1."""
+        """Returns how many rows, at least 1, have `numbers` numbers in their states."""
         return max(1, numbers // self._width)
 
     def _jump(
         self, rows: tf.Tensor, block: tf.Tensor, jumps: Window, key: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns P, L and the normals (from `block` on) of a static number of rows."""
+        """Returns the stacked P and L, and the normals, of a static number of rows.
+
+        The normals start at block `block` of the table.
+        """
         numbers, block = rows.shape[0] * self._width, block + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
         places = self._clocks.sparse_read(rows) - jumps.first
@@ -361,7 +380,7 @@ def _in_parts(
     count: tf.Tensor,
     first: tf.Tensor | int = 0,
 ) -> Any:
-    """Calls `part(index)` repeatedly; it returns the next index. Stops at `count`."""
+    """Calls `part(index)`, which returns the next index, until the index is `count`."""
     start = (tf.convert_to_tensor(first),)
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 
@@ -374,12 +393,12 @@ def _jumped(
     normals: tf.Tensor,
     first: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
-    """Returns states after the jump, [U, columns] and [U, (m - 1) columns].
+    """Returns rows' states after a jump, shapes [U, columns] and [U, (m - 1) columns].
 
     Args:
       entries: number of entries in a row's state, m.
-      states: states of the rows; or of the whole table, in which XLA then reads the
-        rows from `first` on in place.
+      states: states of the rows; or, if `first` is passed, of the whole table, in which
+        XLA reads the U rows from `first` on in place.
       jump: P and L of U rows.
       normals: `U m columns` standard normals.
       first: index of the first row in the table, or None.
@@ -405,7 +424,10 @@ def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
 def _advanced(
     transition: tf.Tensor, noise: tf.Tensor, products: tf.Tensor, covariances: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns P and Q after a step, float64, shape [steps, m, m]; and P and L, float32."""
+    """Returns P and Q after one more step, float64, and the jumps (P, L), float32.
+
+    P and Q have shape [steps, m, m]; the jumps have shape [steps, 2, m, m].
+    """
     products = _applied(transition[None], products)
     # Covariances are symmetric.
     grown = _applied(transition[None], covariances)
@@ -416,7 +438,7 @@ def _advanced(
 
 
 def _factor(covariances: tf.Tensor) -> tf.Tensor:
-    """Returns lower triangular L with `L L^T` = covariances, which may be singular.
+    """Returns lower triangular L with `L L^T = covariances`, which may be singular.
 
     Args:
       covariances: float64, shape [U, m, m] with a static m.

@@ -18,10 +18,11 @@ BLOCK = 4096
 # The number of pairs in a block. Each pair uses one counter of the generator, which
 # yields four words.
 _PAIRS = BLOCK // 2
-# The first counter of words that a block's pairs share; all other counters are smaller.
+# The first of the counters whose words all pairs of a block share. The counters of the
+# pairs themselves are smaller.
 _SHARED = 1 << 63
-# The number of blocks that are generated together without XLA; intermediate results fit
-# into a cache.
+# The number of blocks that are generated in one vectorized call without XLA. The
+# intermediate results fit into the processor's cache.
 _CHUNK = 8
 
 
@@ -34,20 +35,20 @@ def standard_normals(
 ) -> tf.Tensor:
     """Returns independent standard normals, float32, shape [num_normals].
 
-    The method is Box-Muller on the bits of Philox or ChaCha20: the bits are the same with
-    and without XLA and on every device, and the normals agree to float precision.
-    (`tf.random.stateless_normal` gives different normals under XLA.) The largest
-    magnitude is 14.75. `box_muller` bounds the effect on delta, and lists the remaining
-    floating-point errors.
+    The method is Box-Muller on the bits of Philox or ChaCha20: the bits are the same
+    with and without XLA and on every device, and the normals agree to float precision.
+    (`tf.random.stateless_normal` gives different normals under XLA.) The maximum
+    magnitude is 14.75. The docstring of `box_muller` bounds the effect of this limit on
+    delta, and lists the remaining floating-point errors.
 
     Args:
       step_key: uint64, shape [2]: Philox key, and upper half of its counter; or shape
         [5]: ChaCha20 key, and the last two words of its nonce.
       num_normals: number of normals, a Python integer.
-      first_block: index of the first block of 4096 normals, so that a shard can generate
-        its part alone.
-      jit_compile: False for graphs that are executed without XLA, which is three to six
-        times slower.
+      first_block: index of the first block of 4096 normals, so a shard can generate its
+        part of the vector without the other parts.
+      jit_compile: True to compile the generator with XLA. False, for graphs that are
+        executed without XLA, is three to six times slower.
     """
     weights = tf.ones([1])
     return weighted_normals(
@@ -91,10 +92,10 @@ class WordSource(NamedTuple):
     """A source of random words: four words per step key and counter.
 
     Attributes:
-      four: function of a key, shape [key_words], and counters, uint64, any shape; returns
-        uint32 words; for XLA.
-      in_a_row: function of a key, the first counter and the number of counters; returns the
-        same words, int32, shape [num_counters, 4]; faster without XLA.
+      four: function of a key, shape [key_words], and counters, uint64, any shape.
+        Returns four uint32 tensors of words. Intended for XLA.
+      in_a_row: function of a key, the first counter and the number of counters. Returns
+        the same words as int32, shape [num_counters, 4]. Faster without XLA.
       of_many_operations: True if even a few words take so many TensorFlow ops that XLA
         is faster.
     """
@@ -131,11 +132,12 @@ def compiled_blocks(num_blocks: int) -> _Blocks:
     ) -> tf.Tensor:
         shared_parts = _compiled_shared(num_blocks)
         if not source_of(step_keys).of_many_operations:
-            # Computed outside of the program, because XLA would recompute the shared
-            # part of a block for each of its pairs.
+            # The shared parts are computed outside of the compiled program, because XLA
+            # would recompute a block's shared part for each pair of the block.
             shared = _shared_parts(step_keys, first_block, num_blocks)
             return compiled(step_keys, weights, first_block, shared)
-        # XLA takes most of an hour to compile two terms of ChaCha20 in one expression.
+        # Each term of ChaCha20 is a program of its own, because XLA takes most of an
+        # hour to compile two terms in one expression.
         total: tf.Tensor | None = None
         for j in range(weights.shape[0]):
             # Terms are added one after the other, so only two vectors are in memory.
@@ -151,7 +153,11 @@ def compiled_blocks(num_blocks: int) -> _Blocks:
 
 @functools.cache
 def compiled_pairs(num_blocks: int) -> Callable[..., tf.Tensor]:
-    """Returns a function from keys, weights, first block and shared parts to pairs."""
+    """Returns an XLA program that generates weighted sums of pairs of normals.
+
+    Its arguments are the step keys, the weights, the first block, and the shared parts
+    of all blocks.
+    """
 
     def pairs(
         step_keys: tf.Tensor,
@@ -159,12 +165,13 @@ def compiled_pairs(num_blocks: int) -> Callable[..., tf.Tensor]:
         first_block: tf.Tensor,
         shared: tf.Tensor,
     ) -> tf.Tensor:
-        # Computed from the row and column of each pair; otherwise XLA would store all
-        # counters as a constant.
+        # The counters are computed from the row and column of each pair. Otherwise, XLA
+        # would store all counters as a constant.
         block = tf.cast(tf.range(num_blocks), tf.uint64) + first_block
         counter = (block * _PAIRS)[:, None] + tf.cast(tf.range(_PAIRS), tf.uint64)
 
-        # The function is traced once for all terms; XLA sees one expression.
+        # A `tf.function` is traced only once for all terms; XLA inlines it into one
+        # expression.
         @tf.function(autograph=False)
         def of_key(
             step_key: tf.Tensor, counter: tf.Tensor, shared: tf.Tensor
@@ -181,7 +188,7 @@ def compiled_pairs(num_blocks: int) -> Callable[..., tf.Tensor]:
 
 
 def _blocks_in_chunks(num_blocks: int) -> _Blocks:
-    """Returns a function that generates pairs of normals, without XLA."""
+    """Returns a function that generates pairs of normals in chunks, without XLA."""
     chunk = min(num_blocks, _CHUNK)
     num_chunks = -(-num_blocks // chunk)
 

@@ -27,7 +27,8 @@ def philox(
     Returns:
       Four uint32 tensors of the counter's shape.
     """
-    # Created once for all rounds, because every op in a graph takes time.
+    # The constant is created once for all rounds, because every op in a graph takes
+    # time.
     multipliers = [tf.constant(factor, tf.uint64) for factor in _MULTIPLIERS]
     increments = [tf.constant(increment, tf.uint32) for increment in _KEY_INCREMENTS]
     half = tf.constant(32, tf.uint64)
@@ -53,7 +54,12 @@ def philox(
 def halves(
     words: tf.Tensor, half: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns lower and upper 32 bits of uint64; `half` is a reusable constant 32."""
+    """Returns the lower and the upper 32 bits of uint64 words.
+
+    Args:
+      words: uint64, any shape.
+      half: the constant 32 as uint64, to reuse one op for several calls.
+    """
     half = tf.constant(32, tf.uint64) if half is None else half
     upper = tf.bitwise.right_shift(words, half)
     return tf.cast(words, tf.uint32), tf.cast(upper, tf.uint32)
@@ -62,7 +68,7 @@ def halves(
 def philox_in_a_row(
     step_key: tf.Tensor, counter: tf.Tensor, num_counters: int
 ) -> tf.Tensor:
-    """Returns the words of `philox` for consecutive counters, by TensorFlow's kernel.
+    """Computes the words of `philox` for consecutive counters by TensorFlow's kernel.
 
     Returns:
       int32, shape [num_counters, 4].

@@ -1,4 +1,4 @@
-"""Recurrences that stream the rows of `C^-1 Z`, with one class per streaming method."""
+"""Recurrences that compute the rows of `C^-1 Z` step by step, one class per method."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from tf_bandmf import matrices
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import shared_function
 
-# A function of steps, int64, and weights, float32, shape [terms]; returns
+# A function of steps, int64, and weights, float32, both of shape [terms]. It returns
 # `sum_k weights[k] z[steps[k]]`, float32, shape [size]. `z[i]` is the same in every call,
 # and independent of `z` at other steps.
 Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 # The number of terms in one compiled program, in general and on a GPU. Further terms
-# are added in a loop: one at a time, but two at a time on a GPU, where XLA would split
-# more than two terms into several kernels and store the random words in memory.
+# are added in a loop: one at a time in general, and two at a time on a GPU, where XLA
+# would split more than two terms into several kernels and store the random words in
+# memory.
 _TERMS, _TERMS_OF_GPU = 4, 2
 _ONE = [1.0]
 
-# `Updates` are the buffer rows that change, each listed once. A `Row` is a row of noise
-# with its updates.
+# `Updates` are the buffer rows that change in a step, each listed once. A `Row` is the
+# noise vector of a step, together with the step's updates.
 Updates = tuple[tf.IndexedSlices, ...]
 Row = tuple[tf.Tensor, Updates]
 
@@ -31,8 +32,8 @@ Row = tuple[tf.Tensor, Updates]
 class Recurrence(abc.ABC):
     """Computes `(C^-1 Z)[step]` from normals and a few stored vectors.
 
-    Every entry of the row depends only on the entries of normals and buffer at the same
-    position, so a part of the vector can be computed without the rest.
+    Each entry of the row depends only on the entries of the normals and of the buffer
+    with the same index, so a part of the vector can be computed without the rest.
 
     Attributes:
       memory_vectors: rows of the buffer.
@@ -45,7 +46,7 @@ class Recurrence(abc.ABC):
     row_scale: np.ndarray | None = None
 
     def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        """Returns the row of a step, and the rows of the buffer that change.
+        """Returns the noise row of a step, and the rows of the buffer that change.
 
         Args:
           normals: function that returns the normals of any step up to this one.
@@ -65,7 +66,7 @@ class Recurrence(abc.ABC):
 class Regeneration(Recurrence):
     """Computes `y[i] = sum_j N[i, i-j] z[i-j]`, `N = C^-1`; regenerates earlier normals.
 
-    There is no buffer. `N` is banded, or full (a dense strategy).
+    There is no buffer. `N` is banded, or a full triangle if the strategy is dense.
     """
 
     def __init__(self, rows: _Rows) -> None:
@@ -74,7 +75,7 @@ class Regeneration(Recurrence):
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights, terms = self._rows.at(step), self._rows.terms
-        # Steps before step 0 have weight 0.
+        # `_Rows.at` gives steps before step 0 the weight 0.
         steps = tf.maximum(step - tf.range(terms, dtype=tf.int64), 0)
         at_once = _TERMS_OF_GPU if device_kind() == "GPU" else 1
         together = min(terms, at_once if at_once > 1 else _TERMS)
@@ -145,7 +146,8 @@ def _plus_terms(
     )[1]
 
 
-# XLA compiles each function to one pass without copies of variables, once for all models.
+# XLA compiles each decorated function to one pass that copies no variables. All models
+# share the compiled program.
 _compiled = shared_function(jit_compile=True)
 
 
@@ -198,14 +200,16 @@ class RingBuffer(Recurrence):
 def _solution(
     fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
 ) -> tf.Tensor:
-    # Not `matvec`, which would be a separate kernel that reads the buffer again.
+    # This does not use `matvec`, which would be a separate kernel that reads the buffer
+    # again.
     return (fresh - tf.reduce_sum(past[:, None] * buffer, axis=0)) / diagonal
 
 
 class GeometricBuffers(Recurrence):
-    """Buffered linear Toeplitz strategy, whose `C^-1` is a sum of geometric sequences.
+    """The recurrence of a buffered linear Toeplitz strategy, a buffer `s[m]` per decay.
 
-    `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    The entries of `C^-1` below the diagonal are sums of geometric sequences. Each step
+    computes `y = z + sum_m inverse_output_scales[m] s[m]`, then
     `s[m] = inverse_decays[m] s[m] + z`; see `matrices.BufferedToeplitz`.
     """
 
@@ -216,7 +220,7 @@ class GeometricBuffers(Recurrence):
         self.memory_vectors = sums.memory_vectors
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        # The factor is NaN past the horizon, as in _Rows.at.
+        # The factor is NaN past the last step, as in `_Rows.at`.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
@@ -235,15 +239,16 @@ def recurrence_of(
 
     Args:
       matrix: C.
-      keep_normals: True to store earlier normals that are needed again.
-      jit_compile: False without XLA; sums over a buffer are then matrix products.
+      keep_normals: True to store the normals of earlier steps that a banded `C^-1`
+        needs again, instead of regenerating them.
+      jit_compile: False to compute sums over a buffer as matrix products, without XLA.
 
     Raises:
-      TypeError: for a kind of matrix that cannot be streamed.
+      TypeError: if no recurrence exists for this type of matrix.
     """
     streaming = matrix.streaming()
     if isinstance(streaming, matrices.Regeneration):
-        # The weights include the scale factors of the rows.
+        # The weights from `_Rows` already include the scale factors of the rows.
         keeps = keep_normals and streaming.terms > 1
         keeps = keeps and matrix.core.banded_inverse() is not None
         rows = _Rows(streaming, streaming.row_scale)
@@ -260,11 +265,11 @@ def recurrence_of(
 
 
 class _Rows:
-    """Rows of a banded matrix, by step.
+    """Rows of a banded or dense lower triangular matrix, by step.
 
     Args:
-      streaming: description that provides the rows.
-      row_scale: factors of the rows, shape [n].
+      streaming: the streaming method, which provides the rows.
+      row_scale: factors by which the rows are multiplied, shape [n], or None.
     """
 
     def __init__(
@@ -276,10 +281,11 @@ class _Rows:
         self._rows, self._row_scale = streaming.rows().astype(np.float32), row_scale
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns `M[step, step - j]`, shape [terms]; 0 for steps before step 0.
+        """Returns the entries `M[step, step - j]` of the matrix M, shape [terms].
 
-        All entries are NaN past the horizon, so no noise is used twice even if a caller's
-        compiled graph drops the assertion.
+        Entries left of the first column are 0. Past the last step, all entries are NaN,
+        so no noise is used twice even if a caller's compiled graph drops the assertion
+        that the step exists.
         """
         rows = tf.constant(self._rows)
         row = rows[0] if len(self._rows) == 1 else tf.gather(rows, step)

@@ -1,4 +1,4 @@
-"""Functions that are traced once for all models, without keeping a model in memory."""
+"""`tf.function`s that all models share, which do not keep a model in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# `near_length` rounds up to a multiple of one of these units: 8 to 2^27.
+# `near_length` rounds up to a multiple of one of these numbers: 8 to 2^27.
 _UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
 # The collections that a function's graph shares with the outer graph instead of copying
@@ -64,7 +64,7 @@ def _value(argument: Any) -> Any:
 
 
 def near_length(count: tf.Tensor) -> tf.Tensor:
-    """Rounds a count up to one of a few lengths, by at most 8 or an eighth of itself.
+    """Rounds a count up to one of a few lengths, by at most max(8, count / 8).
 
     XLA compiles a program for each length, so vectors of varying length are padded to one
     of these lengths.

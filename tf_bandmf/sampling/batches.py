@@ -1,4 +1,4 @@
-"""Batch schedules, whose batches contain their position in the run."""
+"""Batch schedules: all batches of a run, each of which contains its step."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tf_bandmf.sampling.samplers import SEED_BYTES, OrderSampler, Sampler, rando
 if TYPE_CHECKING:
     from tf_bandmf.participation import Participation
 
-# Keys of a batch, in addition to its contents. By `step` and `plan_id`, the training
-# step rejects all batches except those that the accountant analyzed.
+# Keys of a batch, in addition to its contents. The training step reads `step` and
+# `plan_id` to reject all batches except those that the accountant analyzed.
 STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
-# A key of padded batches only: the number of examples that are not padding.
+# Only padded batches have this key: the number of examples that are not padding.
 NUM_EXAMPLES = "num_examples"
 # The error of a training step whose batch was changed after it was drawn.
 EDITED = (
     "The contents of this batch are not those that plan.batches drew for this step: they "
     "were changed after the batch was made (augmented, mixed up, repeated, permuted, cut, "
     "weighted, or taken from another process). The accountant's analysis only holds for "
-    "the drawn examples. Train on unchanged batches; change single examples when they "
-    "are read, by plan.batches(..., map=function), or by layers of the model."
+    "the drawn examples. Train on unchanged batches. To change single examples, use "
+    "plan.batches(..., map=function) or layers of the model."
 )
 # The maximum probability that some batch of a run exceeds the padded size.
 _OVERFLOW = 1e-12
-# A key only in parts of batches, which are made for replicas: index of the part, and
-# number of parts.
+# Only batches that are split among replicas have this key: the index of the part of the
+# batch, and the number of parts.
 PART = "part"
 
 
@@ -108,7 +108,8 @@ class BatchSchedule:
         participation.validate_num_steps(num_steps)
         self.participation, self.num_steps = participation, num_steps
         self.plan_id, self._padded, self._examples = plan_id, padded, examples
-        given: Any = participation  # a participation with a schedule has examples
+        # Every participation that has a schedule has these two attributes.
+        given: Any = participation
         self.steps_per_epoch = -(-given.num_examples // given.batch_size)
         if examples.num_examples != given.num_examples:
             raise ValueError(
@@ -121,11 +122,11 @@ class BatchSchedule:
         self._seed = HiddenBytes(seed or secrets.token_bytes(size))
         if examples.source.in_order and participation.has_secret_sampler:
             raise ValueError(
-                f"A data set is read in its own order, which is that of "
-                f"sampling='fixed-order'; the plan's is {participation.sampling!r}. Make a "
-                f"plan with sampling='fixed-order', or write the data set to files once: "
-                f"arrays of np.lib.format.open_memmap, or TFRecord files for "
-                f"tf_bandmf.sampling.TFRecordExamples, are read by index."
+                f"A data set is read in its own order, so the plan must have "
+                f"sampling='fixed-order', found {participation.sampling!r}. Make a "
+                f"plan with sampling='fixed-order', or write the data set once to "
+                f"files that are read by index: arrays of np.lib.format.open_memmap, "
+                f"or TFRecord files for tf_bandmf.sampling.TFRecordExamples."
             )
         self.labels, self.ranges = examples.labels, examples.ranges
 
@@ -143,7 +144,7 @@ class BatchSchedule:
 
     @functools.cached_property
     def padded_batch_size(self) -> int:
-        """A batch size that a run exceeds with probability at most 1e-12.
+        """A batch size that any batch of a run exceeds with probability at most 1e-12.
 
         This size is independent of the sample, and so reveals nothing about it.
         """
@@ -157,21 +158,24 @@ class BatchSchedule:
         return self.participation.sampler(functools.partial(random_words, self._seed))
 
     def example_indices(self, step: int) -> np.ndarray:
-        """Returns indices of the examples of a step, int64, shape [size of that batch]."""
+        """Returns the indices of a step's examples, int64, shape [batch size]."""
         if not 0 <= step < self.num_steps:
             raise ValueError(f"step must be in [0, {self.num_steps}), found {step}.")
         return self._sampler.example_indices(int(step))
 
     @functools.cached_property
     def schedule_id(self) -> int:
-        """A hash of plan, data and sampler's seed, 63 bits; constant during a run."""
+        """A 63-bit hash of plan, data and sampler seed, which is constant in a run."""
         parts = str(self.plan_id).encode(), self._seed, self._examples.digest
         digest = hashlib.blake2b(HiddenBytes(b"".join(parts)), digest_size=8)
         return int.from_bytes(digest.digest(), "little") >> 1
 
     @functools.cached_property
     def _draw_base(self) -> np.ndarray:
-        """Returns the seed of the random numbers for examples, int64, shape [2]."""
+        """Returns the seed of all random choices other than sampling, int64, shape [2].
+
+        These are the random numbers of `map`, and the choice of a user's rows.
+        """
         plan, person = str(self.plan_id).encode(), b"tf-bandmf draws"
         digest = hashlib.blake2b(plan, digest_size=16, key=self._seed, person=person)
         return np.frombuffer(digest.digest(), np.int64)
@@ -184,18 +188,20 @@ class BatchSchedule:
     ) -> tf.data.Dataset:
         """Returns the batches from `first_step` to the end of the run, in order.
 
-        All random choices (in `map`, and of a unit's rows) are functions of the run's seed,
-        the step and the example, so they are the same after a restart.
+        All random choices (the random numbers of `map`, and the choice of a user's
+        rows) are functions of the run's seed, the step and the example, so they are the
+        same after a restart.
 
         Args:
           first_step: first step of the run.
           parts: None for whole batches, or the indices of the parts of each batch, in
             this order. Every example is in exactly one part; parts may differ in size,
             and may be empty.
-          num_parts: the number of replicas.
+          num_parts: number of parts of each batch, one for each replica.
 
         Raises:
-          ValueError: if the schedule cannot begin at this step.
+          ValueError: if the schedule cannot start at this step: the step does not
+            exist, or the run before it drew its sample from another seed.
         """
         self._check_start(first_step)
         examples = self._examples
@@ -244,14 +250,14 @@ class BatchSchedule:
     def _part(
         self, step: int, number: int, num_parts: int
     ) -> tuple[np.ndarray, np.int64]:
-        """Returns the example indices in one part of a step, and the part's padded size."""
+        """Returns the example indices in one part of a batch, and its padded size."""
         indices = self.example_indices(step)
         size = self.padded_batch_size if self._padded else indices.size
         if indices.size > size:
             raise ValueError(
-                "A batch has more examples than its padded size. It is not cut, because "
-                "that would be another sampler than the accountant assumes. Give a larger "
-                "padded size."
+                "A batch has more examples than its padded size. The batch is not cut, "
+                "because the accountant does not analyze a sampler that cuts batches. "
+                "Use a larger padded size."
             )
         first = size * int(number) // int(num_parts)
         end = size * int(number + 1) // int(num_parts)
@@ -261,45 +267,45 @@ class BatchSchedule:
         """Yields the example indices of each step, for custom loops that fetch examples.
 
         Raises:
-          ValueError: if the schedule cannot begin at this step.
+          ValueError: see `dataset`.
         """
         self._check_start(first_step)
         for step in range(first_step, self.num_steps):
             yield IndexBatch(step, self.example_indices(step))
 
     def _check_start(self, first_step: int) -> None:
-        """Raises ValueError if this schedule cannot begin at the given step."""
+        """Raises ValueError if this schedule cannot start at `first_step`."""
         if not 0 <= first_step <= self.num_steps:
             raise ValueError(
                 f"first_step must be in [0, {self.num_steps}], found {first_step}."
             )
         if first_step and self._is_fresh and self._sampler.spans_run:
             raise ValueError(
-                f"This schedule's seed is fresh, and the run's sample follows from another "
-                f"seed: the run cannot continue with this schedule at step "
-                f"{first_step}. In Keras, draw the run's batches: "
-                f"model.begin_run(batches).dataset(step). Elsewhere, keep a key, and draw "
-                f"them by plan.batches(x, y).join(key.sampler_seed())."
+                f"The run cannot continue with this schedule at step {first_step}: the "
+                f"schedule has a fresh seed, but the run drew its sample from another "
+                f"seed. In Keras, take the run's batches from "
+                f"model.begin_run(batches).dataset(step). Elsewhere, keep the run's "
+                f"key, and call plan.batches(x, y).join(key.sampler_seed())."
             )
         self._is_fresh = False
 
     def join(self, seed: bytes) -> BatchSchedule:
-        """Returns the schedule of a run, with the secret sample derived from the run's key.
+        """Returns the schedule of a run, whose sample is derived from the run's key.
 
         Args:
           seed: the run's `NoiseKey.sampler_seed()`; ignored if the sampler has no
             secrets.
 
         Raises:
-          TypeError: if the seed has another origin, because whoever chose it would know
-            the sample.
+          TypeError: if the seed does not come from a `NoiseKey`, because whoever chose
+            the seed would know the sample.
         """
         if not self._seed:
             return self
         if not isinstance(seed, HiddenBytes):
             raise TypeError(
-                "A sample must be secret for amplification. Give a noise key's seed, "
-                "NoiseKey.from_operating_system().sampler_seed(). For tests: "
+                "A sample must be secret for amplification. Pass the seed of a noise "
+                "key: NoiseKey.from_operating_system().sampler_seed(), or in tests "
                 "NoiseKey.for_testing(0).sampler_seed()."
             )
         return self._with(self._examples, seed)
@@ -311,7 +317,8 @@ class BatchSchedule:
           class_weight: see `sampling.changes.ClassWeights`.
 
         Returns:
-          A separate schedule; a run cannot continue with other weights.
+          A separate schedule. A run that started with other weights cannot continue
+          with it.
 
         Raises:
           ValueError: if weights or targets do not have the form that `ClassWeights`
@@ -341,10 +348,11 @@ def pad(content: dict[str, Any], size: tf.Tensor, static: int | None) -> dict[st
 
     Returns:
       The content with first dimension `size`. A `sample_weight` is added, unless the
-      content has `rows`, which marks the rows that are present in each unit.
+      content has `rows`, the mask of the rows that each example contains.
     """
     count = tf.shape(tf.nest.flatten(content)[0], tf.int64)[0]
-    # A unit without any present row contributes nothing.
+    # With `rows`, no weight is needed: padded examples contain no row, so they
+    # contribute nothing.
     if SAMPLE_WEIGHT not in content and ROWS not in content:
         content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
 

@@ -1,4 +1,4 @@
-"""Changes to rows other than `map`: declared ranges and class weights.
+"""Changes that are made to rows besides `map`: declared ranges and class weights.
 
 A declared range is public: `fit` may compare it with the model before the first step,
 and a record outside its range contributes nothing to a run. Class weights scale
@@ -22,29 +22,31 @@ from tf_bandmf.sampling.sources import with_weights, zeros_unless
 class Ranges:
     """Replaces rows outside declared ranges by all-zero rows with weight 0.
 
-    A replaced example takes part in the run but adds nothing to the sum, and never ends
-    the run (invariants 5 and 18). NaN is outside every range.
+    A replaced example is still drawn, but adds nothing to the sum of gradients, and
+    never stops the run with an error (invariants 5 and 18 in `docs/guarantee.md`). NaN
+    is outside every range.
 
     Args:
-      ranges: dictionary from "x" or "y" to a pair (lowest, highest) for all numbers of
-        x or y. If x or y has several parts, the value is a dictionary from part names
-        to pairs, or a list of pairs in the order of the parts. Parts without a pair may
-        have any values.
+      ranges: dictionary from "x" or "y" to a pair (minimum, maximum) for all numbers of
+        x or y. If x or y consists of several tensors, the value is a dictionary from
+        their names to pairs, or a list of pairs in the order of the tensors. Tensors
+        without a pair may have any values.
 
     Raises:
-      TypeError: if a range is invalid, or (raised on reading) is declared for texts.
-      ValueError: if the lowest value is not below the highest, or (raised on reading) a
-        part name is unknown.
+      TypeError: if a range is invalid, or if a tensor with a range contains strings,
+        which is checked on reading.
+      ValueError: if a minimum is not below its maximum, or if a tensor's name is
+        unknown, which is checked on reading.
     """
 
     def __init__(self, ranges: Mapping[str, Any]) -> None:
         if not isinstance(ranges, Mapping) or not set(ranges) <= {INPUTS, TARGETS}:
             raise TypeError(
-                f'ranges must map "x" or "y" to the lowest and the highest value, as in '
+                f'ranges must map "x" or "y" to the minimum and the maximum, as in '
                 f'{{"x": (0, 255), "y": (0, 9)}}, found {ranges!r}.'
             )
         self.digest = f"ranges {sorted(ranges.items())}".encode()
-        # Tuples of key, part name (None for all parts), lower limit and upper limit.
+        # Tuples of key, tensor name (None for all tensors), minimum and maximum.
         self._limits: list[tuple[str, Any, float, float]] = []
         for key, given in ranges.items():
             pairs: Any = [(None, given)]
@@ -58,18 +60,18 @@ class Ranges:
                     low, high = map(float, wanted)
                 except (TypeError, ValueError):
                     raise TypeError(
-                        f"ranges: {key!r} must be given the lowest and the highest "
-                        f"value, found {wanted!r}."
+                        f"ranges: the range of {key!r} must be a pair (minimum, "
+                        f"maximum), found {wanted!r}."
                     ) from None
                 if not low < high:
                     raise ValueError(
-                        f"ranges: the first value for {key!r} must be below the "
-                        f"second, found {wanted!r}."
+                        f"ranges: the minimum for {key!r} must be below the maximum, "
+                        f"found {wanted!r}."
                     )
                 self._limits.append((key, name, low, high))
 
     def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
-        """Returns the rows, with zeros in place of rows outside the ranges."""
+        """Returns the rows, with zeros and weight 0 for rows outside the ranges."""
         inside = tf.constant(True)
         for key, name, low, high in self._limits:
             values = _values(content, key, name)
@@ -79,18 +81,18 @@ class Ranges:
 
 
 def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
-    """Returns the numbers of one or all parts, flattened, float64, shape [N, any].
+    """Returns each row's numbers in one or all tensors, float64, shape [N, any].
 
     float64 represents the numbers of all common dtypes exactly.
     """
     try:
         part = content[key] if name is None else content[key][name]
     except (KeyError, IndexError, TypeError):
-        said = "" if name is None else f" part {name!r} of"
+        said = "" if name is None else f" tensor {name!r} in"
         raise ValueError(f"ranges: the examples have no{said} {key!r}.") from None
     leaves = tf.nest.flatten(part)
     if any(leaf.dtype == tf.string for leaf in leaves):
-        raise TypeError(f"ranges: {key!r} must be numbers, found texts.")
+        raise TypeError(f"ranges: {key!r} must contain numbers, found strings.")
     rows = [tf.reshape(leaf, [tf.shape(leaf)[0], -1]) for leaf in leaves]
     return tf.concat([tf.cast(row, tf.float64) for row in rows], axis=1)
 
@@ -99,12 +101,13 @@ def warn_of_example_weights(sample_weight: Any) -> None:
     """Warns about per-example sample weights, which clipping makes largely ineffective."""
     if getattr(sample_weight, "ndim", None) == 1:
         warnings.warn(
-            "sample_weight has one weight for each example. It multiplies losses before "
-            "gradients are clipped, so an example whose gradient is still longer than the "
-            "clip norm contributes as much with weight 0.5 as with weight 1; under "
-            "clipping='automatic' this holds for nearly all examples. For weights of "
-            "classes give fit class_weight, which acts on the clipped gradients. Weights "
-            "within an example, of its pixels or tokens, act as in Keras.",
+            "sample_weight has one weight for each example. It multiplies losses "
+            "before gradients are clipped, so an example whose gradient is still "
+            "longer than the clip norm contributes as much with weight 0.5 as with "
+            "weight 1; under clipping='automatic' this holds for nearly all examples. "
+            "To weight classes, pass class_weight to fit, which scales the clipped "
+            "gradients. Weights within an example (of its pixels or tokens) act as in "
+            "Keras.",
             stacklevel=3,
         )
 
@@ -126,8 +129,8 @@ class ClassWeights:
         multiplied by these weights.
 
     Raises:
-      ValueError: if a weight is invalid, or (raised on reading) the targets have
-        another form.
+      ValueError: if a weight is invalid, or if the targets have another form, which is
+        checked on reading.
     """
 
     def __init__(self, class_weight: Mapping[int, float]) -> None:
@@ -137,10 +140,10 @@ class ClassWeights:
             )
         if any(isinstance(weight, Mapping) for weight in class_weight.values()):
             raise ValueError(
-                f"class_weight must be for a model with one output, found weights by "
-                f"output, for {', '.join(map(repr, class_weight))}. Give weights of "
-                f"examples instead, to plan.batches(x, y, sample_weight={{output: "
-                f"weights_of_its_classes[y[output]], ...}}), an array for each output."
+                f"class_weight must be for a model with one output, found weights for "
+                f"the outputs {', '.join(map(repr, class_weight))}. Pass one array of "
+                f"sample weights for each output instead: plan.batches(x, y, "
+                f"sample_weight={{output: weights_of_its_classes[y[output]], ...}})."
             )
         pairs = sorted((int(name), float(w)) for name, w in class_weight.items())
         if not all(math.isfinite(weight) and weight >= 0.0 for _, weight in pairs):
@@ -148,7 +151,7 @@ class ClassWeights:
                 f"class_weight must be finite and >= 0, found {dict(class_weight)!r}."
             )
         self._classes = np.array([name for name, _ in pairs], np.int64)
-        # The last weight applies to all other classes.
+        # The last weight, 1, applies to all classes without a weight.
         weights = np.array([*(weight for _, weight in pairs), 1.0], np.float32)
         self._weights = weights / weights.max()
         self.digest = (
@@ -156,19 +159,19 @@ class ClassWeights:
         )
 
     def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
-        """Returns the rows, with their weights and shares."""
+        """Returns the rows with their sample weights and shares of the clip norm."""
         targets: Any = content.get(TARGETS)
         given: Any = content.get(SAMPLE_WEIGHT)
         rank = targets.shape.rank if tf.is_tensor(targets) else None
         if rank not in (1, 2):
             raise ValueError(
-                "class_weight needs class numbers or one-hot targets, one tensor y of "
-                "shape [N] or [N, classes]. Give sample_weight to plan.batches instead."
+                "class_weight needs class numbers or one-hot targets: one tensor y of "
+                "shape [N] or [N, classes]. Pass sample_weight to plan.batches instead."
             )
         if given is not None and not (tf.is_tensor(given) and given.shape.rank == 1):
             raise ValueError(
-                "class_weight goes with sample weights of shape [N] only. Multiply "
-                "them yourself, and give the product as sample_weight."
+                "class_weight can only be combined with sample weights of shape [N]. "
+                "Multiply both weights yourself, and pass the product as sample_weight."
             )
         if rank == 2 and targets.shape[1] != 1:
             classes = tf.argmax(targets, axis=1)

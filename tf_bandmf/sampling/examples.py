@@ -1,10 +1,10 @@
 """The data of `Plan.batches`: rows, changes to rows, and groups of rows as examples.
 
-The sampler draws examples; the gradient of each example is clipped, and its presence is
-hidden. An example is a row, or a unit of several rows: the views of one row, or the
-records of one user. The loss of a unit is the mean loss of its rows. A batch of N units
-has contents of shape [N, K, ...] and `rows`, bool [N, K], which marks the rows that are
-present.
+The sampler draws examples. The gradient of each example is clipped, and the guarantee
+hides whether the example is present. An example is a row, or a unit of several rows:
+the views of one row, or the records of one user. The loss of a unit is the mean loss of
+its rows. A batch of N units has contents of shape [N, K, ...] and `rows`, bool, shape
+[N, K], which is False for padding in units with fewer than K rows.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from tf_bandmf.sampling.sources import (
 )
 from tf_bandmf.sampling.streamed import StreamedExamples, is_stream
 
-# The number of examples, and of views per example, on which a function is tried.
+# The number of examples, and of views per example, on which `map` is tried out.
 _TRIED_EXAMPLES, _TRIED_VIEWS = 4, 2
-# The number of neighboring examples inspected, and the share of overlapping ones that
-# counts as an error.
+# The number of neighboring examples that are inspected for overlap, and the fraction of
+# overlapping neighbors that counts as an error.
 _NEIGHBORS, _MOST = 64, 0.9
 
 
 class Examples:
-    """Examples, which a step reads by index.
+    """The examples of a plan, which each step reads by index.
 
     Args:
       num_examples: number of examples of the plan.
@@ -101,7 +101,7 @@ class Examples:
             self._changes.append(Ranges(ranges))
             self.ranges = dict(ranges)
         if map is not None:
-            # Declared ranges apply to the inputs of the function, not to its results.
+            # Declared ranges apply to what `map` receives, not to what it returns.
             kept = () if self._make(map).with_targets else (TARGETS,)
             self.ranges = {k: v for k, v in self.ranges.items() if k in kept}
         elif views != 1:
@@ -112,13 +112,16 @@ class Examples:
         self._row_ids: np.ndarray | None = None
         if users is None:
             if rows_per_user is not None:
-                raise ValueError("rows_per_user needs users: give each row's user.")
+                raise ValueError(
+                    "rows_per_user requires users. Pass the user of each row."
+                )
             return
         users = np.asarray(users)
         if source.in_order:
             raise ValueError(
-                "The rows of a user are read by index, and a data set has only its own "
-                "order. Give arrays, files, or what has a length and rows by index."
+                "users requires rows that are read by index, but a data set is read in "
+                "its own order. Pass arrays, files, or an object that has a length and "
+                "returns rows by index."
             )
         if users.shape != (source.num_examples,):
             raise ValueError(
@@ -188,14 +191,20 @@ class Examples:
     def _choose(
         self, base: np.ndarray, units: np.ndarray, step: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row ids [N, K], padded with the unit's first row, and a real-row mask."""
+        """Chooses at most K rows of each user, at random if a user has more.
+
+        Returns:
+          Ids of the rows, shape [N, K], padded with the user's first row; and a mask
+          that is False for padding, shape [N, K].
+        """
         assert self._row_ids is not None
         ids = np.empty((len(units), self._most), np.int64)
         present = np.zeros((len(units), self._most), bool)
         for place, unit in enumerate(units):
             rows = self._row_ids[self._starts[unit] : self._ends[unit]]
             if rows.size > self._most:
-                # NumPy's compatibility policy freezes the stream of RandomState.
+                # NumPy's compatibility policy guarantees that the random numbers of
+                # RandomState never change.
                 seed = np.append(base.view(np.uint32), [int(step), unit])
                 order = np.random.RandomState(seed).permutation(rows.size)
                 rows = rows[np.sort(order[: self._most])]
@@ -260,22 +269,24 @@ def _source_of(x: Any, y: Any, sample_weight: Any, num_examples: int) -> Example
 def _refuse_overlap(source: ExampleSource) -> None:
     """Raises ValueError if neighboring examples are overlapping windows of one series.
 
-    With overlapping windows, several examples contain the same value of the series, so
-    hiding one example does not hide that value. Windows that were shuffled, or share
-    only one value, are not recognized.
+    If windows overlap, several examples contain the same value of the series, so hiding
+    one example does not hide that value. Windows that were shuffled, or that share only
+    one value, are not recognized.
     """
-    # Other sources may be slow to read, or have side effects.
+    # Sources that may fail are not inspected: reading them may be slow or have side
+    # effects.
     if source.may_fail or source.num_examples < 3:
         return
     count = min(_NEIGHBORS, source.num_examples)
     rows = source.gather(tf.range(count, dtype=tf.int64))[INPUTS]
     if any(_are_windows(leaf.numpy()) for leaf in tf.nest.flatten(rows)):
         raise ValueError(
-            "The examples are windows of a series, and neighbors overlap: a moment of the "
-            "series is in several examples. Say what the guarantee is to hide: "
-            "tf_bandmf.plan(..., unit='one window') hides one window, and not what happens "
-            "at one moment; for whole series give plan.batches(x, y, users=series_ids, "
-            "rows_per_user=...) and unit='one series'; or cut windows that do not overlap "
+            "The examples are windows of a series, and neighbors overlap, so one "
+            "moment of the series is in several examples. State what the guarantee "
+            "must hide. To hide one window, but not what happens at one moment, make a "
+            "plan with tf_bandmf.plan(..., unit='one window'). To hide a whole series, "
+            "make a plan with unit='one series', and call plan.batches(x, y, "
+            "users=series_ids, rows_per_user=...). Or cut windows that do not overlap "
             "(sequence_stride=sequence_length)."
         )
 
@@ -297,7 +308,7 @@ def _are_windows(rows: np.ndarray) -> bool:
 
 
 def _warn_of_missing_values(content: Any) -> None:
-    """Warns if inspected rows contain NaN, because NaN inputs make NaN gradients."""
+    """Warns if inspected rows contain NaN, because NaN inputs cause NaN gradients."""
     leaves = tf.nest.flatten(content)
     missing = np.zeros(len(leaves[0]), bool)
     for leaf in leaves:
@@ -305,9 +316,9 @@ def _warn_of_missing_values(content: Any) -> None:
             missing |= np.isnan(leaf).reshape(len(leaf), -1).any(axis=1)
     if missing.any():
         warnings.warn(
-            f"{100.0 * missing.mean():.2g}% of {len(missing)} examples that "
-            f"were looked at have NaN. Such an example contributes nothing: fill missing "
-            f"values before plan.batches, and add a column that says where they were.",
+            f"{100.0 * missing.mean():.2g}% of {len(missing)} inspected examples "
+            f"contain NaN. Such an example contributes nothing to training. Fill in "
+            f"missing values before plan.batches, and add a column that marks them.",
             stacklevel=4,
         )
 
@@ -317,12 +328,12 @@ def _warn_of_repetitions(source: ExampleSource) -> None:
     hashes = source.row_hashes()
     repeated = len(hashes) - len(np.unique(hashes))
     if repeated:
-        some = " that were looked at" if len(hashes) < source.num_examples else ""
+        some = " that were inspected" if len(hashes) < source.num_examples else ""
         warnings.warn(
-            f"{repeated} of {len(hashes)} examples{some} repeat others. If one record "
-            f"comes several times (over-sampled, or repeated), the statement does not hold "
-            f"for it: it hides one example. Remove the repetitions, weigh classes by "
-            f"fit(..., class_weight=...), or make a plan whose unit is one user. Equal "
-            f"records of different people are allowed.",
+            f"{repeated} of {len(hashes)} examples{some} repeat others. The guarantee "
+            f"hides one example, so it does not hold for a record that occurs in "
+            f"several examples (over-sampled or repeated). Remove the repetitions, "
+            f"weight classes by fit(..., class_weight=...), or make a plan whose unit "
+            f"is one user. Equal records of different people are allowed.",
             stacklevel=4,
         )

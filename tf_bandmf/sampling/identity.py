@@ -29,9 +29,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Batch keys that hold contents.
+# The batch keys whose values are the contents of a batch.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
-# Batch key, only for units of K rows: mask of the present rows, bool, shape [N, K].
+# Batch key, only for examples of up to K rows: a mask that is False for padding, bool,
+# shape [N, K].
 ROWS = "rows"
 # Batch key: the maximum share of the clip norm that each example may contribute, in [0,
 # 1].
@@ -134,14 +135,17 @@ _OF_ANOTHER_PROCESS = (lambda: np.empty(0, np.int64)), ()
 def remember(
     schedule_id: int, records: Callable[[], np.ndarray], remarks: tuple[str, ...]
 ) -> None:
-    """Registers the data identity and the remarks of a schedule."""
-    # An earlier schedule may have read the same examples from another source.
+    """Records, for this process, a schedule's record hashes and statement remarks."""
+    # A schedule with the same id may have read the same examples from another source.
     first, said = _KNOWN.get(schedule_id, (records, ()))
     _KNOWN[schedule_id] = first, tuple(dict.fromkeys((*said, *remarks)))
 
 
 def remarks_of(schedule_id: int) -> tuple[str, ...]:
-    """Returns a schedule's statement remarks; none if another process made the schedule."""
+    """Returns the sentences about a schedule's data that a statement must contain.
+
+    There are none if another process made the schedule.
+    """
     return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[1]
 
 
@@ -151,12 +155,15 @@ def records_of(schedule_id: int) -> np.ndarray:
 
 
 def with_fingerprint(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the batch with its fingerprint, also in a graph; see `content_digest`."""
+    """Adds the fingerprint, `content_digest`, to a batch; can be called in a graph."""
     return {**batch, FINGERPRINT: content_digest(batch)}
 
 
 def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
-    """Returns an int64 digest of structure, contents and ids; stable across processes.
+    """Returns an int64 digest of a batch, which is the same in every process.
+
+    The digest covers the batch's structure, its contents, and the integers that
+    identify it.
 
     Args:
       batch: contents (`x`, `y`, `sample_weight`, `rows`), structures of dense tensors
@@ -181,7 +188,7 @@ def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
-    """Returns the tensors of a structure with their paths; lists count as tuples."""
+    """Returns a structure's tensors with their paths, equal for lists and tuples."""
     if isinstance(value, (list, tuple)):
         value = dict(enumerate(value))
     if not isinstance(value, Mapping):

@@ -1,10 +1,10 @@
 """Random functions of single examples: reproducible augmentation that mixes no examples.
 
 The function gets one example, without a batch axis, and a seed derived from the run's
-seed, the step, the example and the view: the seed differs between epochs, and is
-reproduced when a run is resumed. The function is traced once and must depend only on
-example and seed: state, Python code that runs at each call, and other sources of
-randomness are rejected.
+seed, the step, the example and the view. This seed differs between epochs, and is the
+same again when a run is resumed. The function is traced once and must depend only on
+the example and the seed: state, Python code that runs at each call, and other sources
+of randomness are rejected.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def register_dialect(dialect: Any) -> None:
     """Adds support for another library's functions; `tf_bandmf.keras` calls this for Keras.
 
     Args:
-      dialect: object with three functions. `adapt(function)` returns a function of `x` of
-        one example, or None if the function does not belong to the library.
-        `remarks(function)` returns sentences that a statement must contain about a
-        function. `seeded(seed)` returns a context in which the library's seeds are derived
-        from `seed`, int64, shape [2].
+      dialect: object with three functions. `adapt(function)` returns a function of one
+        example's `x`, or None if `function` does not belong to the library.
+        `remarks(function)` returns sentences about the function that a privacy
+        statement must contain. `seeded(seed)` returns a context in which the library's
+        seeds are derived from `seed`, int64, shape [2].
     """
     _DIALECTS.append(dialect)
 
 
 def remarks_on(functions: Iterable[Any]) -> tuple[str, ...]:
-    """Returns the statement's sentences about functions that change or make examples."""
+    """Returns sentences for the statement about functions that change examples."""
     said = [d.remarks(function) for function in functions for d in _DIALECTS]
     return tuple(dict.fromkeys(itertools.chain.from_iterable(said)))
 
@@ -76,7 +76,8 @@ class Mapped:
 
     Raises:
       TypeError: if the function takes other arguments, or returns anything else.
-      ValueError: if the result depends on more than example and seed, or shapes vary.
+      ValueError: if the result depends on more than the example and the seed, or if the
+        shapes of results vary.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class Mapped:
         self.with_targets = len(names) - self._with_seed == 2
         self._spec = self._tried(rows, seeds)
         self._traced = self._trace(rows)
-        # When a run is resumed, the results for these rows reveal a changed function.
+        # The digest contains the results for a few rows, so that a resumed run can
+        # detect a changed function.
         made = [leaf.numpy() for leaf in tf.nest.flatten(self(rows, lambda: seeds))]
         self.digest = b"mapped" + b"".join(map(bytes_of, made))
 
@@ -130,7 +132,7 @@ class Mapped:
         return with_weights({**rows, **made}, works)
 
     def _tried(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
-        """Returns the specs of the results, from the examples on which the call succeeds.
+        """Tries the function on a few rows, and returns the specs of its results.
 
         The function runs eagerly, so that layers create their weights outside of the
         graph.
@@ -144,8 +146,8 @@ class Mapped:
                 failure = said_of(error)
         if not results:
             raise ValueError(
-                f"{self._name} must work for some example, but failed for all that were "
-                f"tried ({failure})."
+                f"{self._name} must work for at least one of the examples on which it "
+                f"was tried, but failed for all of them ({failure})."
             )
 
         def common(*leaves: tf.Tensor) -> tf.TensorSpec:
@@ -153,14 +155,15 @@ class Mapped:
             if len(kinds) > 1:
                 raise ValueError(
                     f"{self._name} must return tensors of one shape and dtype for "
-                    f"all examples and seeds, found {sorted(kinds)}. Pad, crop or cast."
+                    f"all examples and seeds, found {sorted(kinds)}. Pad, crop or cast "
+                    f"its results."
                 )
             return tf.TensorSpec(leaves[0].shape, leaves[0].dtype)
 
         return tf.nest.map_structure(common, *results)
 
     def _one(self, content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:
-        """Returns `x` of one example, and `y` if the function takes it."""
+        """Applies the function to one example: returns `x`, and `y` if it takes `y`."""
         keys = (INPUTS, TARGETS)[: 1 + self.with_targets]
         if keys[-1] not in content:
             raise TypeError(
@@ -200,12 +203,13 @@ class Mapped:
         state = _impure_operation(traced.graph)
         if state is not None:
             raise ValueError(
-                f"{self._name} is not a pure function of one example and its seed: it uses "
-                f"{state}. Random numbers: take an argument seed for tf.random.stateless_* "
-                f"or tf.image.stateless_random_*, or keras.random and Keras' layers "
-                f"(import tf_bandmf.keras first). Assign no variables and call no Python "
-                f"code (tf.py_function): it could mix examples, and change them in a "
-                f"resumed run. Python code belongs in a data set that is read by index."
+                f"{self._name} is not a pure function of one example and its seed: it "
+                f"uses {state}. For random numbers, give it an argument seed for "
+                f"tf.random.stateless_* or tf.image.stateless_random_*, or use "
+                f"keras.random and Keras' layers (import tf_bandmf.keras first). Do "
+                f"not assign variables or call Python code (tf.py_function), which "
+                f"could mix examples, or change them in a resumed run. Move Python "
+                f"code to a data set that is read by index."
             )
         return traced
 
@@ -236,7 +240,8 @@ def _each_that_works(
     places, results = ended.batch(count + 1).get_single_element()
 
     def placed(made: tf.Tensor) -> tf.Tensor:
-        # `scatter_nd` is not used because it adds, and zero plus negative zero is zero.
+        # `scatter_nd` is not used because it adds values to zero, which turns negative
+        # zero into zero.
         zeros = tf.zeros([count + 1, *made.shape[1:]], made.dtype)
         return tf.tensor_scatter_nd_update(zeros, places[:, None], made)[:count]
 
@@ -244,7 +249,7 @@ def _each_that_works(
 
 
 def _impure_operation(graph: Any) -> str | None:
-    """Returns a graph's first op that depends on more than its inputs."""
+    """Returns the type of the first op that depends on more than its inputs, if any."""
     definition = graph.as_graph_def()
     nodes = [*definition.node]
     for function in definition.library.function:
@@ -260,7 +265,7 @@ def _impure_operation(graph: Any) -> str | None:
 def _tensor(value: Any) -> tf.Tensor:
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
-            f"map must return dense tensors, found {type(value).__name__}. Convert it by "
-            f"value.to_tensor(), or tf.sparse.to_dense(value)."
+            f"map must return dense tensors, found {type(value).__name__}. Convert the "
+            f"value with value.to_tensor() or tf.sparse.to_dense(value)."
         )
     return tf.convert_to_tensor(value)

@@ -1,14 +1,14 @@
-"""Samplers, which choose each step's examples as a pure function of secret seed and step.
+"""Samplers, which choose each step's examples as a pure function of seed and step.
 
 Formal guarantees, if the words are independent and uniform:
 
 - The distribution is the one that the participation defines, computed in integer
   arithmetic: there are no logarithms and no rounding, so a resumed run draws the same
   examples on every machine.
-- If examples take part independently, then each one's probability, conditional on all
-  others, is at most the nominal probability (`Trials`). A smaller probability is
-  equivalent to sampling at the nominal probability and then randomly dropping examples,
-  so the accountant's bound holds.
+- If examples are sampled independently, then the probability of each example,
+  conditional on all others, is at most the nominal probability (`Trials`). A smaller
+  probability is equivalent to sampling at the nominal probability and then randomly
+  dropping examples, so the accountant's bound holds.
 - The cost of a step grows with the batch size, not with the data set size.
 """
 
