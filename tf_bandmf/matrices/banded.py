@@ -19,7 +19,7 @@ from tf_bandmf.matrices.streaming import ForwardSubstitution
 
 
 class Banded(LowerTriangular):
-    """The base class of matrices stored as their diagonals."""
+    """The base class of banded matrices, which are stored as their diagonals."""
 
     @property
     def stored_bands(self) -> int:
@@ -31,7 +31,7 @@ class Banded(LowerTriangular):
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        # A C^-1 = (C A^-1)^-1.
+        # The factors follow from A C^-1 = (C A^-1)^-1.
         rows = self.as_rows() if scale is None else scaled_rows(self.as_rows(), scale)
         product = multiply(RowBanded(rows), inverse_workload)
         return product.rows, np.ones((self.num_rows, 1))
@@ -44,8 +44,8 @@ class ToeplitzBanded(Banded):
 
     Args:
       coefficients: one value per diagonal, the main diagonal first; shape [w],
-        `1 <= w <= num_rows`. More coefficients than rows are an error: the matrix has no
-        diagonals for them, and the number of steps is never inferred from `w`.
+        `1 <= w <= num_rows`. More coefficients than rows are an error, because the
+        matrix has no diagonals for them.
       num_rows: n.
 
     Raises:
@@ -105,15 +105,15 @@ class ToeplitzBanded(Banded):
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowBanded(Banded):
-    """A matrix with arbitrary bands: `M[i, i - j] = rows[i, j]` for `0 <= j < bands`.
+    """A banded matrix with any entries: `M[i, i - j] = rows[i, j]`, `0 <= j < bands`.
 
     Args:
       rows: shape [n, w]; entries that would fall left of the matrix (`j > i`) must be
         zero.
 
     Raises:
-      ValueError: on a non-finite entry, a zero on the main diagonal, or a non-zero
-        entry outside the matrix.
+      ValueError: if an entry is not finite, an entry of the main diagonal is zero, or
+        an entry outside the matrix is not zero.
     """
 
     rows: np.ndarray
@@ -167,7 +167,8 @@ class RowBanded(Banded):
 
     def solve(self, x: np.ndarray) -> np.ndarray:
         x = check_operand(x, self.num_rows)
-        # BLAS expects one row per diagonal, shifted so that matrix columns are aligned.
+        # BLAS expects one row per diagonal, shifted such that each column of the array
+        # contains a column of the matrix.
         return filters.solve_banded(columns_from_rows(self.rows), x)
 
     def column_norms(self) -> np.ndarray:
@@ -206,7 +207,7 @@ def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
 
 
 def columns_from_rows(rows: np.ndarray) -> np.ndarray:
-    """Converts `as_rows` storage to columns: `[j, i]` is `M[i + j, i]`, or 0."""
+    """Converts the array of `as_rows` to columns: `[j, i]` is `M[i + j, i]`, or 0."""
     n, bands = rows.shape
     columns = np.zeros((bands, n))
     for j in range(bands):

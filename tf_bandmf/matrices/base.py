@@ -1,4 +1,4 @@
-"""The base class of matrices, and the registry of their kinds."""
+"""The base class of structured matrices, and the registry of its subclasses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LowerTriangular(abc.ABC):
 
     @abc.abstractmethod
     def streaming(self) -> Streaming:
-        """Returns a recipe for computing the rows of `M^-1 Z` one after another."""
+        """Returns a description of how to compute `M^-1 Z` row by row."""
 
     @classmethod
     @abc.abstractmethod
@@ -57,7 +57,7 @@ class LowerTriangular(abc.ABC):
         return np.sqrt(np.cumsum(column**2))[::-1].copy()
 
     def is_nonnegative(self) -> bool:
-        """True if every entry of `M` is >= 0, checked on the actual entries."""
+        """Returns True if every entry of `M` is >= 0."""
         column = self.toeplitz_column()
         return bool(np.all((self.to_dense() if column is None else column) >= 0.0))
 
@@ -96,12 +96,12 @@ class LowerTriangular(abc.ABC):
           Shape [n, bands]; 0 where `j > i`.
 
         Raises:
-          TypeError: if `M` is not stored by its bands.
+          TypeError: if `M` is not stored as its diagonals.
         """
-        raise TypeError(f"{type(self).__name__} is not stored by its bands.")
+        raise TypeError(f"{type(self).__name__} is not stored as its diagonals.")
 
     def distinct_rows(self) -> np.ndarray:
-        """Returns `as_rows()`; for a Toeplitz `M` one row for all steps, [1, bands]."""
+        """Returns `as_rows()`, or only its first row, [1, bands], if `M` is Toeplitz."""
         column = self.toeplitz_column()
         return self.as_rows() if column is None else column[None, : self.bands]
 
@@ -110,14 +110,15 @@ class LowerTriangular(abc.ABC):
         return None
 
     def gram_diagonal_cost(self) -> int | None:
-        """Returns the average multiplications per entry of `X = M^T M`, or None.
+        """Returns the mean number of multiplications per entry of `X = M^T M`, or None.
 
-        None means that `gram_diagonal` is not available, and that `X` needs `to_dense`.
+        None means that `gram_diagonal` is not available, so computing `X` needs
+        `to_dense`.
         """
         return None if self.toeplitz_column() is None else 1
 
     def gram_diagonal(self, offset: int) -> np.ndarray:
-        """Returns `X[i, i + offset]` for every `i`, `X = M^T M`, shape [n - offset].
+        """Returns a diagonal of `X = M^T M`: `X[i, i + offset]`, shape [n - offset].
 
         Raises:
           TypeError: if `gram_diagonal_cost` is None.
@@ -133,7 +134,7 @@ class LowerTriangular(abc.ABC):
     ) -> float | None:
         """Returns sens(M)^2 under min-separation, or None if no theorem gives it.
 
-        None is the default: the caller then uses a method that works for every matrix.
+        If the result is None, the caller uses a method that works for every matrix.
         """
         return None
 
@@ -147,8 +148,8 @@ class LowerTriangular(abc.ABC):
           scale: shape [n], or None for ones.
 
         Returns:
-          The diagonals of `R` and `N` row by row, as in `as_rows`; or None if no such
-          matrices exist; the error must then be computed from the dense matrix.
+          The diagonals of `R` and `N` row by row, as in `as_rows`. None if no such
+          matrices are known, so that the error must be computed from the dense matrix.
         """
         return None
 
@@ -158,19 +159,19 @@ class LowerTriangular(abc.ABC):
         return KINDS["column_scaled"](self, scale)  # type: ignore[call-arg]
 
     def in_float32(self) -> LowerTriangular:
-        """Returns `M` with its parameters rounded to float32, as the noise uses them.
+        """Returns `M` with its parameters rounded to float32.
 
-        If `M^-1` is nearly singular, rounding its parameters can change `M` a lot.
-        Analyze the rounded matrix, because it generates the noise.
+        The noise generator uses the rounded matrix, so analyses must use it, too. If
+        `M^-1` is nearly singular, rounding its parameters can change `M` a lot.
         """
         return self
 
     def to_dense(self) -> np.ndarray:
-        """Returns `M` as an array, shape [n, n]. For small `n` and for tests."""
+        """Returns `M` as an array, shape [n, n]; only for small `n` and for tests."""
         return self.matmul(np.eye(self.num_rows))
 
 
-# The registered classes, by `kind`.
+# The registered subclasses of `LowerTriangular`, by `kind`.
 KINDS: dict[str, type[LowerTriangular]] = {}
 _Kind = TypeVar("_Kind", bound=type[LowerTriangular])
 
@@ -179,7 +180,7 @@ def register(cls: _Kind) -> _Kind:
     """Registers a kind of matrix for `from_config` and the contract tests.
 
     Raises:
-      TypeError: if the class lacks a method.
+      TypeError: if the class does not implement an abstract method.
       ValueError: if another class is registered with the same `kind`.
     """
     if inspect.isabstract(cls):
@@ -202,7 +203,8 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     kind = config.get("kind")
     if kind not in KINDS:
         raise ValueError(
-            f"Unknown kind of matrix {kind!r}. Was it saved by a newer version?"
+            f"Unknown kind of matrix {kind!r}. If a newer version of tf-bandmf saved "
+            f"it, use that version."
         )
     fields = {
         name: from_config(value) if isinstance(value, Mapping) else value

@@ -99,7 +99,7 @@ class BufferedToeplitz(LowerTriangular):
         decays, inverse_decays = (
             values.astype(np.float32) for values in (self.decays, self.inverse_decays)
         )
-        # A decay that float32 would round to 1 becomes the largest float32 below 1.
+        # A decay that would round to 1 becomes the largest float32 below 1.
         below_one = np.nextafter(np.float32(1.0), np.float32(0.0))
         return BufferedToeplitz(
             np.minimum(decays, below_one), inverse_decays, self.num_rows
@@ -113,7 +113,8 @@ class BufferedToeplitz(LowerTriangular):
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        # C = (numerator / denominator) D: A C^-1 = (numerator D A^-1)^-1 denominator.
+        # C = (numerator / denominator) D implies
+        # A C^-1 = (numerator D A^-1)^-1 denominator.
         numerator, denominator = (
             ToeplitzBanded(np.poly(roots)[: self.num_rows], self.num_rows)
             for roots in (self.inverse_decays, self.decays)
@@ -131,8 +132,8 @@ def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
     residues = np.empty_like(decays)
     for m, decay in enumerate(decays):
         others = np.delete(decays, m)
-        # The product is computed factor by factor, because the difference of two close
-        # decays is exact.
+        # The product is computed from differences of decays, because the difference of
+        # two close decays is exact.
         ratio = np.prod((decay - np.delete(inverse_decays, m)) / (decay - others))
         residues[m] = (decay - inverse_decays[m]) * ratio
     return residues

@@ -20,8 +20,8 @@ class Dense(LowerTriangular):
       entries: shape [n, n]; entries above the diagonal must be zero.
 
     Raises:
-      ValueError: on a non-finite entry, a non-zero entry above the main diagonal, or a
-        zero on the main diagonal.
+      ValueError: if an entry is not finite, an entry above the main diagonal is not
+        zero, or an entry of the main diagonal is zero.
     """
 
     entries: np.ndarray

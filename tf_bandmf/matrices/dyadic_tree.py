@@ -22,8 +22,8 @@ import numpy as np
 from tf_bandmf.matrices.base import check_num_rows, register
 from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
 
-# The maximum number of stored ways to place a given number of participations in an
-# interval.
+# The maximum number of placements of a given number of participations in an interval
+# that are stored.
 _MAX_WAYS = 256
 
 
@@ -77,17 +77,19 @@ def tree_gram(num_steps: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Choices:
-    """Ways to place a given number of participations in one interval.
+    """Several ways to place a given number of participations in one interval.
 
-    Positions count from the interval's first step. If no participation may come before
-    position `a`, a way is possible if `a <= latest`. The first participation after the
-    interval can then be `max(earliest, a + shift)` steps after the interval's end.
+    Positions count from the interval's first step. Suppose that the interval's first
+    participation may not come before position `a`. Then a way is possible if
+    `a <= latest`, and the first participation after the interval can be
+    `max(earliest, a + shift)` steps after the interval's end.
 
     Attributes:
-      shift: shift of the first participation after the interval, see above; the same
-        for all ways.
-      earliest, latest, value: shape [ways]; `value` is the sum, over the tree's nodes in
-        this interval, of the squared number of participations.
+      shift: see above; the same for all ways.
+      earliest: see above, shape [ways].
+      latest: see above, shape [ways].
+      value: sum of the squared numbers of participations of the tree's nodes in this
+        interval, shape [ways].
     """
 
     shift: int
@@ -104,10 +106,10 @@ def max_squared_counts(
     All entries of the Gram matrix are >= 0. Therefore the sensitivity is the largest
     norm of `C_T u` over the patterns `u` (arXiv:2306.08153, Prop. E.1), and
     `||C_T u||^2` is the sum over the nodes of the squared number of participations.
-    Intervals not longer than the separation contain at most one participation. For
-    longer ones, the ways to place participations are combined bottom up; only
-    undominated ways are kept. (Kairouz et al., 2021, arXiv:2103.00039, compute this
-    maximum by a dynamic program, too.)
+    Intervals that are not longer than the separation contain at most one participation.
+    For longer intervals, the ways to place participations in both halves are combined,
+    bottom up, and only undominated ways are kept. (Kairouz et al., 2021,
+    arXiv:2103.00039, also compute this maximum by a dynamic program.)
 
     Args:
       num_steps: n.
@@ -115,10 +117,11 @@ def max_squared_counts(
       max_participations: k.
 
     Returns:
-      The maximum, or None if there are too many undominated ways to consider.
+      The maximum, or None if there are too many undominated ways.
     """
     b, k = min_separation, max_participations
-    # Intervals no longer than the separation contain at most one participation.
+    # Intervals that are not longer than the separation contain at most one
+    # participation.
     levels: dict[int, dict[int, _Choices]] = {}
     size, nodes = 1, 1
     while size <= min(b, num_steps):
@@ -150,7 +153,14 @@ def _join(
     max_count: int,
     with_parent: bool,
 ) -> dict[int, _Choices] | None:
-    """Returns the choices for two adjacent intervals together; None if too many."""
+    """Combines the choices of two adjacent intervals; returns None if too many.
+
+    Args:
+      left: choices of the first interval, by number of participations.
+      right: choices of the second interval, by number of participations.
+      max_count: maximum number of participations.
+      with_parent: True if the tree has a node that contains both intervals.
+    """
     joined: dict[int, _Choices] = {}
     highest = min(max(left) + max(right), max_count)
     for count in range(highest + 1):
@@ -160,7 +170,7 @@ def _join(
             second = right.get(count - first_count)
             if second is None:
                 continue
-            # The shift depends only on the count, so it is the same for every split.
+            # The shift depends only on `count`, so all splits have the same shift.
             shift = first.shift + second.shift
             i, j = np.nonzero(first.earliest[:, None] <= second.latest)
             earliest = np.maximum(second.earliest[j], first.earliest[i] + second.shift)
@@ -179,10 +189,13 @@ def _join(
 
 
 def _undominated(ways: np.ndarray) -> np.ndarray:
-    """Returns the distinct columns of [3, m] for which no other column is <=."""
+    """Returns the distinct columns of [3, m] that no other column dominates.
+
+    A column dominates another one if all its entries are at most as large.
+    """
     ways = np.unique(ways, axis=1)
     kept = ways[:, :0]
-    # In lexicographic order a column can only be dominated by an earlier one.
+    # In lexicographic order, a column can only be dominated by an earlier column.
     while ways.shape[1]:
         first, ways = ways[:, :1], ways[:, 1:]
         kept = np.concatenate([kept, first], axis=1)

@@ -1,7 +1,7 @@
 """Products and solves with banded matrices, mostly without `scipy.signal`.
 
-Importing `scipy.signal` takes longer than most computations here, so it is imported
-only for large problems.
+Importing `scipy.signal` takes longer than most computations of this module, so it is
+imported only for large problems.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Inverse(LowerTriangular):
     def _toeplitz_column(self) -> np.ndarray | None:
         if self.inner.toeplitz_column() is None:
             return None
-        # Read-only, because all callers share the array.
+        # The array is read-only because all callers share it.
         return frozen(self.inner.solve(np.eye(1, self.num_rows)[0]))
 
     def in_float32(self) -> Inverse:
@@ -61,7 +61,7 @@ class Inverse(LowerTriangular):
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        # A C^-1 = (A^-1)^-1 (D N): the noising matrix is banded.
+        # With `C^-1 = D N` for the banded `N = inner`, A C^-1 = (A^-1)^-1 (D N).
         average = np.array(self.inner.as_rows())
         if scale is not None:
             average /= scale[:, None]

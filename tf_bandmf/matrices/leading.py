@@ -20,7 +20,7 @@ def leading_block(matrix: LowerTriangular, num_rows: int) -> LowerTriangular:
       num_rows: s, in [1, n].
 
     Returns:
-      The block, as the cheapest kind of matrix that the structure of `M` allows.
+      The block, in the cheapest class of matrices that the structure of `M` allows.
 
     Raises:
       ValueError: if `num_rows` is not in [1, n].

@@ -37,10 +37,10 @@ def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:
 
 
 def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
-    """Returns the first `num_terms` coefficients of `a ** exponent`, any real exponent.
+    """Returns the first `num_terms` coefficients of `a ** exponent`, exponent real.
 
-    Uses Miller's recurrence for the power `p`, which follows from
-    `p a' exponent = a p'`, in O(num_terms len(a)) operations.
+    Miller's recurrence computes the power `p` in O(num_terms len(a)) operations. It
+    follows from `p a' exponent = a p'`.
 
     Raises:
       ValueError: if `a[0]` is not positive.
@@ -57,6 +57,9 @@ def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
 
 
 def power_of_linear(decay: float, exponent: float, num_terms: int) -> np.ndarray:
-    """Returns the coefficients of `(1 - decay x)^e`: `(-decay)^k binom(e, k)`."""
+    """Returns the coefficients of `(1 - decay x)^exponent`, from the binomial series.
+
+    Coefficient `k` is `(-decay)^k binom(exponent, k)`.
+    """
     k = np.arange(1, num_terms)
     return np.concatenate([[1.0], np.cumprod(decay * (k - 1.0 - exponent) / k)])

@@ -16,7 +16,7 @@ from tf_bandmf.matrices.base import (
 )
 from tf_bandmf.matrices.streaming import Streaming
 
-# Column norms that differ by less than this count as equal.
+# Column norms that differ from each other by less than this value count as equal.
 NORMALIZED = 1e-9
 
 
@@ -88,7 +88,10 @@ class ColumnScaled(LowerTriangular):
         return self.inner.error_factors(inverse_workload, total)
 
     def in_float32(self) -> LowerTriangular:
-        """Returns the core in float32, scaled; normalized columns stay normalized."""
+        """Returns the matrix with its core rounded to float32.
+
+        Columns of equal norm are normalized again after rounding.
+        """
         core = self.inner.in_float32()
         if np.ptp(self.column_norms()) < NORMALIZED:
             return core.normalize_columns()

@@ -1,7 +1,7 @@
 """Descriptions of how the noise generator computes the rows of `M^-1 Z` step by step.
 
-Each kind of matrix returns one of these classes from `LowerTriangular.streaming`;
-`tf_bandmf.noise` has a recurrence for each class.
+Every matrix returns one of these descriptions from `LowerTriangular.streaming`.
+`tf_bandmf.noise` implements a recurrence for each class.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streaming(abc.ABC):
-    """One way to compute `y = diag(row_scale) M^-1 z` step by step.
+    """The base class: one way to compute `y = diag(row_scale) M^-1 z` step by step.
 
     Attributes:
       num_rows: n.
@@ -27,12 +27,12 @@ class Streaming(abc.ABC):
 
     @property
     def memory_vectors(self) -> int:
-        """The number of vectors that are stored between steps."""
+        """The number of model-sized vectors that are stored between steps."""
         return 0
 
     @property
     def regenerations(self) -> int:
-        """The largest number of earlier vectors of `Z` that a step regenerates."""
+        """The maximum number of earlier rows of `Z` that a step regenerates."""
         return 0
 
     def scaled(self, factors: np.ndarray) -> Streaming:
@@ -46,7 +46,7 @@ class ForwardSubstitution(Streaming):
     """Stores outputs: `y[i] = (z[i] - sum_{0<j<terms} M[i, i-j] y[i-j]) / M[i, i]`.
 
     Attributes:
-      terms: bands of `M`.
+      terms: number of bands of `M`.
       rows: function that returns `M[i, i - j]`, shape [n, terms], or [1, terms] if all rows
         are equal.
     """
@@ -64,7 +64,7 @@ class Regeneration(Streaming):
     """Regenerates `z`: `y[i] = sum_{j<terms} N[i, i-j] z[i-j]` with `N = M^-1`.
 
     Attributes:
-      terms: bands of `N`.
+      terms: number of bands of `N`.
       rows: function that returns `N[i, i - j]`, shape [n, terms], or [1, terms] if all rows
         are equal.
     """
@@ -79,11 +79,11 @@ class Regeneration(Streaming):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GeometricSums(Streaming):
-    """Stores `s`: `y = z + sum_m scales[m] s[m]`, then `s[m] = decays[m] s[m] + z`.
+    """Stores sums `s`: `y = z + sum_m scales[m] s[m]`; `s[m] = decays[m] s[m] + z`.
 
     Attributes:
-      scales: shape [d].
-      decays: shape [d].
+      scales: factors of the sums in the output, shape [d].
+      decays: factors of the sums from step to step, shape [d].
     """
 
     scales: np.ndarray

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import threadpoolctl
 
-# Cached, because finding the BLAS libraries takes milliseconds.
+# The result is cached because finding the BLAS libraries takes milliseconds.
 _controller = functools.cache(threadpoolctl.ThreadpoolController)
 
 
@@ -15,8 +15,8 @@ def one_blas_thread() -> AbstractContextManager[object]:
     """A context in which BLAS uses one thread.
 
     OpenBLAS splits each dot product of more than 10,000 numbers among all processors.
-    If other processes keep these processors busy, a dot product takes up to a hundred
-    times as long as with one thread. The last bits of the result also depend on the
-    number of processors.
+    If other processes keep the processors busy, such a dot product takes up to a
+    hundred times as long as with one thread. Its last bits also depend on the number of
+    processors.
     """
     return _controller().limit(limits=1, user_api="blas")

@@ -1,8 +1,9 @@
 """Optimal banded strategies `C` with general columns.
 
-This is the problem of arXiv:2405.15913, Problem 2.1 and section 3.1, solved with the
-O(n bands^2) recursion of `analysis.gram_recursion` in place of Algorithm 2. Without
-equal column norms, it is the problem of arXiv:2306.08153, Appendix B.
+With equal column norms, this module solves Problem 2.1 of arXiv:2405.15913 in the
+parametrization of its section 3.1, with the O(n bands^2) recursion of
+`analysis.gram_recursion` in place of Algorithm 2. Without equal column norms, it solves
+the problem of arXiv:2306.08153, Appendix B.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ _NAMED = (objectives.MEAN, objectives.MAX)
 
 
 class _Problem:
-    """A parametrization of the feasible set, with the errors and their programs.
+    """The optimization problem: variables, and errors as functions of the variables.
 
     For column-normalized strategies the variables `y` are the entries below the diagonal,
     divided by the diagonal and by a scale `s_j` of the column: column `j` is
     `[1, s_j y_1j, s_j y_2j, ...] / norm`. Otherwise the variables are all entries, scaled
     such that the squared norms of the columns `i, i + b, ...` sum to 1. In
-    measurements, each of the two parametrizations was the faster one for its problem.
+    measurements, each problem was solved faster in its own parametrization than in that
+    of the other problem.
 
     Args:
       workload: A.
@@ -81,7 +83,7 @@ class _Problem:
         self.minimizer = lbfgs.Minimizer(log_loss, self._num_variables, by_xla)
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
-        """Returns the columns of C, shape [bands, n], for given variables."""
+        """Returns the columns of C, shape [bands, n], from the variables."""
         n = self._workload.num_steps
         columns = tf.reshape(position, [-1, n])
         if self._separation is None:
@@ -97,7 +99,7 @@ class _Problem:
         return columns * tf.math.rsqrt(squared)
 
     def position(self, columns: np.ndarray) -> np.ndarray:
-        """Returns the variables of columns [bands, n] that have a positive diagonal."""
+        """Returns the variables for columns [bands, n] with a positive diagonal."""
         if self._separation is None:
             return (columns[1:] / columns[:1] / self._scale).reshape(-1)
         return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
@@ -131,7 +133,11 @@ class _Problem:
 
     @functools.cached_property
     def _programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Compiled functions: errors and norms; and the bands of `H`, `C` and `M`."""
+        """Two compiled functions of the variables.
+
+        The first returns the errors and the column norms, the second the bands of the
+        matrices `H`, `C` and `M` in `certificate`.
+        """
 
         def errors(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             columns = self.columns(position)
@@ -146,8 +152,8 @@ class _Problem:
             band = gram_recursion.doubly_filtered_band(strategy, rows, weights)
             return band, strategy, rows
 
-        # Concrete functions: otherwise TensorFlow warns about retracing after a few
-        # problems.
+        # These are concrete functions because TensorFlow would otherwise warn about
+        # retracing after a few problems.
         position = tf.TensorSpec([self._num_variables], tf.float64)
         weights = tf.TensorSpec([self._workload.num_steps], tf.float64)
         return (
@@ -159,10 +165,10 @@ class _Problem:
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
-    """Returns column factors, shape [n], that make second derivatives about equal.
+    """Returns scales of columns, shape [n], that make second derivatives about equal.
 
     For the mean error, second derivatives decrease like the square root of the number of
-    remaining steps, as measured for prefix sums and momentum.
+    remaining steps. This was measured for prefix sums and for momentum.
     """
     if objective != objectives.MEAN:
         return np.ones(num_steps)
@@ -184,18 +190,19 @@ def optimize(
       objective: objective of the per-step squared errors at unit sensitivity.
       start: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
         a positive diagonal.
-      separation: None for columns of norm 1; b for `sum over columns i, i + b, ... of
-        squared norms = 1`.
+      separation: None for columns of norm 1; or b, if the squared norms of the columns
+        `i, i + b, ...` must sum to 1.
       options: stopping rules.
       is_certified: True to certify the gap, which takes as long as a dozen iterations.
 
     Returns:
       The columns, shape [bands, n], and the result, with a certified gap if the objective
-      is convex and `is_certified` is set. The result's value is the objective at
-      sensitivity 1 per column, or per group of columns.
+      is convex and `is_certified` is True. The result's value is the objective for the
+      returned columns.
     """
     config = configs.dumps(workload.to_config())
-    # A custom function is traced every time, because its values may have changed.
+    # A custom objective is traced in every call, because what it computes may have
+    # changed.
     trace = _traced if objective in _NAMED else _traced.__wrapped__
     problem = trace(config, objective, len(start), separation)
     is_certified = is_certified and objective.is_convex
@@ -203,7 +210,7 @@ def optimize(
     minimize = functools.partial(
         problem.minimizer.minimize, scale=float(workload.num_steps), options=options
     )
-    # Every lower bound of the search is valid, so the largest one counts.
+    # Every iterate gives a valid lower bound on the optimum; `best` is the largest one.
     best = -math.inf
 
     def errors_of(at: np.ndarray) -> np.ndarray:
@@ -231,12 +238,15 @@ def optimize(
     return columns.numpy(), dataclasses.replace(result, value=value)
 
 
-# The last problem is cached, because after a draft the same problem is usually solved
-# for a plan.
+# The last problem is cached because the same problem is usually solved twice: first for
+# a draft, then for a plan.
 @functools.lru_cache(maxsize=1)
 def _traced(
     config: str, objective: Objective, bands: int, separation: int | None
 ) -> _Problem:
-    """Returns the problem that `optimize` solves, for a workload's configuration."""
+    """Returns the traced problem that `optimize` solves.
+
+    The workload is passed as its configuration, because arguments must be hashable.
+    """
     workload = Workload.from_config(configs.loads(config))
     return _Problem(workload, objective, bands, separation)

@@ -1,4 +1,4 @@
-"""Certified bounds on the distance of a banded strategy's error from the smallest error.
+"""Certified bounds on the gap between a banded strategy's error and the minimum error.
 
 The weighted error `f(X) = tr(Omega A X^-1 A^T)` is convex in `X = C^T C` with gradient
 `-H`, `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Take any feasible `X'` with the
@@ -43,11 +43,11 @@ import dataclasses
 
 import numpy as np
 
-# The smallest weight, relative to the largest weight of a step; smaller weights have no
+# The minimum weight of a step, relative to the maximum weight. Smaller weights have no
 # useful inverse.
 _LEAST_WEIGHT = 1e-12
-# How many times off-diagonal entries are removed. They are only partly removed in rows
-# where more than the fraction _KEPT of them would remain.
+# The number of rounds in which off-diagonal entries are removed. In rows where more
+# than the fraction _KEPT of these entries would remain, they are removed only in part.
 _CORRECTIONS, _KEPT = 3, 0.5
 
 

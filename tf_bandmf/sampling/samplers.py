@@ -26,9 +26,9 @@ import numpy as np
 from tf_bandmf.files.hidden import HiddenBytes
 
 SEED_BYTES = 32
-# A function `words(step, count)` that returns independent uniform uint64, shape
-# [count]; a smaller count returns a prefix. Every step has separate words; the words of
-# `WHOLE_RUN` belong to the run as a whole.
+# A function `words(step, count)` that returns independent uniform random words, uint64,
+# shape [count]. A smaller count returns a prefix. Every step has separate words; the
+# step `WHOLE_RUN` stands for the run as a whole.
 Words = Callable[[int, int], np.ndarray]
 WHOLE_RUN = -1
 # `Trials` lowers its probability by a relative 2^-26; see its docstring.
@@ -54,7 +54,9 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
     """
     seed = HiddenBytes(seed)
     if len(seed) != SEED_BYTES:
-        raise ValueError(f"A sampler's seed has {SEED_BYTES} bytes, found {len(seed)}.")
+        raise ValueError(
+            f"A sampler's seed must have {SEED_BYTES} bytes, found {len(seed)}."
+        )
     place = int(step).to_bytes(8, "little", signed=True)
     message = HiddenBytes(b"tf-bandmf sampler" + seed + place)
     stream = hashlib.shake_256(message).digest(8 * count)
@@ -62,9 +64,9 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
 
 
 def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarray:
-    """Returns independent integers below `bound`, drawn exactly uniformly.
+    """Returns independent and exactly uniform integers in [0, bound).
 
-    Words at or above the largest multiple of `bound` are skipped.
+    Words at or above the largest multiple of `bound` that is at most 2^64 are skipped.
 
     Returns:
       int64, shape [count]; a smaller count returns a prefix.
@@ -155,7 +157,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def example_indices(self, step: int) -> np.ndarray:
-        """Returns indices of the examples of a step, int64, shape [size of that batch]."""
+        """Returns the indices of a step's examples, int64, shape [batch size]."""
 
 
 class PoissonSampler(Sampler):
@@ -172,14 +174,18 @@ class PoissonSampler(Sampler):
 
 
 class FixedSizeSampler(Sampler):
-    """Draws B of the `floor(m / b)` examples of part `step mod b`, uniformly."""
+    """Draws B of the first `floor(m / b)` examples j that have `j mod b = step mod b`.
+
+    All subsets of B of these examples are equally probable.
+    """
 
     def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
         self._words, self._parts = words, parts
         self._size, self._batch = total // parts, batch
 
     def example_indices(self, step: int) -> np.ndarray:
-        # Take the first distinct numbers among independent draws, or their complement.
+        # The subset consists of the first distinct numbers among independent draws. If
+        # B is more than half of the examples, those left out are drawn instead.
         leaves_out = self._batch > self._size // 2
         wanted = self._size - self._batch if leaves_out else self._batch
         count, chosen = wanted, np.empty(0, np.int64)
@@ -194,7 +200,7 @@ class FixedSizeSampler(Sampler):
 
 
 class OrderSampler(Sampler):
-    """Repeats one order of the examples, cut into the batches of an epoch.
+    """Repeats one order of the examples in every epoch, cut into batches.
 
     Args:
       order: order of the examples, int64, shape [m].
@@ -231,7 +237,8 @@ class BinsSampler(OrderSampler):
 class RestSampler(Sampler):
     """Draws, with probability p, each example that was not in the last b - 1 steps.
 
-    The probability p is `B / (m - B (b - 1))`. At the start, an example rests for 1, ..., b
+    The probability p is `B / (m - B (b - 1))`. An example rests, that is, cannot be
+    drawn, for b - 1 steps after each draw. At the start, an example rests for 1, ..., b
     - 1 steps with probability B / m each, as if the sampling had always been running.
 
     If steps are drawn in order, the cost of a step is proportional to its batch size. A
@@ -251,7 +258,7 @@ class RestSampler(Sampler):
     def example_indices(self, step: int) -> np.ndarray:
         with self._lock:
             if self._next < 0 or (step < self._next and step not in self._recent):
-                # The first step at which each example no longer rests.
+                # For each example, `_free` contains the first step without rest.
                 self._free, self._next, self._recent = self._first_free(), 0, {}
             while (now := self._next) <= step:
                 tried = self._trials.successes(self._words, now, self._total)
@@ -264,8 +271,8 @@ class RestSampler(Sampler):
     def _first_free(self) -> np.ndarray:
         drawn, b = self._words(WHOLE_RUN, self._total), self._separation
         edges = [(self._batch * j << 64) // self._total for j in range(1, b)]
-        # If b batches contain all examples, the last cell ends at 2^64, which uint64 cannot
-        # represent.
+        # If b batches contain all examples, the last interval of random words ends at
+        # 2^64, which uint64 cannot represent.
         limits = np.array([min(edge, (1 << 64) - 1) for edge in edges], np.uint64)
         cells = np.searchsorted(limits, drawn, side="right")
         return ((cells + 1) % b).astype(np.int32)

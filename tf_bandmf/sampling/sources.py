@@ -1,9 +1,9 @@
 """Sources of rows by index: arrays, TFRecord files, and objects with length and index.
 
 A row that cannot be read (a damaged image, or text in place of a number) becomes a row
-of zeros with weight 0. That row takes part in the run but adds nothing to the sum. It
-does not end the run, because ending the run would reveal something about the record
-(invariants 5 and 18).
+of zeros with weight 0. The row can still be drawn, but adds nothing to the sum of
+gradients. It does not end the run, because ending the run would reveal something about
+the record (invariants 5 and 18 in `docs/guarantee.md`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tf_bandmf.sampling import identity
 from tf_bandmf.sampling.identity import INPUTS, SAMPLE_WEIGHT, TARGETS
 
 OF_CLASS_WEIGHTS = (
-    "Weights of classes are in use: where they were computed from private targets, no "
-    "noise covers them, and each record changes the weight of all others."
+    "Weights of classes are in use. If they were computed from private targets, no "
+    "noise hides them, and each record changes the weights of all other records."
 )
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # The block size in bytes when all rows are read.
 _AT_ONCE = 1 << 22
-# The number of evenly spread examples that are read before a run begins, if reading all
+# The number of evenly spaced examples that are read before a run begins, if reading all
 # examples would take too long.
 _PROBED = 256
 # The number of examples that are read to find the most common shape and dtype, which all
@@ -42,7 +42,7 @@ _SHOWN = 5
 
 
 class ExampleSource(abc.ABC):
-    """A source of rows by index, which must not change after they are first read.
+    """A source of rows by index; a row must not change after it is first read.
 
     A row that cannot be read, or has a different shape, does not end the run: for the
     rest of the run, it is an all-zero row with sample weight 0.
@@ -54,7 +54,7 @@ class ExampleSource(abc.ABC):
     Attributes:
       in_order: True if rows can be read only in the order of the data set, which
         permits only a fixed epoch order.
-      may_fail: True if rows can be unreadable; batches then have sample weights.
+      may_fail: True if some rows may not be readable; batches then have sample weights.
       parse: function that turns rows into examples, or None.
       remarks: sentences that the statement of a run on these rows must contain.
     """
@@ -78,10 +78,10 @@ class ExampleSource(abc.ABC):
 
     @abc.abstractmethod
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Returns the leaves of N >= 1 rows; marks failed rows and sets them to zero."""
+        """Returns the leaves of N >= 1 rows; marks failed rows, and zeros them."""
 
     def rows(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Returns the leaves of rows, and a mask of the readable rows, bool, shape [N].
+        """Returns the leaves of rows, then a mask of readable rows, bool, shape [N].
 
         Args:
           indices: int64, shape [N], N >= 0.
@@ -117,7 +117,7 @@ class ExampleSource(abc.ABC):
         return self._hashes[0, self._is_seen]
 
     def probed_content(self) -> tuple[dict[str, Any], np.ndarray]:
-        """Returns a few hundred rows spread over the data set, and a mask of valid rows."""
+        """Returns up to 256 evenly spaced rows, and a mask of the readable rows."""
         *leaves, works = self.rows(self._probed[:: -(-len(self._probed) // _PROBED)])
         return tf.nest.pack_sequence_as(self._sample, leaves), works
 
@@ -153,8 +153,8 @@ class ExampleSource(abc.ABC):
         leaves, kind = tf.nest.flatten(content), _kind_of(content)
         if kind != self._kind or len({len(leaf) for leaf in leaves}) > 1:
             raise ValueError(
-                f"The examples must have one structure, shape and dtype, found {kind} "
-                f"after {self._kind}. Pad or cut them to one shape."
+                f"The examples must all have one structure, shape and dtype, found "
+                f"{kind} after {self._kind}. Pad or cut them to one shape."
             )
         return leaves
 
@@ -165,30 +165,31 @@ class ExampleSource(abc.ABC):
 
 
 class IndexedExamples(ExampleSource):
-    """Examples of an object with length and index, as in Grain, PyTorch and Hugging Face.
+    """Examples by index, as in data sets of Grain, PyTorch and Hugging Face.
 
-    An index must always give the same example: random augmentation belongs in
+    An index must always return the same example. Random augmentation belongs in
     `plan.batches(..., map=function)`.
 
     Args:
       source: object with `len(source)`, for which `source[i]` is `x`, `(x, y)` or
         `(x, y, sample_weight)` of one example. `source.__getitems__(list)`, if it exists,
-        reads several examples. Only one thread at a time reads the source.
+        reads several examples in one call. Only one thread at a time reads the source.
 
     Raises:
-      ValueError: if a row changes between two reads, or half of the first rows tried
-        cannot be read.
+      ValueError: if a row changes between two reads, or if at least half of the rows
+        that are read before the run cannot be read.
     """
 
     may_fail = True
     _changed = (
-        "The data set gives another value for example {place} than before. An index must "
-        "mean one example. Augment in plan.batches(..., map=function)."
+        "Example {place} of the data set has changed since it was first read. The same "
+        "index must always return the same example. Use plan.batches(..., "
+        "map=function) for augmentation."
     )
 
     def __init__(self, source: Any) -> None:
         self._source = source
-        # Pairs of neighbors are read, because repeated rows make neighbors equal.
+        # Pairs of neighbors are read, because equal neighbors reveal repeated rows.
         first = np.linspace(0, len(source) - 1, _PROBED // 2).astype(np.int64)
         places = np.unique([first, np.minimum(first + 1, len(source) - 1)])
         contents, failure = [], ""
@@ -201,19 +202,21 @@ class IndexedExamples(ExampleSource):
                 break
         if not contents:
             raise ValueError(
-                f"No example of the data set that was tried can be read ({failure}). Try "
-                f"data[0] to see why."
+                f"None of the inspected examples of the data set can be read "
+                f"({failure}). Try data[0] to see why."
             )
         kinds = [str(_kind_of(content)) for content in contents]
         super().__init__(len(source), contents[kinds.index(statistics.mode(kinds))])
         self._probed = places
-        self.rows(places[:1])  # first alone, then with other rows
+        # The first row is read twice, alone and in a batch, to detect random results.
+        self.rows(places[:1])
         works = self.rows(places)[-1]
         if 2 * works.sum() <= works.size:
             raise ValueError(
-                f"{(~works).sum()} of {works.size} examples that were tried cannot be "
-                f"read, or differ from the others in shape or dtype: pad or cut them. A "
-                f"few such examples would count as zero; here they are half or more."
+                f"{(~works).sum()} of {works.size} inspected examples cannot be read, "
+                f"or differ from the others in shape or dtype. A few such examples "
+                f"would be replaced by zeros, but these are at least half. Pad or cut "
+                f"the examples to one shape."
             )
 
     def _content(self, indices: np.ndarray) -> dict[str, Any]:
@@ -228,7 +231,7 @@ class IndexedExamples(ExampleSource):
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         if not self._failed[indices].any():
-            with contextlib.suppress(Exception):  # one bad row may fail all
+            with contextlib.suppress(Exception):  # one invalid row fails the whole call
                 return self._checked(self._content(indices))
         if len(indices) == 1:
             self._failed[indices] = True
@@ -241,11 +244,12 @@ class TFRecordExamples(ExampleSource):
     """Records of TFRecord files, read by index; each record is one example.
 
     One pass over the files finds the position of every record, verifies checksums and
-    computes hashes (about 50 bytes of memory per record). Batches then read only their
-    own records; a file that was changed in the meantime raises an error. The order of
-    the files and of their records is the order of the examples. The `schedule_id`
-    covers every record and the result of `parse` for a few of them, but neither the
-    file names nor the distribution of records over files.
+    computes hashes (about 50 bytes of memory per record). Each batch then reads only
+    its own records, and raises an error if a file has changed since that pass. The
+    order of the files and of their records is the order of the examples. The
+    `schedule_id` is a hash of every record and of the results of `parse` for a few of
+    them, but depends neither on the file names nor on the distribution of records over
+    files.
 
     Args:
       files: paths of uncompressed TFRecord files on a mounted file system.
@@ -260,8 +264,8 @@ class TFRecordExamples(ExampleSource):
     """
 
     _changed = (
-        "A TFRecord file was changed while it was in use: record {place} is different. "
-        "Restore the file."
+        "A TFRecord file was changed while it was in use: record {place} differs from "
+        "the first read. Restore the file."
     )
     # A record in a file consists of its length, a checksum of the length, its bytes, and
     # their checksum.
@@ -285,8 +289,9 @@ class TFRecordExamples(ExampleSource):
                 end = -1
             if end != size:
                 raise ValueError(
-                    f"{file} is damaged, changing, or not an uncompressed TFRecord file: "
-                    f"compressed files cannot be read by index. Decompress it."
+                    f"{file} must be an uncompressed TFRecord file, found a file that "
+                    f"is damaged, is being written, or has another format. Decompress "
+                    f"a compressed file: its records cannot be read by index."
                 )
         if not places:
             raise ValueError(f"There are no records in {self._files}.")
@@ -323,10 +328,11 @@ class ArrayExamples(ExampleSource):
     """
 
     _changed = (
-        "The arrays passed to plan.batches have changed since, at index {place}: something "
-        "wrote to them (shuffled, scaled or filled them in place, or changed the file of "
-        "a memmap). An index must mean one example for the whole run. Make changes before "
-        "plan.batches, and augment by plan.batches(..., map=function)."
+        "The arrays passed to plan.batches have changed since, at index {place}: they "
+        "were shuffled, scaled or filled in place, or the file of a memmap was "
+        "changed. The same index must return the same example during the whole run. "
+        "Change arrays before plan.batches, and use plan.batches(..., map=function) "
+        "for augmentation."
     )
 
     def __init__(self, x: Any, y: Any, sample_weight: Any, num_examples: int) -> None:
@@ -377,30 +383,33 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
     is_read_once = any(hasattr(given, name) for name in ("__next__", "on_epoch_end"))
     if is_read_once or isinstance(given, (str, tf.data.Dataset)) or callable(given):
         raise TypeError(
-            f"plan.batches needs arrays, or one data set that yields the targets, too, "
-            f"and is not within a structure, found {type(given).__name__}. Data that "
-            f"can be read only once are given as the function that makes them; TFRecord "
-            f"files as tf_bandmf.sampling.TFRecordExamples(files, parse)."
+            f"plan.batches needs arrays, or one data set that also yields the targets, "
+            f"found {type(given).__name__}. A data set must not be inside a list, "
+            f"tuple or dictionary. Data that can be read only once are given as the "
+            f"function that makes them. For TFRecord files, use "
+            f"tf_bandmf.sampling.TFRecordExamples(files, parse)."
         )
     array = given.tocsr() if scipy.sparse.issparse(given) else as_array(given)
     if array.shape[:1] != (num_examples,):
         raise ValueError(
-            f"The plan is for {num_examples} examples, found {key} of shape {array.shape}. "
-            f"Arrays must have a row for each example (a list of arrays means several "
-            f"inputs: np.stack rows, or keras.utils.pad_sequences). Make a plan for this "
-            f"data set, or, if users have several rows, give users= and rows_per_user=."
+            f"The plan is for {num_examples} examples, found {key} of shape "
+            f"{array.shape}. Arrays must have a row for each example. A list of arrays "
+            f"means several inputs; to make one array from rows, use np.stack or "
+            f"keras.utils.pad_sequences. Make a plan for this data set, or, if users "
+            f"have several rows, pass users= and rows_per_user=."
         )
     return array
 
 
 def as_array(given: Any) -> np.ndarray:
-    """Returns numbers unchanged, and texts as an array of bytes, as TensorFlow does.
+    """Returns an array of numbers as is, or of strings as bytes, as TensorFlow does.
 
     Raises:
       TypeError: if the value is anything else.
     """
     kind = type(given)
-    with contextlib.suppress(TypeError, ValueError):  # the error may quote values
+    # These errors are suppressed because they may quote values of records.
+    with contextlib.suppress(TypeError, ValueError):
         is_text = isinstance(given, (str, bytes))
         array = np.array(given, object) if is_text else np.asarray(given)
         if array.dtype.kind not in "USO":
@@ -411,19 +420,21 @@ def as_array(given: Any) -> np.ndarray:
             return np.array(tf.constant(array).numpy(), object)
         kind = others[0]
     raise TypeError(
-        f"Examples must be arrays of numbers or of texts in rows of one shape, found "
-        f"{kind.__name__}. Pad rows of other lengths (x.to_tensor() or "
-        f"keras.utils.pad_sequences(rows, padding='post')), and let the model mask what "
-        f"was padded. Columns of different types are several inputs: dict(frame). Sparse "
-        f"rows: scipy.sparse.csr_matrix((values, indices.T), shape) is read batch by "
-        f"batch; single ones are made dense, by rows.toarray() or tf.sparse.to_dense."
+        f"Examples must be arrays of numbers or of strings in rows of one shape, found "
+        f"{kind.__name__}. Pad rows of different lengths by x.to_tensor() or "
+        f"keras.utils.pad_sequences(rows, padding='post'), and mask the padding in the "
+        f"model. Pass columns of different types as several inputs: dict(frame). Pass "
+        f"sparse rows as one scipy.sparse.csr_matrix((values, indices.T), shape), "
+        f"which is read batch by batch. Make a single sparse row dense by "
+        f"rows.toarray() or tf.sparse.to_dense."
     )
 
 
 def without_lists(value: Any) -> Any:
-    """Converts (nested) lists of numbers or texts to arrays, and other lists to tuples.
+    """Converts lists of numbers or strings to arrays, and other lists to tuples.
 
-    tf.data interprets a list of tensors as one tensor, but Keras as several inputs.
+    tf.data interprets a list of tensors as one tensor, whereas Keras interprets the
+    list as several inputs.
     """
     if isinstance(value, dict):
         return {name: without_lists(item) for name, item in value.items()}
@@ -437,13 +448,13 @@ def without_lists(value: Any) -> Any:
 
 
 def named_parts(given: Any) -> dict[str, Any]:
-    """Returns the parts of examples, keyed by their names in a batch.
+    """Returns the components of examples, keyed by their names in a batch.
 
     Args:
       given: x, (x, y) or (x, y, sample_weight).
 
     Raises:
-      ValueError: if `given` has no parts or more than three parts.
+      ValueError: if `given` is an empty tuple or has more than three components.
     """
     given = without_lists(given)
     parts = given if isinstance(given, tuple) else (given,)
@@ -457,10 +468,12 @@ def named_parts(given: Any) -> dict[str, Any]:
 
 
 def said_of(error: BaseException) -> str:
-    """Returns an error's type, and its text if this library raised it, else its location.
+    """Describes an error in a text that contains no values of records.
 
-    All other error texts, including the texts of chained errors, may contain values of
-    records. Therefore an error that quotes this result must be raised `from None`.
+    The description is the type of the error, with its text if this library raised it
+    and its location otherwise. All other error texts, including those of chained
+    errors, may contain values of records. Therefore an error that quotes this
+    description must be raised `from None`.
     """
     frames = traceback.extract_tb(error.__traceback__)
     # C functions have no stack frame, so an error in `int` is attributed to its caller.
@@ -474,7 +487,7 @@ def said_of(error: BaseException) -> str:
 
 
 def classes_of(content: dict[str, Any]) -> np.ndarray:
-    """Returns the number of classes, from class numbers or one-hot targets; 0 otherwise."""
+    """Returns classes from class numbers or one-hot targets; 0 for other targets."""
     targets: Any = content.get(TARGETS)
     count = len(tf.nest.flatten(content)[0])
     if not isinstance(targets, np.ndarray) or targets.dtype.kind not in "iubf":
@@ -490,14 +503,14 @@ def classes_of(content: dict[str, Any]) -> np.ndarray:
 
 
 def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
-    """Returns the content with float32 sample weights: 0 for failed rows."""
+    """Returns the content with float32 sample weights, which are 0 for failed rows."""
     weights = content.get(SAMPLE_WEIGHT, tf.ones_like(works, tf.float32))
     weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
     return {**content, SAMPLE_WEIGHT: zeros_unless(works, weights)}
 
 
 def zeros_unless(works: tf.Tensor, structure: Any) -> Any:
-    """Replaces failed rows of a structure by zeros; `works` is bool, shape [N]."""
+    """Replaces rows of a structure by zeros where `works` (bool, [N]) is False."""
 
     def zeroed(rows: tf.Tensor) -> tf.Tensor:
         shaped = tf.reshape(works, [-1, *([1] * (rows.shape.rank - 1))])

@@ -29,8 +29,9 @@ from tf_bandmf.sampling.sources import (
 
 _AT_ONCE = 256
 VOUCHED_ROWS = (
-    "Examples come from Python code that nothing looks into: whoever trained vouches that "
-    "each is made of one record alone, and each record makes one."
+    "Examples come from Python code that was not inspected: whoever trained vouches "
+    "that each example is made from exactly one record, and each record makes exactly "
+    "one example."
 )
 
 
@@ -56,18 +57,18 @@ class StreamedExamples(ExampleSource):
       num_examples: m, the plan's number of examples.
 
     Raises:
-      ValueError: if the number of examples differs from `num_examples`, shapes vary,
-        two passes differ, a function sees several examples, or an example cannot be
-        read.
+      ValueError: if the number of examples differs from `num_examples`, if shapes vary,
+        if two passes differ, if a function of the data set receives several examples in
+        one call, or if an example cannot be read.
     """
 
     in_order = True
     _changed = (
         "The data set gave another example at place {place} than in its first pass: it "
-        "shuffles itself, augments at random, or was changed. A pass must have the order "
-        "of the first pass. Omit shuffle(), or shuffle once: dataset.shuffle(size, "
-        "seed=1, reshuffle_each_iteration=False); augment by plan.batches(..., "
-        "map=function)."
+        "shuffles itself, augments at random, or was changed. Every pass must yield "
+        "the same examples in the same order. Omit shuffle(), or shuffle once: "
+        "dataset.shuffle(size, seed=1, reshuffle_each_iteration=False). Use "
+        "plan.batches(..., map=function) for augmentation."
     )
 
     def __init__(self, data: Any, num_examples: int) -> None:
@@ -85,13 +86,13 @@ class StreamedExamples(ExampleSource):
             raise ValueError("The data set has no examples.")
         super().__init__(num_examples, first)
         self.rows(np.arange(min(_AT_ONCE, num_examples)))
-        # Start another pass, in the same order.
+        # The next read starts a new pass over the data set.
         self._next = num_examples
         labels = [classes_of(content) for content in self.all_rows()]
         if next(self._pass, None) is not None:
             raise ValueError(
-                f"The plan is for {num_examples} examples, and the data set has more. Make "
-                f"a plan for this data set; leave repeat() out."
+                f"The plan is for {num_examples} examples, but the data set has more. "
+                f"Make a plan for this data set, and omit repeat()."
             )
         _warn_of_order(np.concatenate(labels))
 
@@ -109,10 +110,11 @@ class StreamedExamples(ExampleSource):
         except Exception as error:
             raise ValueError(
                 f"The data set raised an error at example {place}, or in the block of "
-                f"examples that begins there ({said_of(error)}). Which example is which "
-                f"is unknown after it. Let the code that reads an example catch the "
-                f"error, or give a data set that has a length and rows by index, where an "
-                f"example that cannot be read counts zero."
+                f"examples that begins there ({said_of(error)}). After an error, the "
+                f"positions of all later examples are unknown. Catch the error in the "
+                f"code that reads an example, or pass a data set that has a length and "
+                f"returns rows by index: there, an example that cannot be read is "
+                f"replaced by zeros."
             ) from None
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
@@ -120,16 +122,17 @@ class StreamedExamples(ExampleSource):
         first, end = int(indices[0]), int(indices[-1]) + 1
         if first < self._next:
             self._pass, self._next = self._new_pass(), 0
-        begin, self._next = self._next, self.num_examples  # in case the next line fails
+        # If the next line fails, the next read starts a new pass.
+        begin, self._next = self._next, self.num_examples
         contents = list(itertools.islice(self._pass, first - begin, end - begin))
         if (count := first + len(contents)) < end:
             if self._is_seen[count]:
                 raise ValueError(self._changed.format(place=count))
             raise ValueError(
-                f"The plan is for {self.num_examples} examples, and the data set has "
-                f"{count}, of {self._kind}. Make a plan for this data set. If these are "
-                f"batches, give single examples: dataset.unbatch(), or a function that "
-                f"yields each row of a batch by itself."
+                f"The plan is for {self.num_examples} examples, but the data set has "
+                f"{count}, with the types and shapes {self._kind}. Make a plan for "
+                f"this data set. If these elements are batches, pass single examples: "
+                f"dataset.unbatch(), or a function that yields single rows."
             )
         self._next = end
         return list(map(np.concatenate, zip(*map(self._checked, contents))))
@@ -142,15 +145,16 @@ def _warn_of_order(labels: np.ndarray) -> None:
     if changes and changes == len(sizes) - 1 and sizes.min() > 1:
         warnings.warn(
             f"The data set is sorted by its {len(sizes)} classes, and is read in this "
-            f"order: each batch has one class, and the model forgets the others. "
-            f"Shuffle once: dataset.shuffle(size, seed=1, "
-            f"reshuffle_each_iteration=False); for files, shuffle their names.",
+            f"order: most batches contain one class, and the model forgets the other "
+            f"classes. Shuffle once: dataset.shuffle(size, seed=1, "
+            f"reshuffle_each_iteration=False). If the examples are files, shuffle the "
+            f"file names.",
             stacklevel=6,
         )
 
 
 def is_stream(data: Any) -> bool:
-    """Returns True if the data have only an order of their own, and no index."""
+    """Returns True if the data can only be read in their own order, not by index."""
     is_py_dataset = hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end")
     return isinstance(data, tf.data.Dataset) or is_py_dataset or callable(data)
 
@@ -173,13 +177,15 @@ def _blocks_of_dataset(
 ) -> Callable[[], Iterator[dict[str, Any]]]:
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            "The data set is infinite: leave repeat() out. The plan's epochs repeat it."
+            "The data set must be finite, found an infinite one. Omit repeat(): the "
+            "plan's epochs already repeat the data set."
         )
     specs = tf.nest.flatten(dataset.element_spec)
     if any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs):
         raise ValueError(
-            "The examples must be dense tensors of one shape, found ragged ones. Pad "
-            "them, as with dataset.map and RaggedTensor.to_tensor(shape=...)."
+            "The examples must be dense tensors of one shape, found ragged tensors. "
+            "Pad them, for example by dataset.map and "
+            "RaggedTensor.to_tensor(shape=...)."
         )
     is_batched = _is_batched(dataset, num_examples)
     depth, functions = _made_by(dataset)
@@ -188,11 +194,12 @@ def _blocks_of_dataset(
         is_theirs = _module_of(function).startswith("tensorflow.python.data.")
         if seen > depth - is_batched and not is_theirs:
             raise ValueError(
-                f"A function of the data set ({name}) sees several examples at once, so "
-                f"its result for one may depend on others, which no noise covers. Pass "
-                f"single examples to it: map before batch (in functions of Keras: "
-                f"batch_size=None), or dataset.unbatch().map(function); or use arrays, and "
-                f"random functions in plan.batches(..., map=function)."
+                f"A function of the data set ({name}) sees several examples at once, "
+                f"so its result for one example may depend on the others, and the "
+                f"noise does not hide this. Call the function on single examples: use "
+                f"map before batch (in Keras' utilities, batch_size=None), or "
+                f"dataset.unbatch().map(function). Or pass arrays, and a random "
+                f"function as plan.batches(..., map=function)."
             )
 
     def dense(part: Any) -> Any:
@@ -222,25 +229,27 @@ def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
     if length >= 0 and length * size == num_examples:
         return True
     raise ValueError(
-        f"The data set's elements may be examples or batches of {size}. Give "
-        f"dataset.unbatch() if they are batches, and dataset.batch(256) if they are not."
+        f"The data set's elements may be examples or batches of {size}. Pass "
+        f"dataset.unbatch() if they are batches, or dataset.batch(256) if they are "
+        f"examples."
     )
 
 
 def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:
     """Returns the functions that make the elements of a data set.
 
-    A function's result for an example may depend on all examples that the function
-    sees, as when it standardizes, mixes or sorts a batch.
+    If a function receives several examples in one call, its result for an example may
+    depend on all of them, for example if it standardizes, mixes or sorts a batch.
 
     Returns:
-      The nesting depth of batches around the rows; and the functions. Each function
-      comes with the name of its data set and the nesting depth of the rows that the
-      function sees. The depth is infinite for a function that sees all rows, one after
-      the other.
+      The number of times that the data set is batched; and the functions. Each function
+      comes with the name of its data set, and the number of times that the data set
+      which it receives is batched. This number is infinite for a function that carries
+      a state from row to row.
     """
     name = type(dataset).__name__.strip("_")
-    # The input that only selects among data sets makes no elements.
+    # The first input of DirectedInterleave only selects among the data sets, and makes
+    # no elements.
     inputs = list(dataset._inputs())["DirectedInterleave" in name :]
     below = [_made_by(one) for one in inputs]
     depth = max((depth for depth, _ in below), default=0)

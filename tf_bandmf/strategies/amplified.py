@@ -1,11 +1,11 @@
 """BLT strategies optimized for the product of error and noise under amplification.
 
-Other families minimize the error at unit sensitivity, or per unit of column norm. With
-amplification by sampling, the noise depends on the whole Gram matrix of the bins, and on
-the budget: the best strategies for epsilon = 1 and epsilon = 8 differ. Such an optimization
-was published for banded Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta,
-arXiv:2410.06266); arXiv:2505.12128, section 6, leaves this optimization open for banded
-inverses.
+Other families minimize the error at sensitivity 1, or at column norm 1. With
+amplification by balls-in-bins sampling, however, the noise depends on the whole Gram
+matrix of the bins and on the budget: the best strategies for epsilon = 1 and epsilon =
+8 differ. Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (arXiv:2410.06266)
+published such an optimization for banded Toeplitz `C`. For banded inverses,
+arXiv:2505.12128, section 6, leaves it open.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
     from tf_bandmf.accounting.simulator import Proposal
 
 _LARGEST_BINS = 2_048
-# Up to this logit, decays differ from each other and from 1 even in float32.
+# The maximum absolute logit. Up to this value, decays differ from each other and from 1
+# even in float32.
 _LARGEST_LOGIT = 14.0
 # The number of simulated draws per direction of adjacency in the search.
 _DRAWS = 1_500
-# The number of iterations in a round, and the maximum change of a logit in a round,
-# because a round's draws are accurate only for strategies near the start of the round.
+# The number of iterations in a round, and the maximum change of a logit in a round. The
+# change is limited because the draws of a round are accurate only for strategies near
+# the start of the round.
 _ITERATIONS, _REACH = 4, 1.0
-# The logit step of finite differences; the smallest relative decrease in an iteration,
-# and in a round, after which the search continues.
+# The step of finite differences in a logit, and the minimum relative decreases in an
+# iteration and in a round after which the search continues.
 _DIFFERENCE, _PRECISION, _LEAST_DECREASE = 0.02, 2e-4, 1e-3
 
 
@@ -53,14 +55,14 @@ def optimized_amplified(
 ) -> Strategy:
     """Returns the BLT with the smallest product of error and noise for a budget.
 
-    Under balls in bins, a simulation computes the noise for both directions of adjacency,
-    with the same draws for all candidates of a round. L-BFGS with finite differences
-    optimizes the decays, starting from the decays of `blt`. Without amplification,
-    noise is proportional to the sensitivity at every budget, so the result is the same
-    as the result of `blt`.
+    Under balls in bins, a simulation computes the noise for both directions of
+    adjacency, with the same draws for all candidates of a round. L-BFGS with finite
+    differences optimizes the decays, starting from the decays of `blt`. Without
+    amplification, the noise is proportional to the sensitivity at every budget, so this
+    function returns the result of `blt`.
 
-    Under cyclic sampling, noise is proportional to the column norm (arXiv:2306.08153,
-    Theorem 4); use `optimized_toeplitz` instead.
+    Under cyclic sampling, the noise is proportional to the column norm
+    (arXiv:2306.08153, Theorem 4); use `optimized_toeplitz` instead.
 
     Args:
       workload: A; a learning-rate schedule is taken into account under balls in bins.
@@ -74,9 +76,9 @@ def optimized_amplified(
         new draws.
 
     Returns:
-      The strategy, with convergence information in its diagnostics. For the draws of the
-      search, the result is not worse than `blt`. A plan's noise comes from the accountant,
-      which mostly uses other draws. Equal arguments give equal strategies.
+      The strategy, with convergence information in its diagnostics. On the draws of the
+      search, the result is not worse than `blt`. The noise of a plan comes from the
+      accountant, which mostly uses other draws. Equal arguments give equal strategies.
 
     Raises:
       ValueError: if an argument is out of range, or the budget is missing.
@@ -86,7 +88,9 @@ def optimized_amplified(
     if not isinstance(participation, BallsInBins):
         return dataclasses.replace(plain, family="amplified")
     if epsilon is None or delta is None:
-        raise ValueError("amplified is optimized for a budget. Give epsilon and delta.")
+        raise ValueError(
+            "Amplified strategies are optimized for a budget. Pass epsilon and delta."
+        )
     check_positive("epsilon", epsilon)
     check_delta(delta)
     bins = participation.num_bins

@@ -24,12 +24,13 @@ from tf_bandmf.workloads import Workload, check_workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
 
-# The stopping rules: comparing strategies takes about three digits, a plan takes six.
+# The stopping rules: the error needs about three correct digits to compare strategies,
+# and six for a plan.
 _DRAFT = Options(max_iterations=40, decrease_tolerance=2e-4)
 _PLAN = Options(decrease_tolerance=2e-7)
-# For more than _MOST_AT_ONCE steps, the start is first optimized for a quarter of the
-# steps, to the precision below, if the quarter has at least _LEAST_PER_BAND steps per
-# band.
+# For more than _MOST_AT_ONCE steps, the starting point is the optimum for a quarter of
+# the steps, to the precision below, if this quarter has at least _LEAST_PER_BAND steps
+# per band.
 _MOST_AT_ONCE, _LEAST_PER_BAND = 2**16, 64
 _START_GAP, _START_DECREASE = 5e-3, 1e-7
 
@@ -61,7 +62,7 @@ def optimized_banded(
     certified gap is at least the true gap. Both shrink approximately like the square of the
     gradient, except if the error of some step has no weight, as for "last"; then the
     certified gap shrinks like the gradient. `converged` is True if the gap, the gradient or
-    the decrease met its tolerance, and `message` names it.
+    the decrease met its tolerance, and `message` tells which.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -81,8 +82,8 @@ def optimized_banded(
         most this.
       gradient_tolerance: a result counts as converged if no derivative of
         `n log(objective)` exceeds this value.
-      decrease_tolerance: largest relative decrease of the objective in 20 iterations that
-        counts as convergence; increase it for very large problems.
+      decrease_tolerance: a result counts as converged if the objective decreases by at
+        most this fraction in 20 iterations; increase it for very large problems.
 
     Returns:
       The strategy; without column normalization it has sensitivity 1.

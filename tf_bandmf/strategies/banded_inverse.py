@@ -46,9 +46,9 @@ def optimized_banded_inverse(
     The noise generator stores nothing and regenerates `bands - 1` earlier vectors at each
     step. The error is minimized at the exact sensitivity in two cases: under a fixed
     epoch order, for entries of `C` of any sign (up to thousands of steps); and under
-    min-separation, if `C` has no entries below 0 and does not increase after lag b.
-    Otherwise it is minimized at an upper bound on the sensitivity. The result is never
-    worse than its start.
+    min-separation, if the first column of `C` is nonnegative and does not increase from
+    lag b on. Otherwise the error is minimized at an upper bound on the sensitivity. The
+    result is never worse than the starting point.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -60,7 +60,7 @@ def optimized_banded_inverse(
       max_iterations: maximum number of L-BFGS iterations.
       gradient_tolerance: a result counts as converged if no derivative of the logarithm
         of the squared error exceeds this.
-      is_draft: True to stop within about 0.3% of the smallest error.
+      is_draft: True to stop within about 0.3% of the minimum error.
 
     Returns:
       The strategy, with convergence information in its diagnostics.
@@ -80,7 +80,7 @@ def optimized_banded_inverse(
 
 
 class _Search:
-    """The searches for the optimum of one problem, for various numbers of bands."""
+    """Searches for the optimal coefficients of one problem, for any number of bands."""
 
     def __init__(
         self,
@@ -90,12 +90,16 @@ class _Search:
         options: Options,
     ) -> None:
         self._workload, self._participation = workload, participation
-        # Cached, because computing an upper bound on the sensitivity can take seconds.
+        # Results are cached because an upper bound on the sensitivity can take seconds.
         self._sensitivity = functools.cache(lambda x: x.sensitivity(participation))
         self._objective, self._options = objective, options
 
     def with_continuation(self, bands: int) -> Strategy:
-        """Returns the best optimum: from BISR and, if needed, from half the bands."""
+        """Returns the better optimum of two starts: BISR, and half the number of bands.
+
+        The second start is used only if the first does not converge with an exact
+        sensitivity.
+        """
         start = square_root_coefficients(self._workload, bands, inverse=True)
         best = self.from_start(start)
         if bands <= 2 or self._is_sound(best):
@@ -105,7 +109,7 @@ class _Search:
         return min(best, other, key=self._error)
 
     def from_start(self, initial: np.ndarray) -> Strategy:
-        """Returns the optimum of a descent from `initial`; or `initial`, if better."""
+        """Returns the result of descent from `initial`, or `initial` if better."""
         use, n = self._participation, self._workload.num_steps
         sensitivity = SquaredSensitivity(
             n, use.separation(), use.participations(n), use.has_fixed_positions
@@ -143,7 +147,7 @@ class _Search:
         )
 
     def _error(self, strategy: Strategy) -> float:
-        """Returns the objective times the squared sensitivity (or its upper bound)."""
+        """Returns the objective times the squared sensitivity, or an upper bound."""
         errors = strategy.per_step_squared_error(self._workload)
         value = float(self._reduction(errors)) * self._sensitivity(strategy).value ** 2
         return value if math.isfinite(value) else math.inf

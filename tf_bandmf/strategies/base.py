@@ -1,4 +1,4 @@
-"""The class of all strategies: a matrix C, its origin, and properties of its noise."""
+"""The class `Strategy`: a matrix C, its origin, and properties of its noise."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Strategy:
         return error.per_step_squared_error(self.matrix, workload)
 
     def rmse(self, workload: Workload, participation: Participation) -> float:
-        """Returns the root mean squared error of the models at noise multiplier 1.
+        """Returns the root mean squared error over all steps at noise multiplier 1.
 
         The value is `||A C^-1||_F / sqrt(n) * sens(C)` (arXiv:2601.22334, eq. 6).
         """
@@ -86,7 +86,10 @@ class Strategy:
         return mean * self.sensitivity(participation).value
 
     def max_se(self, workload: Workload, participation: Participation) -> float:
-        """Returns the largest error at noise multiplier 1 (arXiv:2601.22334, eq. 7)."""
+        """Returns the maximum error over all steps at noise multiplier 1.
+
+        The value is the MaxSE of arXiv:2601.22334, eq. 7.
+        """
         largest = error.max_error(self.per_step_squared_error(workload))
         return largest * self.sensitivity(participation).value
 
@@ -98,7 +101,9 @@ class Strategy:
         )
 
     def in_float32(self) -> Strategy:
-        """Returns the strategy with coefficients rounded to float32, as used for noise.
+        """Returns the strategy with its coefficients rounded to float32.
+
+        The noise generator uses float32 coefficients.
 
         Plans contain strategies in this form, so sensitivity and error are computed for
         the matrix that generates the noise. Normalized columns stay normalized.

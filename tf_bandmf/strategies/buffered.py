@@ -22,12 +22,12 @@ from tf_bandmf.workloads import Workload, check_workload
 
 _MAX_BUFFERS = 10
 DEFAULT_BUFFERS = 4
-# The smallest relative decrease of the squared error that justifies another buffer.
+# The minimum relative decrease of the squared error that justifies another buffer.
 _LEAST_GAIN = 1e-4
 # The number of iterations after which the best starting points are chosen.
 _SCREENING_ITERATIONS = 12
-# The largest absolute logit, far beyond the range in which float64 resolves interlaced
-# decays.
+# The maximum absolute logit. It is far beyond the range in which float64 resolves
+# interlaced decays.
 _LARGEST_LOGIT = 34.0
 
 
@@ -40,17 +40,17 @@ def blt(
 ) -> Strategy:
     """Returns the BLT strategy with the smallest error for a number of buffers.
 
-    Its first column is positive and decreasing by construction, so the sensitivity
-    under min-separation is exact (arXiv:2601.22334, Theorem 1). The logarithm of the
-    error, which is not convex in the decays, is minimized by L-BFGS with exact gradients,
-    for 1, 2, ... buffers in turn. Each search starts from the previous optimum, with a
-    new buffer added at several positions. The search ends early if another buffer gives
-    no improvement, which is common with many participations. Each evaluation costs
-    O(d^3 log n).
+    The first column of `C` is positive and decreasing by construction, so the
+    sensitivity under min-separation is exact (arXiv:2601.22334, Theorem 1). The
+    logarithm of the error, which is not convex in the decays, is minimized by L-BFGS
+    with exact gradients, for 1, 2, ... buffers in turn. Each search starts from the
+    previous optimum, with a new buffer added at several positions. The search ends
+    early if another buffer gives no improvement, which is common with many
+    participations. Each evaluation costs O(d^3 log n).
 
     Args:
-      workload: A. Only the Toeplitz part matters; a learning-rate schedule does not
-        change the strategy.
+      workload: A. The strategy depends only on the Toeplitz factor of A, not on a
+        learning-rate schedule.
       participation: participation that determines b and k.
       num_buffers: d, maximum number of model-sized vectors that the noise generator may
         store, from 1 to 10. Beyond 4 buffers, the error hardly decreases
@@ -90,7 +90,7 @@ def blt(
 def _optimum(
     problem: _Problem, num_buffers: int, max_iterations: int
 ) -> tuple[Any, int]:
-    """Returns the best minimum, and the total number of iterations."""
+    """Returns the best local minimum, and the total number of iterations."""
     decays, inverse_decays = np.zeros(0), np.zeros(0)
     best, iterations = None, 0
     for _ in range(num_buffers):
@@ -121,7 +121,8 @@ class _Problem:
         self.num_steps, self._is_mean = workload.num_steps, objective == "mean"
         self._separation = participation.separation()
         self._participations = participation.participations(self.num_steps)
-        # `1 - p` for each factor `1 - p x` of the denominator of A as a power series.
+        # The generating function of A is a reciprocal of factors `1 - p x`. The poles
+        # are stored as `1 - p`.
         self._poles = 1.0 - np.sort(np.roots(workload.inverse_coefficients))[::-1]
 
     def minimize(self, start: np.ndarray, max_iterations: int) -> Any:
@@ -137,14 +138,14 @@ class _Problem:
         )
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns loss and gradient at logits of ratios of interlaced decays, [2 d]."""
-        # 1 - decay, to full precision for decays close to 1.
+        """Returns loss and gradient at `variables`, logits of decay ratios, [2 d]."""
+        # The values are 1 - decay, to full precision for decays close to 1.
         rests = -np.expm1(-np.log1p(np.exp(-variables)).cumsum())
         response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))
         poles = np.concatenate([self._poles, rests[1::2]])
         change, start = _recurrence(poles, rests[0::2], rests)
-        # Entry t of the first column occurs in n - t rows; the last row has the largest
-        # error.
+        # The mean error counts entry t of the first column n - t times, once for each
+        # row that contains it. The maximum error is that of the last row.
         powers = _powers(change, self.num_steps)[0]
         error = _of_output(_sum(powers, np.outer(start, start), self._is_mean), start)
         # d log C / d theta = x / (1 - theta x), and the negative for the inverse decays.
@@ -155,7 +156,11 @@ class _Problem:
         return math.log(error[0] * response[0]), tails / (1.0 + np.exp(variables))
 
     def _response(self, change: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Returns `_of_output` of the sum of the columns in which an example takes part."""
+        """Returns the squared sensitivity, and its products with the derivatives.
+
+        The squared sensitivity is the squared norm of the sum of the columns of `C` in
+        which an example takes part; see `_of_output`.
+        """
         others, size = self._participations - 1, start.size
         # The next participation adds a new start to the old state after b steps.
         powers, last = _powers(change, self._separation)
@@ -181,13 +186,14 @@ def _recurrence(
     Args:
       poles: `1 - p`.
       zeros: `1 - z`, at most as many as poles.
-      decays: `1 - theta`; the last states are the series times `x / (1 - theta x)`.
+      decays: `1 - theta`. Each decay adds a state at the end: the series times
+        `x / (1 - theta x)`.
 
     Returns:
       Shapes [m, m] and [m]. The states that start at 1 belong to the factors; the last of
       these states is the series itself.
     """
-    size = len(poles) + 1  # with an additional pole at 0
+    size = len(poles) + 1  # One additional pole is at 0.
     zeros = np.append(zeros, np.ones(poles.size - zeros.size))
     change = np.zeros((size + decays.size, size + decays.size), poles.dtype)
     change[:size, : size - 1] = np.tri(size, size - 1, -1) * (zeros - poles)
@@ -201,7 +207,8 @@ def _powers(
 ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], np.ndarray]:
     """Returns powers of a recurrence for the binary digits of a number of steps.
 
-    The identity is subtracted from all powers, because decays close to 1 would lose digits.
+    The computation subtracts the identity from all powers, because decays close to 1
+    would lose digits otherwise.
 
     Args:
       change: `F - 1`, [m, m].
@@ -229,6 +236,8 @@ def _sum(
 ) -> np.ndarray:
     """Returns the sum of `s[t] s[t]^H` over t < n, or the mean of these sums up to n.
 
+    The mean is that of the sums for 1, ..., n steps.
+
     Args:
       powers: result of `_powers`.
       first: `s[0] s[0]^H`, or a sum of such products, [m, m].
@@ -248,13 +257,21 @@ def _sum(
 
 
 def _of_output(products: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Returns sums over products of the series with itself, and with the last states."""
+    """Selects the products of the series with itself and with the states after it.
+
+    Args:
+      products: sums over time of the products of all states, [m, m].
+      start: the initial states, [m], 1 for each state up to the series and 0 after it.
+    """
     output = int(start.sum()) - 1
     return products[output, output:].real
 
 
 def decays_of(variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `theta[0] > theta_inverse[0] > theta[1] > ...`, given logits of ratios."""
+    """Returns decays, interlaced and descending, from the logits of their ratios.
+
+    The order is `theta[0] > theta_inverse[0] > theta[1] > ...`.
+    """
     decays = np.cumprod(1.0 / (1.0 + np.exp(-variables)))
     return decays[0::2], decays[1::2]
 
@@ -263,7 +280,8 @@ def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
     """Returns logits of ratios of interlaced decays, [2 d]; the inverse of `decays_of`."""
     decays = np.append(1.0, np.stack([theta, theta_inverse], axis=1))
     ratios = decays[1:] / decays[:-1]
-    with np.errstate(divide="ignore"):  # a ratio rounds to 1 if decays hardly differ
+    # A ratio rounds to 1 if decays hardly differ.
+    with np.errstate(divide="ignore"):
         logits = np.log(ratios) - np.log1p(-ratios)
     return np.clip(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT)
 
@@ -273,8 +291,9 @@ def _starts(
 ) -> list[np.ndarray]:
     """Returns starting points with one more buffer than theta has.
 
-    The new pair of decays is placed at each point of a grid, close together (almost no
-    weight) or far apart; the three best points of each kind are used.
+    The new pair of decays is placed at each point of a grid, either close together,
+    which gives the new buffer almost no weight, or far apart. The three best points of
+    either kind are used.
     """
     num_steps = problem.num_steps
     slow = 1.0 - np.geomspace(min(0.5, 1e-2 / num_steps), 0.5, 12)
@@ -286,15 +305,16 @@ def _starts(
             larger = theta > place
             if np.any(theta == place) or np.any(theta_inverse[larger] <= place):
                 continue
-            # The pair lies between this point and the next smaller decay, or 0.
+            # Both decays of the pair lie between this point and the next smaller decay,
+            # or 0.
             below = np.max(theta[~larger], initial=0.0)
             paired = place - fraction * min(place - below, 1.0 - place)
             pairs = np.append(theta, place), np.append(theta_inverse, paired)
             candidates.append(variables_of(*(np.sort(x)[::-1] for x in pairs)))
         candidates.sort(key=lambda start: problem.loss(start)[0])
         starts.extend(candidates[:3])
-    # A start that ignores the previous optimum, with decays spread evenly on a logarithmic
-    # scale.
+    # The last start ignores the previous optimum: it spreads the decays evenly on a
+    # logarithmic scale.
     spread = (
         1.0 - np.geomspace(1.0 / (num_steps + 1), 0.9, 2 * (theta.size + 1) + 1)[:-1]
     )

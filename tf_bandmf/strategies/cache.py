@@ -6,7 +6,7 @@ entry cannot weaken a guarantee, because plans compute sensitivity, error and no
 the matrix that they contain. Entries that cannot be read are ignored.
 
 The environment variable `TF_BANDMF_CACHE` names another directory, or turns the cache
-"off".
+off if its value is "off".
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _DIGEST = 64
 
 
 def directory() -> str | None:
-    """Returns the directory of the entries; None if the cache is off."""
+    """Returns the directory of the cache, or None if the cache is off."""
     wanted = os.environ.get(VARIABLE)
     if wanted is not None:
         return None if wanted.strip().lower() in ("", "off", "0") else wanted
-    # Lazy import, because devices that only take part in federated rounds do not need
-    # this package.
+    # The import is lazy because devices that only participate in federated rounds do
+    # not need this package.
     import platformdirs
 
     return os.path.join(platformdirs.user_cache_dir("tf-bandmf"), "strategies")
@@ -46,7 +46,10 @@ def fingerprint(
     participation: Participation,
     options: Mapping[str, Any],
 ) -> str:
-    """Returns 64 hexadecimal digits that are equal only if the strategies are equal."""
+    """Returns a cache key of 64 hexadecimal digits for the inputs of a strategy.
+
+    Two keys are equal only if the strategies are equal.
+    """
     content = {
         "format": _FORMAT,
         "version": __version__,
@@ -59,7 +62,7 @@ def fingerprint(
 
 
 def load(key: str, workload: Workload) -> Strategy | None:
-    """Returns the strategy with a fingerprint; None if no intact entry fits."""
+    """Returns the strategy with this fingerprint, or None if no intact entry exists."""
     place = directory()
     if place is None:
         return None
@@ -84,8 +87,8 @@ def store(key: str, strategy: Strategy) -> None:
     digest = hashlib.sha256(f"{key}{body}".encode()).hexdigest()
     with contextlib.suppress(OSError):
         os.makedirs(place, exist_ok=True)
-        # If several processes write an entry concurrently, its digest shows whether the
-        # entry is complete.
+        # Several processes may write an entry concurrently. Its digest lets `load`
+        # recognize an incomplete entry.
         with private.replaced(os.path.join(place, key)) as path:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(digest + body)

@@ -21,10 +21,10 @@ from tf_bandmf.workloads import Workload, check_workload, is_real
 def lambda_cgd(
     num_steps: int, lambda_: float, column_normalized: bool = False
 ) -> Strategy:
-    """Returns the strategy whose `C^-1` is 1 on the diagonal, `-lambda` below (eq. 8, 9).
+    """Returns the strategy whose `C^-1` has diagonal 1 and subdiagonal `-lambda`.
 
-    The noise of step `i` is `z[i] - lambda z[i-1]`; `z[i-1]` is regenerated from the
-    key, so nothing is stored.
+    These are eq. 8 and 9 of arXiv:2601.22334. The noise of step `i` is
+    `z[i] - lambda z[i-1]`; `z[i-1]` is regenerated from the key, so nothing is stored.
 
     Args:
       num_steps: n.
@@ -38,8 +38,8 @@ def lambda_cgd(
     num_steps = matrices.check_num_rows(num_steps)
     if not (is_real(lambda_) and 0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):
         raise ValueError(
-            f"lambda must be in [0, 1), also in float32, found {lambda_!r}: 0 is "
-            f"DP-SGD, and at 1 the sensitivity grows without limit."
+            f"lambda must be in [0, 1), also in float32, found {lambda_!r}. 0 is "
+            f"DP-SGD; at 1, the sensitivity would be unbounded."
         )
     diagonals = np.array([1.0, -lambda_])[: 2 if num_steps > 1 and lambda_ else 1]
     matrix = matrices.Inverse(matrices.ToeplitzBanded(diagonals, num_steps))

@@ -1,9 +1,10 @@
 """gamma-BIFR: the banded inverse of a fractional power of the workload.
 
-Kalinin, Rehn, Andersson, Honkela, Lampert, "Beyond Square Roots: Explicit
-Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. With two
-bands it is DP-lambda-CGD, and with gamma = 1/2 it is BISR. With other values of gamma,
-a few bands can correlate more of the noise than BISR with the same number of bands.
+Source: Kalinin, Rehn, Andersson, Honkela, Lampert, "Beyond Square Roots: Explicit
+Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. With
+two bands, gamma-BIFR is DP-lambda-CGD; with gamma = 1/2, it is BISR. With other values
+of gamma, a few bands can correlate more of the noise than the same number of bands of
+BISR.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ def bifr(
     the prefix sum, every gamma gives a `C` without negative entries.
 
     Args:
-      workload: A; for a learning-rate schedule, only the Toeplitz part is used.
+      workload: A; a learning-rate schedule does not change the strategy.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
-      gamma: in [0, 1); 0 is DP-SGD, 1/2 is BISR. With momentum, large values make `C`
-        grow without limit: the error of the strategy shows this.
+      gamma: exponent in [0, 1); 0 is DP-SGD, 1/2 is BISR. With momentum and a large
+        gamma, the entries of `C` grow without limit, which a large error reveals.
       column_normalized: scale the columns of `C` to norm 1.
 
     Raises:
@@ -42,8 +43,8 @@ def bifr(
     bands = optimized.check_bands(bands, workload.num_steps)
     if not 0.0 <= gamma < 1.0:
         raise ValueError(
-            f"gamma must be in [0, 1), found {gamma}: 0 is DP-SGD, and 1 would be the "
-            f"workload's whole inverse."
+            f"gamma must be in [0, 1), found {gamma}. 0 is DP-SGD; 1 would be the "
+            f"inverse of the workload."
         )
     # With decay alpha and momentum beta, the series is (1 - alpha x)^gamma (1 - beta
     # x)^gamma.
@@ -81,8 +82,8 @@ def optimized_bifr(
     best, diagnostics = one_parameter.best_fraction(
         build, workload, participation, objective
     )
-    # Rounding to four digits keeps names short, and does not change the error near its
-    # minimum.
+    # Rounding gamma to four digits keeps names short, and hardly changes the error,
+    # which is near its minimum.
     strategy = build(min(round(best, 4), 0.9999))
     return dataclasses.replace(strategy, diagnostics=diagnostics)
 

@@ -1,12 +1,12 @@
 """Dense multi-epoch matrix factorization (MULTI-EPOCH MF), with a certificate.
 
-This is the baseline 'MF [15]' of arXiv:2306.08153, Table 2: Choquette-Choo, McMahan, Rush,
-Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning",
-arXiv:2211.06530. It minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C` such that
-columns of `C` in which one example can take part (`b`, `2b`, ... steps apart) are
-orthogonal; under a fixed epoch order, the sensitivity then depends only on column
-norms. With one participation, columns do not have to be orthogonal, and the optimum is
-the best of all factorizations.
+This is the baseline 'MF [15]' of arXiv:2306.08153, Table 2: Choquette-Choo, McMahan,
+Rush, Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine
+Learning", arXiv:2211.06530. It minimizes `tr(A^T A X^-1)` over the Gram matrix
+`X = C^T C` such that columns of `C` in which one example can take part (`b`, `2b`, ...
+steps apart) are orthogonal. Under a fixed epoch order, the sensitivity then depends
+only on the column norms. With one participation, columns do not have to be orthogonal,
+and the result is the best of all factorizations.
 """
 
 from __future__ import annotations
@@ -47,33 +47,34 @@ def dense(
     | more, fixed epoch order | columns b, 2b, ... steps apart are orthogonal |
     | more, min-separation | the same, and all columns have equal norms |
 
-    With more participations, a strategy outside the class may be better: without
-    orthogonal columns the sensitivity is not a function of the norms, and the optimum is
-    unknown.
+    With more than one participation, a strategy outside the class may be better.
+    Without orthogonal columns, the sensitivity is not a function of the column norms,
+    and the optimum is unknown.
 
     The noise of each step depends on the normals of all earlier steps, so a generator
     either stores `n` vectors or regenerates up to `n - 1`; `Strategy` assumes that it
-    regenerates them. Under min-separation instead of a fixed epoch order, the
-    sensitivity is a bound (Alg. 4).
+    regenerates them. Under a fixed epoch order, the sensitivity is exact; under
+    min-separation, it is an upper bound (Alg. 4).
 
     Method: with the steps grouped by their position in the epoch, at the optimum
     `X^-1 A^T A X^-1 = L` is block diagonal, and the blocks of `X` are diagonal. Given
     `L`, `X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2`. The iteration is
     `L <- L^1/2 P^w L^1/2`, where `P` consists of the diagonal blocks of `X` divided by
-    their target; for blocks of size one and `w = 1` it is the fixed-point iteration of
-    Denisov et al., 2022 (arXiv:2202.08312, Theorem 3.2). Whitening the blocks of `X` makes
-    it feasible, and `L` gives a lower bound on the error of every feasible `X` (Lagrange
-    duality): iterations end when the error and this lower bound agree to `tolerance`.
+    their target; for blocks of size one and `w = 1`, this is the fixed-point iteration
+    of Denisov et al., 2022 (arXiv:2202.08312, Theorem 3.2). Whitening the blocks of `X`
+    makes `X` feasible, and `L` gives a lower bound on the error of every feasible `X`
+    (Lagrange duality). Iterations end when the error and this lower bound agree to
+    `tolerance`.
 
     Args:
       workload: A.
       participation: participation that determines b and k. With k = 1, b does not matter.
-        Otherwise k must be `ceil(n / b)` unless `equal_column_norms`.
+        Otherwise k must be `ceil(n / b)`, unless `equal_column_norms` is True.
       equal_column_norms: True if the columns of `C` must have equal norms. The default is
         True for min-separation, as Table 2 recommends for long runs, and False for a fixed
         epoch order.
       tolerance: iterations end once the certified relative gap of the squared error is
-        at most this.
+        at most this value.
       max_iterations: maximum number of iterations, each with one eigendecomposition and
         about 10 n^3 operations.
 
@@ -141,7 +142,7 @@ class _Blocks:
         self.groups = [(count, size) for count, size in groups if count and size]
 
     def split(self, x: np.ndarray) -> list[np.ndarray]:
-        """Returns rows [n, ...] as arrays [positions, size, ...]."""
+        """Returns rows [n, ...] as one array [positions, size, ...] per group."""
         parts, start = [], 0
         for count, size in self.groups:
             rows = x[start : start + count * size]
@@ -161,7 +162,10 @@ class _Blocks:
 
 
 def _function(block: np.ndarray, function: Callable) -> np.ndarray:
-    """Applies a scalar function to symmetric matrices [..., size, size]."""
+    """Applies a scalar function to symmetric matrices by their eigendecompositions.
+
+    The matrices have shape [positions, size, size].
+    """
     values, vectors = np.linalg.eigh(0.5 * (block + block.transpose(0, 2, 1)))
     return (vectors * function(values)[:, None, :]) @ vectors.transpose(0, 2, 1)
 
@@ -176,7 +180,7 @@ def _diagonals(blocks: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _scaled(blocks: list[np.ndarray], factors: list[np.ndarray]) -> list[np.ndarray]:
-    """Returns `diag(f) block diag(f)`."""
+    """Returns `diag(f) block diag(f)` for each block, with its vector f of factors."""
     return [f[:, :, None] * g * f[:, None, :] for g, f in zip(blocks, factors)]
 
 
@@ -191,9 +195,9 @@ def _optimize(
     """Returns X, its squared error, the relative gap, and the number of iterations.
 
     `X = D^1/2 Y D^1/2`, where the diagonal blocks of Y are identity matrices and the
-    diagonal of D holds the squared column norms. At the optimal norms, the diagonal of the
-    multiplier of `X`, `D^-1/2 L D^-1/2`, is constant over each position; damped steps
-    converge to these norms.
+    diagonal of D holds the squared column norms. At the optimal norms, the diagonal of
+    `D^-1/2 L D^-1/2`, the Lagrange multiplier of `X`, is constant within each position
+    in the epoch. Damped steps converge to these norms.
     """
     n = workload.num_steps
     blocks = _Blocks(n, min_separation)
@@ -223,11 +227,11 @@ def _optimize(
             lower,
             values.sum() ** 2 / _largest_inner(diagonal, equal_column_norms, size),
         )
-        # Y = left left^T and its blocks.
+        # Y = left left^T, and `current` holds its diagonal blocks.
         left = blocks.apply(inverse_root, vectors * np.sqrt(values))
         current = [part @ part.transpose(0, 2, 1) for part in blocks.split(left)]
         whiten, color = _power(current, -0.5), _power(current, 0.5)
-        # Squared error of the whitened X, which is feasible.
+        # `error` is the squared error of the whitened X, which is feasible.
         inverse = blocks.apply(color, blocks.apply(root, vectors / np.sqrt(values)))
         inverse = (scale[:, None] * inverse)[inverse_order]
         error = float(np.sum(inverse_workload.solve(inverse) ** 2))
@@ -302,7 +306,7 @@ class _Anderson:
 def _largest_inner(
     diagonal: list[np.ndarray], equal_column_norms: bool, size: float
 ) -> float:
-    """Returns the largest `<Lambda, X>` over feasible X, from the diagonal of Lambda.
+    """Returns the maximum of `<Lambda, X>` over feasible X, from Lambda's diagonal.
 
     By duality, `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for every X, and the best
     multiple of Lambda gives `tr(V X^-1) >= ||A Lambda^1/2||_*^2 / max <Lambda, X>`.

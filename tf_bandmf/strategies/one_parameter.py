@@ -1,4 +1,4 @@
-"""Search for a family's only parameter, a fraction; values close to 1 matter most."""
+"""A search for the best value of one parameter in [0, 1), finest close to 1."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
 _POINTS = 25
-# In runs with more than LONG_RUN steps, each evaluation of a strategy takes tenths of a
-# second. So they get a larger tolerance of log(1 - fraction), and "auto" compares drafts.
-# Near the optimum, the error depends on the squared distance from the optimum.
+# The tolerance of log(1 - fraction). In runs with more than LONG_RUN steps, each
+# evaluation of a strategy takes tenths of a second, so the tolerance is larger, and
+# "auto" compares drafts. A larger tolerance costs little, because near the optimum the
+# error depends on the squared distance from the optimum.
 _TOLERANCE, LONG_RUN = 1e-7, 2**16
 
 
@@ -26,8 +27,9 @@ def best_fraction(
 ) -> tuple[float, dict[str, Any]]:
     """Returns the fraction in [0, 1) with the smallest error without amplification.
 
-    Because `1 - fraction` spans orders of magnitude, the search is over its logarithm, on a
-    grid down to `0.1 / num_steps` and then between the neighbors of the best point.
+    Because `1 - fraction` spans orders of magnitude, the search is over its logarithm:
+    first on a grid from `0.1 / num_steps` to 1, then between the neighbors of the best
+    grid point.
 
     Args:
       build: function that returns the strategy for a fraction.

@@ -8,7 +8,7 @@ from tf_bandmf.accounting.checks import whole_number
 
 
 def check_bands(bands: int, num_steps: int) -> int:
-    """Returns `bands` if it is a possible number of diagonals.
+    """Returns `bands`, after checking that it is a possible number of diagonals.
 
     Raises:
       ValueError: if `bands` is not a whole number from 1 to `num_steps`.

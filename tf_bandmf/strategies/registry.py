@@ -1,8 +1,8 @@
-"""The registry of strategy families, with one record per family in the family's file.
+"""The registry of strategy families, with one `Family` record per family.
 
-Plans, tables, "auto", the search for bands, the command line and the contract tests use
-only a family's record. A new family is a file that ends with `register(Family(...))` and is
-imported in `strategies/__init__.py`.
+Plans, tables, "auto", the search for bands, the command line and the contract tests
+know a family only by this record. To add a family, write a module that ends with
+`register(Family(...))`, and import it in `strategies/__init__.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tf_bandmf.strategies import cache
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
-# The maximum number of bands that are tried if the user gives none. Spending more
-# memory is the user's decision.
+# The maximum number of bands that are tried if the user does not pass `bands`. More
+# bands may need more memory, which the user must choose.
 _LARGEST_DEFAULT_BANDS = 32
-# Words that may follow the numbers in a specification, the last word first: word,
-# option, and value.
+# Words that may follow the numbers in a specification, each with the option that it
+# sets and the option's value. The last word of a specification comes first.
 _FLAGS: tuple[tuple[str, str, Any], ...] = (
     ("max", "objective", "max"),
     ("normalized", "column_normalized", True),
@@ -37,9 +37,9 @@ class Option:
     """A number that follows the name of a family, as in "bisr:4".
 
     Attributes:
-      name: name of the builder's argument. "bands" is a number of diagonals, for which
-        powers of two are tried; another integer is a number of stored vectors, for which
-        only the default is tried; a float is a fraction, in [0, 1).
+      name: name of the argument of `Family.build`. "bands" is a number of diagonals,
+        for which powers of two are tried. Another integer is a number of stored
+        vectors, for which only the default is tried. A float is a fraction, in [0, 1).
       convert: type of the number: int or float.
       default: default value of an integer other than "bands".
     """
@@ -50,19 +50,20 @@ class Option:
 
     @property
     def example(self) -> str:
-        """Returns a valid value, for messages and tests."""
+        """A valid value, as a string, for messages and tests."""
         return "0.9" if self.convert is float else "4"
 
 
 @dataclasses.dataclass(frozen=True)
 class Refinement:
-    """A family's relation to a faster one, which it improves by at most a few percent.
+    """Relates a family to a faster one, whose error it lowers by a few percent at most.
 
     Attributes:
-      of: the faster family. On workloads without a learning-rate schedule, "auto" skips
-        the slower family if the faster one is far from the best; otherwise, under
-        cyclic sampling, the slower family gets as many bands as the faster one.
-      largest_work: largest `n * bands^2` that "auto" tries.
+      of: name of the faster family. On workloads without a learning-rate schedule,
+        "auto" skips the slower family if the faster one is far from the best.
+        Otherwise, under cyclic sampling, the slower family gets as many bands as the
+        faster one.
+      largest_work: maximum `n * bands^2` for which "auto" tries the slower family.
     """
 
     of: str
@@ -81,15 +82,16 @@ class Family:
         budget, `column_normalized` and `objective`. All are optional; "bands" always
         has a value if `is_optimized`.
       numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
-      aliases: other names.
-      auto: rank in the tables of "auto" and of `compare`, after the family that this one
-        refines; None if the family is in neither table.
+      aliases: other names by which users can request the family.
+      auto: rank in the tables of "auto" and of `compare`, above that of the family that
+        this one refines; None if the family is in neither table.
       banded: the matrix that has few bands: "C", which permits amplification by cyclic
         sampling; "inverse" for `C^-1`, whose earlier normals are regenerated instead of
         stored; None for neither.
       is_optimized: True if `build` optimizes numerically; results are then cached, and more
         bands, up to the separation, are never worse.
-      refinement: relation to a faster family that this family refines in minutes, or None.
+      refinement: relation to a faster family, which this family improves in minutes of
+        computation; or None.
     """
 
     name: str
@@ -110,29 +112,30 @@ class Family:
 
     @property
     def has_drafts(self) -> bool:
-        """True if `build` takes `is_draft`: a draft is precise enough to be compared.
+        """True if `build` takes `is_draft`, to build a draft faster than the optimum.
 
-        "auto" builds only the chosen strategy at full precision.
+        Drafts are precise enough to compare strategies. "auto" compares drafts, and
+        optimizes only the chosen strategy to full precision.
         """
         return "is_draft" in inspect.signature(self.build).parameters
 
     @property
     def needs_budget(self) -> bool:
-        """True if the strategy depends on the budget, which `build` then takes.
+        """True if the best strategy depends on the privacy budget, which `build` takes.
 
-        "auto" compares such families only if amplification is simulated, because
-        otherwise noise is proportional to a matrix norm, whatever the budget.
+        "auto" compares such families only if amplification is simulated. Otherwise, the
+        noise is proportional to a norm of the matrix, whatever the budget.
         """
         return "epsilon" in self.options
 
     @property
     def has_bands(self) -> bool:
-        """True if the family's first number is a number of bands."""
+        """True if the first number after the family's name is a number of bands."""
         return bool(self.numbers) and self.numbers[0].name == "bands"
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """Returns specifications of all variants, for the contract tests."""
+        """Specifications of the family with and without normalization, for tests."""
         name = ":".join([self.name, *(one.example for one in self.numbers[:1])])
         normalized = "column_normalized" in self.options
         return (name, f"{name}:normalized") if normalized else (name,)
@@ -146,13 +149,14 @@ def register(family: Family) -> Family:
     """Registers a family under its name and its aliases.
 
     Raises:
-      ValueError: if a name is taken, or `build` does not take an option of the family.
+      ValueError: if a name is already registered, or if `build` does not take an option
+        of the family.
     """
     for option in family.numbers:
         if option.name not in family.options:
             raise ValueError(
-                f"build of {family.name} must take its option {option.name}, found "
-                f"{family.options}."
+                f"The build function of {family.name} must take the option "
+                f"{option.name}, found the options {family.options}."
             )
     taken = set(names()) & {family.name, *family.aliases}
     if taken:
@@ -162,13 +166,13 @@ def register(family: Family) -> Family:
 
 
 def names() -> list[str]:
-    """Returns all names and aliases, sorted."""
+    """Returns all names and aliases of families, sorted."""
     aliases = (alias for family in FAMILIES.values() for alias in family.aliases)
     return sorted([*FAMILIES, *aliases])
 
 
 def family_of(name: str) -> Family:
-    """Returns the family of a name or an alias.
+    """Returns the family with a name or an alias.
 
     Raises:
       ValueError: if no family has this name.
@@ -205,11 +209,10 @@ def build_strategy(
       mechanism: name of a family.
       workload: A, which also determines the number of steps.
       participation: participation for mechanisms that optimize their sensitivity.
-      is_draft: True to optimize only to the precision that comparing strategies needs,
-        in families that have drafts.
+      is_draft: True to optimize only to the precision that is needed to compare
+        strategies. It has no effect on families without drafts.
       **options: `bands`, `lambda_`, `gamma`, `num_buffers`, `column_normalized`,
-        `objective`, if the mechanism takes them. None means that an option is not
-        given.
+        `objective`, if the mechanism takes them. An option that is None is ignored.
 
     Raises:
       ValueError: for an unknown mechanism, or an option that the mechanism does not take.
@@ -239,14 +242,14 @@ def build_strategy(
 def parse(specification: str) -> tuple[str, dict[str, Any]]:
     """Reads a mechanism and its options from "name[:value][:normalized][:max]".
 
-    An example is "bisr:4". The value is the number of bands, lambda of "lambda_cgd", or the
-    number of buffers of "blt"; the mechanism chooses an omitted value. "bifr" takes a
-    second value, gamma. ":normalized" scales the columns of `C` to norm 1. ":max" optimizes
-    the largest error of a step (MaxSE) instead of the mean (RMSE), in a family that is
-    optimized.
+    An example is "bisr:4". The value is the number of bands, lambda of "lambda_cgd", or
+    the number of buffers of "blt"; the mechanism chooses an omitted value. "bifr" takes
+    a second value, gamma. ":normalized" scales the columns of `C` to norm 1. In
+    families that optimize an objective, ":max" minimizes the maximum error over all
+    steps (MaxSE) instead of the mean error (RMSE).
 
     Returns:
-      The name and the options of `build_strategy`.
+      The name and the options, as `build_strategy` takes them.
 
     Raises:
       ValueError: for an unknown name, a value that is not a number, or a mechanism that
@@ -278,15 +281,15 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
         except ValueError:
             raise ValueError(
                 f"{name} takes {option.name.strip('_').replace('num_', '')} as its value, "
-                f'for example "{name}:{option.example}", found {specification!r}.'
+                f'as in "{name}:{option.example}", found {specification!r}.'
             ) from None
     return name, options
 
 
 def specification(strategy: Strategy) -> str:
-    """Returns the name of a strategy in tables, files and statements, such as "bisr:4".
+    """Returns a strategy's name for tables, files and statements, such as "bisr:4".
 
-    If the family is registered, `parse` can read the name. Otherwise the name is
+    If the family is registered, `parse` can read this name. Otherwise the result is
     `Strategy.describe()`.
     """
     family = FAMILIES.get(strategy.family)
@@ -310,15 +313,16 @@ def powers_of_two(largest: int) -> list[int]:
 
 
 def default_bands(workload: Workload, participation: Participation) -> int:
-    """Returns the maximum number of bands that is used if the user gives none."""
+    """Returns the maximum number of bands to try if the user does not pass `bands`."""
     separation = participation.separation()
     return min(_LARGEST_DEFAULT_BANDS, separation, workload.num_steps)
 
 
 def with_best_bands(build: Callable[..., Strategy]) -> Callable[..., Strategy]:
-    """Returns `Family.build` for a closed-form `build(workload, bands, normalized)`.
+    """Makes `Family.build` from a closed-form `build(workload, bands, normalized)`.
 
-    If the number of bands is omitted, the returned function uses the best power of two.
+    If the number of bands is omitted, the returned function uses the power of two that
+    has the smallest error.
     """
 
     def best(

@@ -1,12 +1,12 @@
-"""Square-root strategies, whose C is, or is close to, the square root of the workload.
+"""Square-root strategies: `C` approximates the square root of the workload matrix.
 
 * BSR keeps the first bands of `C = A^(1/2)`: Kalinin, Lampert, "Banded Square Root
   Matrix Factorization for Differentially Private Model Training", arXiv:2405.13763.
 * BISR keeps the first bands of `C^-1 = A^(-1/2)`: Kalinin, McKenna, Upadhyay, Lampert,
   "Back to Square Roots", arXiv:2505.12128.
 
-Both use only the Toeplitz part of the workload; a learning-rate schedule does not change
-them.
+BSR and BISR ignore a learning-rate schedule: they use only the Toeplitz factor of the
+workload.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Stra
 
     Args:
       workload: A.
-      bands: number of diagonals of `C`, 1 <= bands <= n. With bands <= b, columns in
-        which an example takes part are orthogonal.
+      bands: number of diagonals of `C`, 1 <= bands <= n. With bands <= b, the columns
+        in which the same example takes part are orthogonal.
       column_normalized: scale the columns of `C` to norm 1.
 
     Raises:

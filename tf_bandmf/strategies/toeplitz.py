@@ -1,4 +1,4 @@
-"""Optimized banded Toeplitz strategies: a few coefficients for any number of steps.
+"""Optimized banded Toeplitz strategies, which consist of one coefficient per band.
 
 Source: McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially
 Private ML", arXiv:2405.15913, section 3.2.
@@ -38,10 +38,10 @@ def optimized_toeplitz(
 ) -> Strategy:
     """Returns the banded Toeplitz `C` with the smallest error at sensitivity 1.
 
-    With at most b bands, the sensitivity in the objective is exact. More than b bands are
-    optimized as if b were the number of bands, as in production (arXiv:2306.08153, section
-    6); `Strategy.sensitivity` then returns the sensitivity under the real b, or an upper
-    bound if no theorem applies.
+    With at most b bands, the sensitivity in the objective is exact. With more than b
+    bands, the optimization assumes a min separation that equals the number of bands, as
+    in production (arXiv:2306.08153, section 6). `Strategy.sensitivity` then returns the
+    sensitivity for the real b, or an upper bound if no theorem applies.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -53,7 +53,7 @@ def optimized_toeplitz(
         optimization, as arXiv:2405.15913 recommends.
       max_iterations: maximum number of L-BFGS iterations.
       gradient_tolerance: a result counts as converged if no derivative of the logarithm
-        of the squared error exceeds this.
+        of the squared error exceeds this value.
 
     Returns:
       The strategy, with convergence information in its diagnostics.

@@ -9,7 +9,8 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 from tf_bandmf.workloads import Workload
 
-# The limit on num_steps, because the factor and its Gram matrix are materialized.
+# The maximum of num_steps. There is a limit because the dense factor and its Gram
+# matrix are materialized.
 _LARGEST_NUM_STEPS = 20_000
 
 
@@ -17,9 +18,10 @@ def binary_tree(num_steps: int) -> Strategy:
     """Returns noisy sums over complete dyadic intervals, decoded by the pseudo-inverse.
 
     This is the mechanism of Dwork et al., 2010, and Chan et al., 2011, with the 'full'
-    estimator of Honaker, 2015, which is the best linear decoder. `dyadic_tree` explains
-    why the square matrix of this strategy has the sensitivity and the error of the
-    rectangular one. There is no parameter, and nothing depends on the workload.
+    estimator of Honaker, 2015, which is the best linear decoder. The module
+    `matrices.dyadic_tree` explains why the square matrix of this strategy has the
+    sensitivity and the error of the rectangular matrix of the tree. The strategy has no
+    parameters, and does not depend on the workload.
 
     Args:
       num_steps: n, not necessarily a power of two.
