@@ -66,9 +66,7 @@ def test_wrong_data_are_refused():
 def test_rows_with_missing_values_are_named():
     x = np.ones([20, 3], np.float32)
     x[::4, 1] = np.nan
-    with pytest.warns(
-        UserWarning, match="25% of 20 inspected examples contain NaN"
-    ):
+    with pytest.warns(UserWarning, match="25% of 20 inspected examples contain NaN"):
         make_plan().batches(x)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".* contain NaN")
