@@ -101,7 +101,7 @@ class LowerTriangular(abc.ABC):
         raise TypeError(f"{type(self).__name__} is not stored as its diagonals.")
 
     def distinct_rows(self) -> np.ndarray:
-        """Returns `as_rows()`, or only its first row, [1, bands], if `M` is Toeplitz."""
+        """Returns `as_rows()`, or its one distinct row, [1, bands], if Toeplitz."""
         column = self.toeplitz_column()
         return self.as_rows() if column is None else column[None, : self.bands]
 
@@ -203,8 +203,7 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     kind = config.get("kind")
     if kind not in KINDS:
         raise ValueError(
-            f"Unknown kind of matrix {kind!r}. If a newer version of tf-bandmf saved "
-            f"it, use that version."
+            f"Unknown kind of matrix {kind!r}. Use the version of tf-bandmf that saved it."
         )
     fields = {
         name: from_config(value) if isinstance(value, Mapping) else value

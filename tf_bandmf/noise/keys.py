@@ -33,9 +33,7 @@ class Secret:
         return f"{type(self).__name__}(<secret>)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__} is secret and must not be pickled or copied."
-        )
+        raise TypeError(f"{type(self).__name__} is secret: do not pickle or copy it.")
 
 
 class NoiseKey(Secret):

@@ -135,9 +135,7 @@ def row_system(
     first = of_gradient.size
     m = first + noise.shape[1] - 1
     if m > MOST_ENTRIES:
-        raise ValueError(
-            f"A state must have at most {MOST_ENTRIES} entries, found {m}."
-        )
+        raise ValueError(f"States must have <= {MOST_ENTRIES} entries, found {m}.")
     constant, rate = np.zeros([2, len(noise), m, m + 2])
     constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
     if beta != 0.0:

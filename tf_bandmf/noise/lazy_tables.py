@@ -38,9 +38,8 @@ _TOGETHER = 8
 # not run the function then skips it as a whole, instead of its operations one by one.
 _NOT_INLINED = {"_noinline": True}
 _DECAYED = (
-    "The learning rate times the weight decay must not be 1 with tables='lazy', "
-    "because such a step sets all weights to zero. Pass tables='dense' to "
-    "make_private, or decay less."
+    "The learning rate times the weight decay must not be 1 with tables='lazy': this step "
+    "sets all weights to zero. Pass tables='dense' to make_private, or decay less."
 )
 
 

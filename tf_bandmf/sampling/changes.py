@@ -101,13 +101,12 @@ def warn_of_example_weights(sample_weight: Any) -> None:
     """Warns about per-example sample weights, which clipping makes largely ineffective."""
     if getattr(sample_weight, "ndim", None) == 1:
         warnings.warn(
-            "sample_weight has one weight for each example. It multiplies losses "
-            "before gradients are clipped, so an example whose gradient is still "
-            "longer than the clip norm contributes as much with weight 0.5 as with "
-            "weight 1; under clipping='automatic' this holds for nearly all examples. "
-            "To weight classes, pass class_weight to fit, which scales the clipped "
-            "gradients. Weights within an example (of its pixels or tokens) act as in "
-            "Keras.",
+            "sample_weight has one weight for each example. It multiplies losses before "
+            "gradients are clipped, so an example whose gradient is still longer than the "
+            "clip norm contributes as much with weight 0.5 as with weight 1; under "
+            "clipping='automatic' this holds for nearly all examples. To weight classes, "
+            "pass class_weight to fit, which scales the clipped gradients. Weights within "
+            "an example (of its pixels or tokens) act as in Keras.",
             stacklevel=3,
         )
 

@@ -112,16 +112,13 @@ class Examples:
         self._row_ids: np.ndarray | None = None
         if users is None:
             if rows_per_user is not None:
-                raise ValueError(
-                    "rows_per_user requires users. Pass the user of each row."
-                )
+                raise ValueError("rows_per_user needs users: pass each row's user.")
             return
         users = np.asarray(users)
         if source.in_order:
             raise ValueError(
-                "users requires rows that are read by index, but a data set is read in "
-                "its own order. Pass arrays, files, or an object that has a length and "
-                "returns rows by index."
+                "users needs rows that are read by index, but a data set only has its own "
+                "order. Pass arrays, files, or an object with a length and rows by index."
             )
         if users.shape != (source.num_examples,):
             raise ValueError(
@@ -281,12 +278,11 @@ def _refuse_overlap(source: ExampleSource) -> None:
     rows = source.gather(tf.range(count, dtype=tf.int64))[INPUTS]
     if any(_are_windows(leaf.numpy()) for leaf in tf.nest.flatten(rows)):
         raise ValueError(
-            "The examples are windows of a series, and neighbors overlap, so one "
-            "moment of the series is in several examples. State what the guarantee "
-            "must hide. To hide one window, but not what happens at one moment, make a "
-            "plan with tf_bandmf.plan(..., unit='one window'). To hide a whole series, "
-            "make a plan with unit='one series', and call plan.batches(x, y, "
-            "users=series_ids, rows_per_user=...). Or cut windows that do not overlap "
+            "The examples are windows of a series, and neighbors overlap: one moment is in "
+            "several examples. To hide one window, but not what happens at one moment, use "
+            "tf_bandmf.plan(..., unit='one window'). To hide a whole series, use "
+            "plan.batches(x, y, users=series_ids, rows_per_user=...) and unit='one series' "
+            "in the plan. To hide each moment, cut windows that do not overlap "
             "(sequence_stride=sequence_length)."
         )
 

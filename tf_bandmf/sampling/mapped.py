@@ -154,9 +154,8 @@ class Mapped:
             kinds = {(tuple(leaf.shape), leaf.dtype.name) for leaf in leaves}
             if len(kinds) > 1:
                 raise ValueError(
-                    f"{self._name} must return tensors of one shape and dtype for "
-                    f"all examples and seeds, found {sorted(kinds)}. Pad, crop or cast "
-                    f"its results."
+                    f"{self._name} must return tensors of one shape and dtype for all "
+                    f"examples and seeds, found {sorted(kinds)}. Pad, crop or cast them."
                 )
             return tf.TensorSpec(leaves[0].shape, leaves[0].dtype)
 
@@ -203,13 +202,12 @@ class Mapped:
         state = _impure_operation(traced.graph)
         if state is not None:
             raise ValueError(
-                f"{self._name} is not a pure function of one example and its seed: it "
-                f"uses {state}. For random numbers, give it an argument seed for "
+                f"{self._name} is not a pure function of one example and its seed: it uses "
+                f"{state}. For random numbers, give it an argument seed for "
                 f"tf.random.stateless_* or tf.image.stateless_random_*, or use "
-                f"keras.random and Keras' layers (import tf_bandmf.keras first). Do "
-                f"not assign variables or call Python code (tf.py_function), which "
-                f"could mix examples, or change them in a resumed run. Move Python "
-                f"code to a data set that is read by index."
+                f"keras.random and Keras' layers (import tf_bandmf.keras first). Do not "
+                f"assign variables or call Python code (tf.py_function), which could mix "
+                f"examples or change. Move Python code to a data set that is read by index."
             )
         return traced
 

@@ -54,9 +54,7 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
     """
     seed = HiddenBytes(seed)
     if len(seed) != SEED_BYTES:
-        raise ValueError(
-            f"A sampler's seed must have {SEED_BYTES} bytes, found {len(seed)}."
-        )
+        raise ValueError(f"A sampler's seed has {SEED_BYTES} bytes, found {len(seed)}.")
     place = int(step).to_bytes(8, "little", signed=True)
     message = HiddenBytes(b"tf-bandmf sampler" + seed + place)
     stream = hashlib.shake_256(message).digest(8 * count)

@@ -182,9 +182,8 @@ class IndexedExamples(ExampleSource):
 
     may_fail = True
     _changed = (
-        "Example {place} of the data set has changed since it was first read. The same "
-        "index must always return the same example. Use plan.batches(..., "
-        "map=function) for augmentation."
+        "Example {place} of the data set has changed since it was first read. An index "
+        "must always return the same example. Augment by plan.batches(..., map=function)."
     )
 
     def __init__(self, source: Any) -> None:
@@ -213,10 +212,9 @@ class IndexedExamples(ExampleSource):
         works = self.rows(places)[-1]
         if 2 * works.sum() <= works.size:
             raise ValueError(
-                f"{(~works).sum()} of {works.size} inspected examples cannot be read, "
-                f"or differ from the others in shape or dtype. A few such examples "
-                f"would be replaced by zeros, but these are at least half. Pad or cut "
-                f"the examples to one shape."
+                f"{(~works).sum()} of {works.size} inspected examples cannot be read, or "
+                f"differ from the others in shape or dtype. Pad or cut them. (Fewer than "
+                f"half would have been replaced by zeros.)"
             )
 
     def _content(self, indices: np.ndarray) -> dict[str, Any]:
@@ -289,9 +287,8 @@ class TFRecordExamples(ExampleSource):
                 end = -1
             if end != size:
                 raise ValueError(
-                    f"{file} must be an uncompressed TFRecord file, found a file that "
-                    f"is damaged, is being written, or has another format. Decompress "
-                    f"a compressed file: its records cannot be read by index."
+                    f"{file} is damaged, is being written, or is not an uncompressed "
+                    f"TFRecord file. Decompress compressed files to read them by index."
                 )
         if not places:
             raise ValueError(f"There are no records in {self._files}.")
@@ -328,11 +325,10 @@ class ArrayExamples(ExampleSource):
     """
 
     _changed = (
-        "The arrays passed to plan.batches have changed since, at index {place}: they "
-        "were shuffled, scaled or filled in place, or the file of a memmap was "
-        "changed. The same index must return the same example during the whole run. "
-        "Change arrays before plan.batches, and use plan.batches(..., map=function) "
-        "for augmentation."
+        "The arrays passed to plan.batches have changed since, at index {place}: they were "
+        "shuffled, scaled or filled in place, or the file of a memmap was changed. The "
+        "same index must return the same example during the whole run. Change arrays "
+        "before plan.batches, and use plan.batches(..., map=function) for augmentation."
     )
 
     def __init__(self, x: Any, y: Any, sample_weight: Any, num_examples: int) -> None:
@@ -383,20 +379,18 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
     is_read_once = any(hasattr(given, name) for name in ("__next__", "on_epoch_end"))
     if is_read_once or isinstance(given, (str, tf.data.Dataset)) or callable(given):
         raise TypeError(
-            f"plan.batches needs arrays, or one data set that also yields the targets, "
-            f"found {type(given).__name__}. A data set must not be inside a list, "
-            f"tuple or dictionary. Data that can be read only once are given as the "
-            f"function that makes them. For TFRecord files, use "
+            f"plan.batches needs arrays, or one data set that also yields the targets and "
+            f"is not in a structure, found {type(given).__name__}. Data that can be read "
+            f"only once are given as the function that makes them, TFRecord files as "
             f"tf_bandmf.sampling.TFRecordExamples(files, parse)."
         )
     array = given.tocsr() if scipy.sparse.issparse(given) else as_array(given)
     if array.shape[:1] != (num_examples,):
         raise ValueError(
-            f"The plan is for {num_examples} examples, found {key} of shape "
-            f"{array.shape}. Arrays must have a row for each example. A list of arrays "
-            f"means several inputs; to make one array from rows, use np.stack or "
-            f"keras.utils.pad_sequences. Make a plan for this data set, or, if users "
-            f"have several rows, pass users= and rows_per_user=."
+            f"The plan is for {num_examples} examples, found {key} of shape {array.shape}. "
+            f"Make a plan for this data set, or pass users= and rows_per_user= if users "
+            f"have several rows. A list of arrays means several inputs: combine single "
+            f"rows by np.stack or keras.utils.pad_sequences."
         )
     return array
 
@@ -424,9 +418,8 @@ def as_array(given: Any) -> np.ndarray:
         f"{kind.__name__}. Pad rows of different lengths by x.to_tensor() or "
         f"keras.utils.pad_sequences(rows, padding='post'), and mask the padding in the "
         f"model. Pass columns of different types as several inputs: dict(frame). Pass "
-        f"sparse rows as one scipy.sparse.csr_matrix((values, indices.T), shape), "
-        f"which is read batch by batch. Make a single sparse row dense by "
-        f"rows.toarray() or tf.sparse.to_dense."
+        f"sparse rows as one scipy.sparse.csr_matrix((values, indices.T), shape), or make "
+        f"them dense by rows.toarray() or tf.sparse.to_dense."
     )
 
 

@@ -29,9 +29,8 @@ from tf_bandmf.sampling.sources import (
 
 _AT_ONCE = 256
 VOUCHED_ROWS = (
-    "Examples come from Python code that was not inspected: whoever trained vouches "
-    "that each example is made from exactly one record, and each record makes exactly "
-    "one example."
+    "Examples come from Python code that was not inspected: whoever trained vouches that "
+    "it makes each example from exactly one record, and one example from each record."
 )
 
 
@@ -110,11 +109,10 @@ class StreamedExamples(ExampleSource):
         except Exception as error:
             raise ValueError(
                 f"The data set raised an error at example {place}, or in the block of "
-                f"examples that begins there ({said_of(error)}). After an error, the "
-                f"positions of all later examples are unknown. Catch the error in the "
-                f"code that reads an example, or pass a data set that has a length and "
-                f"returns rows by index: there, an example that cannot be read is "
-                f"replaced by zeros."
+                f"examples that begins there ({said_of(error)}), so the positions of later "
+                f"examples are unknown. Catch the error in the code that reads an example, "
+                f"or pass a data set that has a length and returns rows by index: there, "
+                f"an example that cannot be read is replaced by zeros."
             ) from None
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
@@ -145,10 +143,9 @@ def _warn_of_order(labels: np.ndarray) -> None:
     if changes and changes == len(sizes) - 1 and sizes.min() > 1:
         warnings.warn(
             f"The data set is sorted by its {len(sizes)} classes, and is read in this "
-            f"order: most batches contain one class, and the model forgets the other "
-            f"classes. Shuffle once: dataset.shuffle(size, seed=1, "
-            f"reshuffle_each_iteration=False). If the examples are files, shuffle the "
-            f"file names.",
+            f"order: most batches contain one class, and the model forgets the others. "
+            f"Shuffle the file names, or shuffle once: dataset.shuffle(size, seed=1, "
+            f"reshuffle_each_iteration=False).",
             stacklevel=6,
         )
 
@@ -177,15 +174,13 @@ def _blocks_of_dataset(
 ) -> Callable[[], Iterator[dict[str, Any]]]:
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            "The data set must be finite, found an infinite one. Omit repeat(): the "
-            "plan's epochs already repeat the data set."
+            "The data set is infinite. Omit repeat(): the plan's epochs repeat the data."
         )
     specs = tf.nest.flatten(dataset.element_spec)
     if any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs):
         raise ValueError(
-            "The examples must be dense tensors of one shape, found ragged tensors. "
-            "Pad them, for example by dataset.map and "
-            "RaggedTensor.to_tensor(shape=...)."
+            "The examples must be dense tensors of one shape, found ragged tensors. Pad "
+            "them, for example by dataset.map and RaggedTensor.to_tensor(shape=...)."
         )
     is_batched = _is_batched(dataset, num_examples)
     depth, functions = _made_by(dataset)
@@ -194,12 +189,11 @@ def _blocks_of_dataset(
         is_theirs = _module_of(function).startswith("tensorflow.python.data.")
         if seen > depth - is_batched and not is_theirs:
             raise ValueError(
-                f"A function of the data set ({name}) sees several examples at once, "
-                f"so its result for one example may depend on the others, and the "
-                f"noise does not hide this. Call the function on single examples: use "
-                f"map before batch (in Keras' utilities, batch_size=None), or "
-                f"dataset.unbatch().map(function). Or pass arrays, and a random "
-                f"function as plan.batches(..., map=function)."
+                f"A function of the data set ({name}) sees several examples at once, so "
+                f"its result for one may depend on the others, which no noise hides. Apply "
+                f"it to single examples: call map before batch (in Keras' utilities: "
+                f"batch_size=None), or dataset.unbatch().map(function). Or pass arrays, "
+                f"and random functions as plan.batches(..., map=function)."
             )
 
     def dense(part: Any) -> Any:
@@ -230,8 +224,7 @@ def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
         return True
     raise ValueError(
         f"The data set's elements may be examples or batches of {size}. Pass "
-        f"dataset.unbatch() if they are batches, or dataset.batch(256) if they are "
-        f"examples."
+        f"dataset.unbatch() if they are batches, dataset.batch(256) if they are examples."
     )
 
 
