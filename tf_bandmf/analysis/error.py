@@ -14,7 +14,7 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.workloads import Workload
 
-# The largest number of steps for which `R^-1 N` is materialized.
+# The maximum number of steps for which `R^-1 N` is materialized.
 _DENSE_STEPS = 512
 
 
@@ -58,7 +58,7 @@ def max_error(per_step: np.ndarray) -> float:
 
 @functools.lru_cache(maxsize=32)
 def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable:
-    # Lazy import, because closed-form strategies do not need TensorFlow.
+    # The import is lazy because closed-form strategies do not need TensorFlow.
     import tensorflow as tf
 
     from tf_bandmf.analysis import gram_recursion
@@ -78,7 +78,8 @@ def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable
 def _row_norms(regression: np.ndarray, average: np.ndarray) -> np.ndarray:
     """Returns the squared row norms of `M^-1 N`, given `as_rows` of banded `M` and `N`."""
     if len(regression) <= _DENSE_STEPS:
-        # Faster than tracing a tf.function, and much faster than importing TensorFlow.
+        # This is faster than tracing a tf.function, and much faster than importing
+        # TensorFlow.
         dense = matrices.RowBanded(average).to_dense()
         return np.sum(matrices.RowBanded(regression).solve(dense) ** 2, axis=1)
     engine = _compiled_engine(*regression.shape, average.shape[1])

@@ -76,13 +76,13 @@ def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> flo
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tangent:
-    """The tangent of the weighted error at a strategy; lower bounds follow from it.
+    """The tangent of the weighted error at a strategy, from which lower bounds follow.
 
     Attributes:
       weighted_error: f(X).
       gram_band: `H[i, i-j]`, shape [n, bands], zero left of the matrix.
       norms: column norms of `C`, shape [n].
-      separation: b, as for `dual_bound`.
+      separation: b, see `dual_bound`.
       rows: `C[i, i-j]`, shape [n, bands].
       product: `M[i, i-j]`, `M = C A^-1`, shape [n, w]; entries left of the matrix are
         ignored.
@@ -99,7 +99,10 @@ class Tangent:
 
 
 def corrected_bound(at: Tangent) -> float:
-    """Returns the second bound on the weighted error, for weights > 0; O(n bands^2)."""
+    """Returns the second lower bound of the module's docstring, in time O(n bands^2).
+
+    All weights must be > 0.
+    """
     gram_band, rows, product = at.gram_band, at.rows, at.product
     n, bands = gram_band.shape
     inside = range(1 - min(bands, n), 1)
@@ -120,15 +123,16 @@ def corrected_bound(at: Tangent) -> float:
         left[:, 0] = gram_band[:, 0] + quarter[0]
         for k, diagonal in removed.items():
             left[:, -k] = below[k] - diagonal + quarter[k]
-        # Subtracts <X, E> / 2, where each entry of E occurs twice.
+        # This subtracts <X, E> / 2. `removed` contains only the lower half of the
+        # symmetric E, so each entry counts twice.
         trace = at.weighted_error - sum(
             float(gram[k] @ diagonal) for k, diagonal in removed.items()
         )
         best = max(
             best, max(trace, 0.0) ** 2 / dual_bound(left, at.norms, at.separation)
         )
-        # Where H is small compared to E, a full correction would add more than it
-        # removes.
+        # In rows where H is small compared to E, a full correction would add more than
+        # it removes.
         more = _row_sums(quarter, n)
         kept = np.minimum(
             kept, _KEPT * reach / np.maximum(more, _KEPT * reach + 1e-300)
@@ -150,12 +154,13 @@ def _row_sums(lower: dict[int, np.ndarray], n: int) -> np.ndarray:
     return result
 
 
-# The functions below represent a matrix as a dictionary of diagonals by offset: entry [i, i
-# + offset] is at index i, and entries outside the matrix are 0.
+# The functions below represent a matrix as a dictionary from offsets to diagonals of
+# length n. Entry [i, i + offset] of the matrix is at index i; entries outside the
+# matrix are 0.
 
 
 def _cut(diagonal: np.ndarray, offset: int) -> np.ndarray:
-    """Returns the diagonal with zeros for entries left or right of the matrix."""
+    """Returns the diagonal with entries outside the matrix replaced by zeros."""
     columns = np.arange(diagonal.size) + offset
     return np.where((columns >= 0) & (columns < diagonal.size), diagonal, 0.0)
 
@@ -179,7 +184,7 @@ def _product(
     right: dict[int, np.ndarray],
     wanted: range | None = None,
 ) -> dict[int, np.ndarray]:
-    """Returns the product of two banded matrices, or only its wanted diagonals."""
+    """Returns the product of two banded matrices, or only the diagonals in `wanted`."""
     result: dict[int, np.ndarray] = {}
     for a, first in left.items():
         n = first.size
@@ -193,7 +198,7 @@ def _product(
 
 
 def lower_bound(at: Tangent) -> float:
-    """Returns the better of the two lower bounds on the weighted error.
+    """Returns the larger of the two lower bounds on the weighted error.
 
     If some weights are (nearly) 0, only the first bound applies.
     """

@@ -1,10 +1,11 @@
 """L-BFGS in NumPy, for objectives that are infinite outside an unknown region.
 
-If an evaluation takes a millisecond, tracing for TensorFlow's optimizer takes longer than
-the optimization; and SciPy's line search gives up at the first infinite value. The line
-search of this module bisects its step at infinite values, and ends at a point that
-satisfies the weak Wolfe conditions (Lewis and Overton, "Nonsmooth optimization via
-quasi-Newton methods", 2013, Algorithm 2.6).
+Other optimizers do not suit such objectives. If an evaluation takes a millisecond,
+tracing for TensorFlow's optimizer takes longer than the optimization. SciPy's line
+search gives up at the first infinite value. The line search of this module bisects its
+step at infinite values, and ends at a point that satisfies the weak Wolfe conditions
+(Lewis and Overton, "Nonsmooth optimization via quasi-Newton methods", 2013, Algorithm
+2.6).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ARMIJO, _WOLFE = 1e-4, 0.9
 _MOST_TRIALS = 60
 # The relative decrease of the value below which rounding errors dominate.
 _ROUNDING = 1e-14
-# The number of iterations over which the decrease is measured.
+# The number of iterations over which the decrease of the value is measured.
 _SEGMENT = 20
 
 Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
@@ -36,14 +37,15 @@ def minimize(
     options: Options,
     first_step: float = math.inf,
 ) -> OptimizationResult:
-    """Minimizes a smooth function from a point where it is finite.
+    """Minimizes a smooth function, starting from a point where it is finite.
 
     Args:
       function: function that returns value and gradient at a position, shape [m]; the value
         is infinite where the function is undefined.
       start: initial position, shape [m].
-      options: stopping rules; `decrease_tolerance` is absolute, for 20 iterations.
-      first_step: largest change of any variable in the first trial step.
+      options: stopping rules. `decrease_tolerance` applies to the absolute decrease in
+        20 iterations.
+      first_step: maximum change of any variable in the first trial step.
     """
     began = time.perf_counter()
     x = np.array(start, np.float64)
@@ -78,7 +80,7 @@ def minimize(
         evaluations += trials
         if point is None:
             if pairs:
-                # Try once more, without the correction pairs of earlier steps.
+                # Retry without the correction pairs of earlier steps.
                 pairs.clear()
                 continue
             converged, message = False, "line search failed: no further decrease"
@@ -122,7 +124,12 @@ def _line_search(
     direction: np.ndarray,
     step: float,
 ) -> tuple[int, tuple[np.ndarray, float, np.ndarray] | None]:
-    """Returns the number of evaluations; then (point, value, gradient), or None."""
+    """Searches along a direction for a point of lower value.
+
+    Returns:
+      The number of evaluations; and (point, value, gradient), or None if no point had a
+      lower value.
+    """
     slope = float(gradient @ direction)
     if not slope < 0.0:
         return 0, None

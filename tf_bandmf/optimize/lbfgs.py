@@ -1,9 +1,9 @@
 """TensorFlow Probability's L-BFGS, in float64, with explicit reports of failures.
 
-TFP's line search gives up on badly scaled variables. Therefore the minimized function is
-`scale * log(objective / objective at the start)`, where callers choose `scale` such that
-second derivatives are of order one; and after a failed line search the optimizer is
-restarted at its current position, without memory.
+TFP's line search gives up on badly scaled variables. Therefore the minimized function
+is `scale * log(objective / objective at the start)`, where callers choose `scale` such
+that second derivatives are of order one. After a failed line search, the optimizer is
+restarted at its current position, without the correction pairs of earlier iterations.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from tf_bandmf.optimize.result import OptimizationResult
 # The number of iterations between two checks of the stopping rules.
 _SEGMENT = 20
 
-# The number of iterations above which optimizing the graph of an iteration is
-# worthwhile.
+# If an optimization takes more than this number of iterations, optimizing the graph of
+# an iteration is worthwhile.
 _AS_TRACED = 300
 
-# The gap is computed if it is expected to be at most this many times its tolerance.
+# The certified gap is computed only if it is expected to be at most this many times its
+# tolerance.
 _NEAR = 10.0
 
 
@@ -40,7 +41,7 @@ def tfp_optimizer() -> Any:
     install it.
 
     Raises:
-      ImportError: if one of the two is not installed.
+      ImportError: if TensorFlow Probability or a required tf-keras is not installed.
     """
     try:
         import tensorflow_probability as tfp
@@ -49,17 +50,17 @@ def tfp_optimizer() -> Any:
     except ImportError as error:
         raise ImportError(
             f"Optimizing a strategy needs TensorFlow Probability and, with TensorFlow "
-            f"{tf.__version__}, tf-keras: pip install tf-bandmf[keras], or tf-keras of "
-            f"the same minor version as TensorFlow. Strategies in closed form "
-            f"(identity, lambda_cgd, bsr, bisr) need neither."
+            f"{tf.__version__}, tf-keras. Run pip install tf-bandmf[keras], or install "
+            f"tf-keras of TensorFlow's minor version. Strategies in closed form "
+            f"(identity, lambda_cgd, bsr, bisr) do not need them."
         ) from error
 
 
 class _Certificate:
-    """The certified gap, recomputed only if it may have reached its tolerance.
+    """The certified gap of an optimization, computed only where it may be small enough.
 
     Computing the gap takes as long as several iterations. The gap decreases approximately
-    like the square of the gradient.
+    like the square of the gradient, so the gradient predicts it.
 
     Args:
       gap: function that computes the gap at a position; None if there is no certificate.
@@ -94,7 +95,7 @@ class _Certificate:
 def value_and_gradient(
     loss: Callable[[tf.Tensor], tf.Tensor], size: int, by_xla: bool = False
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a compiled function of position [size] for `loss` and its gradient.
+    """Returns a compiled function that computes `loss` and its gradient.
 
     TFP's optimizer calls this function many times in its graph. Because the function is
     not inlined, it is traced and optimized only once.
@@ -129,11 +130,11 @@ def value_and_gradient(
 
 @contextlib.contextmanager
 def _as_traced() -> Iterator[None]:
-    """Returns a context in which functions run as traced, without graph optimization.
+    """Returns a context in which functions run without graph optimization.
 
-    Optimizing the thousands of operations around an objective takes TensorFlow a second,
-    but saves only half a millisecond per iteration. (The objective is a separate function,
-    see `value_and_gradient`, and is always optimized.)
+    Optimizing the thousands of operations of the optimizer takes TensorFlow a second,
+    but saves only half a millisecond per iteration. (The objective is a separate
+    function and is always optimized; see `value_and_gradient`.)
     """
     here = context.context()
     before = here.function_call_options
@@ -149,7 +150,9 @@ def _as_traced() -> Iterator[None]:
 
 
 class Minimizer:
-    """Minimizes the log of a positive objective; traced once, which takes seconds.
+    """Minimizes the log of a positive objective, possibly several times.
+
+    The first run traces the functions, which takes seconds; later runs reuse them.
 
     Args:
       log_loss: differentiable function that maps variables, shape [m], float64, to a
@@ -169,8 +172,8 @@ class Minimizer:
         # TFP keeps several copies of the correction pairs in memory during an update.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
-        # A concrete function (see `value_and_gradient`), traced once the first state is
-        # known.
+        # This becomes a concrete function (see `value_and_gradient`), which can only be
+        # traced when the first state is known.
         self._advance: Callable[..., Any] | None = None
 
     def _steps(
@@ -181,7 +184,7 @@ class Minimizer:
         offset: tf.Tensor,
         tolerance: tf.Tensor,
     ) -> Any:
-        """Runs L-BFGS up to `limit` iterations, from a state or an initial position."""
+        """Runs L-BFGS up to iteration `limit`, from a state or an initial position."""
 
         def scaled(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             value, gradient = self._evaluate(position)
@@ -204,7 +207,7 @@ class Minimizer:
         options: Options,
         gap: Callable[[np.ndarray], float] | None = None,
     ) -> OptimizationResult:
-        """Minimizes `log_loss` from a start.
+        """Minimizes `log_loss`, starting from given variables.
 
         Args:
           start: initial variables, shape [m].
@@ -213,7 +216,7 @@ class Minimizer:
           gap: function that returns the certified relative gap at given variables, or None.
 
         Returns:
-          The result; `value` is `exp(log_loss)`. Missing convergence raises no
+          The result; `value` is `exp(log_loss)`. A failure to converge raises no
           exception: check `converged`.
 
         Raises:
@@ -265,8 +268,8 @@ class Minimizer:
                 break
             last_done, last_value = done, value
             if bool(state.failed) or bool(state.converged):
-                # L-BFGS made no step, or a step without effect, but no stopping rule is
-                # met.
+                # L-BFGS made no step, or a step without effect, although no stopping
+                # rule is met.
                 if not value < restart_value:
                     converged = False
                     message = "line search failed: no further decrease"

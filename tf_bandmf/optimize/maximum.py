@@ -1,14 +1,14 @@
-"""The largest per-step error, minimized by weighted p-norms, with a lower bound.
+"""Minimization of the maximum per-step error by weighted p-norms, with a lower bound.
 
-The maximum of the errors `e_i` is the limit of `(sum_i w_i e_i^p / n)^(1/p)` for every
-w > 0. The optimum of one order p shows which steps matter: with `w_i e_i^p` as the weights
-of the next stage, a moderate order comes as close to the maximum as a much larger order
-would without weights, and is better conditioned. This is the exponential method of
-multipliers (Bertsekas, Constrained Optimization and Lagrange Multiplier Methods, 1982,
-section 5.1), with growing orders.
+The maximum of the errors `e_i` is the limit of `(sum_i w_i e_i^p / n)^(1/p)` for p to
+infinity, with any weights w > 0. The optimum of one order p shows which steps matter.
+With `w_i e_i^p` as the weights of the next stage, a moderate order comes as close to
+the maximum as a much larger order without weights, and is better conditioned. This is
+the exponential method of multipliers (Bertsekas, Constrained Optimization and Lagrange
+Multiplier Methods, 1982, section 5.1), with growing orders.
 
-For any weights, the smallest weighted mean of errors over all strategies is a lower
-bound on the maximum error of every strategy. Only to obtain this bound, a final stage
+For any weights, the smallest weighted mean of errors over all strategies is a
+lower bound on the maximum error of every strategy. To obtain this bound, a final stage
 of order 1 minimizes the mean with the weights of the last optimum.
 """
 
@@ -23,28 +23,30 @@ import tensorflow as tf
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 
-# Orders of the norms; each stage starts at the optimum of the previous stage.
+# The order of the norm in each stage. A stage starts at the optimum of the previous
+# stage.
 _ORDERS = (8.0, 64.0, 512.0, 4096.0)
-# The smallest weight, relative to the mean; no step gets weight 0, because the error of
-# that step could grow.
+# The minimum weight, relative to the mean. No step gets weight 0, because its error
+# could then grow.
 _LEAST_WEIGHT = 1e-2
-# The part of the bound's weights that is equal for all steps. Without this part, the errors
-# of some steps would be unconstrained, and the certificate inverts the weights.
+# The share of the bound's weights that is equal for all steps. Without this share, some
+# weights could be 0. The errors of these steps would be unconstrained, and the
+# certificate could not invert the weights.
 _ALIKE = 3e-4
-# The weighted mean is flat, so its stage needs more iterations and a smaller decrease
-# tolerance than other stages, but only a gap of _BOUND_GAP.
+# The weighted mean is flat near its optimum, so the final stage needs more iterations
+# and a smaller decrease tolerance than other stages, but only a gap of _BOUND_GAP.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
 # A function of variables, options, and optionally a function that returns the certified
-# gap at given variables.
+# gap at some variables.
 Minimize = Callable[..., OptimizationResult]
-# A function of variables and the weights of the steps, which returns a lower bound on the
+# A function of variables and of the steps' weights. It returns a lower bound on the
 # weighted mean, and the errors.
 Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 
 class SmoothMaximum:
-    """The function `(sum_i w_i e_i^p / n)^(1/p)` of errors > 0; `assign` sets w, p."""
+    """The function `(sum_i w_i e_i^p / n)^(1/p)` of errors > 0. `assign` sets w, p."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -57,7 +59,7 @@ class SmoothMaximum:
         return tf.exp(mean_power / self._order)
 
     def assign(self, order: float, weights: np.ndarray) -> None:
-        """Sets the order, and weights [n] of mean 1."""
+        """Sets the order p and the weights w, shape [n], which must have mean 1."""
         self._order.assign(order)
         self._logs.assign(np.log(weights))
 
@@ -74,10 +76,12 @@ def minimize(
 
     Args:
       smooth: function that is minimized in each stage.
-      minimize_smooth: function that minimizes `smooth`, from given variables.
-      errors: function that returns the errors at variables, shape [n].
-      bound: function that returns a lower bound on the weighted mean of errors, from
-        variables near its optimum, and the errors there; None for no certificate.
+      minimize_smooth: function that minimizes `smooth`; its first argument is the
+        initial variables.
+      errors: function that maps variables to the errors, shape [n].
+      bound: function of variables near the optimum of a weighted mean of errors, and of
+        the weights. It returns a lower bound on the weighted mean, and the errors at
+        the variables. None for no certificate.
       start: initial variables.
       options: options of each stage.
 

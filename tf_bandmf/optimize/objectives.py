@@ -27,9 +27,9 @@ class Objective:
     is_convex: bool = False
 
     def support(self, errors: np.ndarray) -> tuple[np.ndarray, float]:
-        """Returns weights `w` and an offset `c` with `reduction(v) >= w @ v + c`, `v >= 0`.
+        """Returns `w` and `c` with `reduction(v) >= w @ v + c` for every `v >= 0`.
 
-        The inequality holds for a convex reduction, with equality at `errors`.
+        The inequality holds if the reduction is convex, with equality at `v = errors`.
         """
         with tf.GradientTape() as tape:
             v = tf.constant(errors, tf.float64)
@@ -52,14 +52,14 @@ ObjectiveLike = Union[str, Objective, Callable[[tf.Tensor], tf.Tensor]]
 
 
 def resolve(objective: ObjectiveLike, errors_increase: bool = False) -> Objective:
-    """Resolves the `objective` argument to an `Objective`.
+    """Converts an `objective` argument to an `Objective`.
 
     Args:
       objective: "mean" (the squared RMSE), "max" (the squared MaxSE), "last" (the final
         model's squared error), an `Objective`, or a differentiable function of the per-step
         squared errors.
       errors_increase: True if errors never decrease from step to step, as for Toeplitz
-        strategies with Toeplitz workloads; the maximum is then the last error.
+        strategies with Toeplitz workloads. The maximum error is then the last error.
 
     Raises:
       ValueError: for an unknown name.

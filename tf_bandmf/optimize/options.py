@@ -13,12 +13,12 @@ class Options:
 
     Attributes:
       max_iterations: maximum number of L-BFGS iterations per stage.
-      gradient_tolerance: largest absolute entry of the gradient of `scale * log f` that
-        counts as convergence.
-      gap_tolerance: largest certified relative gap that counts as convergence, for problems
-        that have a certificate.
-      decrease_tolerance: largest relative decrease of the objective in 20 iterations that
-        counts as convergence.
+      gradient_tolerance: the optimization has converged if no absolute entry of the
+        gradient of `scale * log(objective)` exceeds this value.
+      gap_tolerance: the optimization has converged if the certified relative gap is at
+        most this value; for problems that have a certificate.
+      decrease_tolerance: the optimization has converged if the objective decreases by
+        at most this fraction in 20 iterations.
 
     Raises:
       ValueError: if a number is out of range.

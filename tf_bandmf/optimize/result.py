@@ -16,9 +16,9 @@ class OptimizationResult:
       position: the best variables of the optimization, shape [m], even without convergence.
       converged: True if a stopping rule was met.
       message: the stopping rule that was met, or the reason why the optimizer stopped.
-      value: the objective at `position`, in its own units (a squared error).
-      gradient_norm: largest entry of the gradient of `scale * log(objective)` with
-        respect to the variables, in absolute value; dimensionless.
+      value: the objective at `position`, which is a squared error.
+      gradient_norm: maximum absolute entry of the gradient of `scale * log(objective)`
+        with respect to the variables.
       num_iterations: number of iterations of L-BFGS.
       num_evaluations: number of evaluations of value and gradient.
       seconds: wall time, including tracing.
@@ -37,7 +37,7 @@ class OptimizationResult:
     optimality_gap: float | None = None
 
     def diagnostics(self, objective: str) -> dict[str, Any]:
-        """Returns plain Python values for `Strategy.diagnostics` and for plans.
+        """Returns all fields but `position`, for `Strategy.diagnostics` and for plans.
 
         Args:
           objective: name of the objective.

@@ -1,8 +1,8 @@
 """Optimal Toeplitz strategies with banded `C` or `C^-1`, by a descent in NumPy.
 
-If `A C^-1` is Toeplitz and the objective is the mean or the last per-step error, value and
-gradient need a few recurrences of `n` terms, O(n p) per evaluation, without TensorFlow.
-`traced_toeplitz` computes all other errors.
+If `A C^-1` is Toeplitz and the objective is the mean or the last per-step error, its
+value and gradient are computed without TensorFlow by a few recurrences of `n` terms, in
+O(n p). `traced_toeplitz` computes all other errors.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from tf_bandmf.workloads import Workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
 
-# The equivalent of each named objective if errors increase from step to step.
+# Each named objective, with the objective that equals it if errors never decrease from
+# step to step.
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
-# The longest first step. From the square root, a longer step would leave the region of
-# stable inverses.
+# The maximum change of a coefficient in the first step. From the square root, a longer
+# step would leave the region of stable inverses.
 _FIRST_STEP = 0.05
-# Decreases of the log squared error in 20 iterations at which a descent ends. An error
-# that has just decreased by DRAFT is within about 0.3% of the smallest one.
+# A descent ends if the log squared error decreases by less than this in 20 iterations.
+# With DRAFT, the error at the end is within about 0.3% of the minimum error.
 LEAST_DECREASE = 1e-12
 DRAFT = 1e-2
 
-# A function of coefficients [p] that returns a reduced squared error and its gradient.
+# A function of coefficients [p] that returns the objective of the per-step squared
+# errors, and its gradient.
 Error = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
 
 
@@ -47,16 +49,16 @@ def optimize(
     """Returns the Toeplitz coefficients with the smallest error at unit sensitivity.
 
     The minimized function is the objective of the per-step errors times the squared
-    sensitivity. For coefficients of `C`, the squared sensitivity is computed as the squared
-    norm of the sum of the columns `0, b, ..., (k - 1) b`, which is a lower bound if Theorem
-    1 of arXiv:2601.22334 does not apply. The scale of `C` does not matter: the leading
-    coefficient is 1.
+    sensitivity. For coefficients of `C`, the squared sensitivity is computed as the
+    squared norm of the sum of the columns `0, b, ..., (k - 1) b`, which is only a lower
+    bound if Theorem 1 of arXiv:2601.22334 does not apply. The scale of `C` does not
+    matter, so the leading coefficient is fixed to 1.
 
     Args:
       workload: A.
       objective: a name, or a function of the per-step squared errors.
       start: coefficients to start from, shape [bands], the first one not zero.
-      sensitivity: squared sensitivity under the participation.
+      sensitivity: function that computes the squared sensitivity.
       options: stopping rules, with `LEAST_DECREASE` or `DRAFT` as `decrease_tolerance`.
       inverse: True if the coefficients belong to `C^-1` (BandInvMF, arXiv:2505.12128,
         section 5), False if they belong to `C`.
@@ -91,11 +93,11 @@ def optimize(
 class ToeplitzProblem:
     """The function log(squared error) + log(squared sensitivity), with its gradient.
 
-    Variables are the coefficients after the leading 1.
+    Its variables are the coefficients after the leading 1.
 
     Args:
-      error: squared error, with its gradient.
-      sensitivity: squared sensitivity under the participation.
+      error: function that computes the squared error and its gradient.
+      sensitivity: function that computes the squared sensitivity and its gradient.
       inverse: True for coefficients of `C^-1`, False for coefficients of `C`.
     """
 
@@ -141,7 +143,8 @@ class SeriesError:
         n = workload.num_steps
         self._inverse, self._factor = inverse, workload.inverse_coefficients
         self._column = workload.first_column()
-        # Term t of the first column of A C^-1 occurs in n - t rows.
+        # The weight of entry t of the first column of A C^-1, which occurs in n - t
+        # rows.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]

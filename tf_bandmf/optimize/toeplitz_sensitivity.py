@@ -1,16 +1,19 @@
 """The squared sensitivity of a Toeplitz `C` with entries of any sign, and its gradient.
 
-With a fixed epoch order, the columns 0, b, 2b, ... are the worst of the b patterns, because
-moving a column to the left adds rows and removes none. The squared sensitivity is the
-largest `<X, G>` of `analysis.vector_contributions`, smoothed here by a barrier: the largest
+If the first column of `C` is nonnegative and, under min-separation, does not increase
+from lag b on, the sensitivity is the norm of the sum of the columns 0, b, 2b, ...
+
+With a fixed epoch order and entries of any sign, the columns 0, b, 2b, ... are the
+worst of the b patterns, because moving a column to the left adds rows and removes none.
+The squared sensitivity is then the maximum of `<X, G>` in
+`analysis.vector_contributions`. Here it is smoothed by a barrier, to the maximum of
 
     <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 times the mean of X_ii,
 
-which has a unique maximizer G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`. Under
-min-separation, no exact value is known if `C` has entries below 0 or increases after lag b;
-the sensitivity of the Toeplitz majorant (see `analysis.sensitivity.upper_bound`) is used
-instead. If `C` has no entries below 0 and, under min-separation, does not increase after
-lag b, the sensitivity is the norm of the sum of the columns 0, b, 2b, ...
+which has a unique maximizer G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`.
+
+In all other cases under min-separation, no exact value is known, and the sensitivity of
+the Toeplitz majorant is used instead (see `analysis.sensitivity.upper_bound`).
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class SquaredSensitivity:
         )
 
     def __call__(self, column: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns value and gradient at a column [n]; inf if an entry is not finite."""
+        """Returns value and gradient at a column [n], or inf if it is not finite."""
         _, b, k = self._shape
         if not np.all(np.isfinite(column)):
             return np.inf, np.zeros(column.size)
@@ -67,8 +70,8 @@ class SquaredSensitivity:
     def of_coefficients(self, c: np.ndarray, inverse: bool) -> tuple[float, np.ndarray]:
         """Returns value and gradient at coefficients [p] of `C` or of `C^-1`.
 
-        For coefficients of `C`, only the columns 0, b, 2b, ... count, which gives a lower
-        bound if the entries of `C` are not positive and decreasing.
+        For coefficients of `C`, the value is that of the columns 0, b, 2b, ..., which
+        is only a lower bound if the entries of `C` are not positive and decreasing.
         """
         from scipy.signal import lfilter  # slow to import
 
@@ -83,7 +86,8 @@ class SquaredSensitivity:
         n, b, k = self._shape
         joint = _repeated(column, b, k)
         padded = np.pad(joint, (0, -n % b))
-        # The adjoint computes the same sums, starting from the end.
+        # The gradient is the adjoint of `_repeated`, which computes the same sums from
+        # the end.
         gradient = _repeated(padded[::-1], b, k)[::-1][:n]
         return float(joint @ joint), 2.0 * gradient
 
@@ -100,7 +104,7 @@ class SquaredSensitivity:
 
 
 def _smoothed_maximum(gram: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns the largest `<X, G> + mu log det G`, and its gradient in X."""
+    """Returns the maximum of `<X, G> + mu log det G` over G, and its gradient in X."""
     _, (best,) = vector_contributions.centered(gram[None], _BARRIER)
     mean = _BARRIER * np.trace(gram) / len(gram)
     log_det = float(np.linalg.slogdet(best)[1])
@@ -117,7 +121,12 @@ def _repeated(x: np.ndarray, b: int, k: int) -> np.ndarray:
 
 
 def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the smallest majorant that does not increase after lag b, and its indices."""
+    """Returns the smallest majorant that does not increase from lag b on.
+
+    Returns:
+      The majorant, and for each of its entries the index of the equal entry of
+      `absolute`.
+    """
     index = np.arange(absolute.size)
     tail = absolute[b:][::-1]
     most = np.maximum.accumulate(tail)

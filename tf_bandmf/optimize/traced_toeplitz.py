@@ -56,17 +56,21 @@ class TracedError:
         )
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns error and gradient at coefficients [p], for the current order."""
+        """Returns error and gradient at coefficients [p].
+
+        If the objective is the maximum, the error is the smooth maximum of current
+        order.
+        """
         value, gradient = self._traced(tf.constant(c))
         return float(value), gradient.numpy()
 
     def minimize(
         self, descend: maximum.Minimize, start: np.ndarray, options: Options
     ) -> OptimizationResult:
-        """Returns the minimum over the coefficients after the leading 1.
+        """Minimizes the error over the coefficients after the leading 1.
 
         Args:
-          descend: function that minimizes this error times the squared sensitivity.
+          descend: function that minimizes the error times the squared sensitivity.
           start: variables [p - 1].
           options: stopping rules.
         """
