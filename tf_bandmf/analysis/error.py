@@ -29,7 +29,7 @@ def per_step_squared_error(
     in O(n w^2). Dense strategies take O(n^3).
 
     Raises:
-      ValueError: if strategy and workload differ in their number of steps.
+      ValueError: if the strategy and the workload have different numbers of steps.
     """
     if matrix.num_rows != workload.num_steps:
         raise ValueError(
@@ -47,12 +47,12 @@ def per_step_squared_error(
 
 
 def root_mean_squared_error(per_step: np.ndarray) -> float:
-    """Returns the square root of the mean: the RMSE per unit of sensitivity."""
+    """Returns the square root of the mean squared error: the RMSE at sensitivity 1."""
     return float(np.sqrt(np.mean(per_step)))
 
 
 def max_error(per_step: np.ndarray) -> float:
-    """Returns the square root of the maximum: the MaxSE per unit of sensitivity."""
+    """Returns the square root of the maximum squared error: MaxSE at sensitivity 1."""
     return float(np.sqrt(np.max(per_step)))
 
 

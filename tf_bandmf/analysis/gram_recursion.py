@@ -1,21 +1,23 @@
 """Row norms of the inverse of a banded matrix in O(n w^2), for strategy errors.
 
-Let `M` be lower triangular with `w` diagonals and `x = M^-1 S e` with independent unit
-normals `e` and a diagonal `S`. Then `x[i] = (S[i] e[i] - sum_j M[i, i-j] x[i-j]) /
-M[i, i]` is an autoregressive process, and `||row i of M^-1 S||^2` is the variance of
-`x[i]`. In blocks of `T >= w - 1` steps, with `D_t` the diagonal block of `M` and `L_t`
-the block to its left,
+Let `M` be lower triangular with `w` diagonals and `x = M^-1 S e` with independent
+standard normals `e` and a diagonal matrix `S`. Then
+`x[i] = (S[i] e[i] - sum_j M[i, i-j] x[i-j]) / M[i, i]` is an autoregressive process,
+and `||row i of M^-1 S||^2` is the variance of `x[i]`. In blocks of `T >= w - 1` steps,
+with `D_t` the diagonal block of `M` and `L_t` the block to its left,
 
     x_t = G_t x_{t-1} + D_t^-1 S_t e_t,              G_t = -D_t^-1 L_t,
     Sigma_t = G_t Sigma_{t-1} G_t^T + D_t^-1 S_t^2 D_t^-T.
 
-The next block depends only on the last `m = w - 1` steps of a block, so the scan over
-blocks works with `m x m` matrices. The adjoint is the same recursion run backwards,
+A block depends only on the last `m = w - 1` steps of the previous block, so the scan
+over blocks works with `m x m` matrices. The adjoint is the same recursion run
+backwards,
 
     R_{t-1} = G_t^T (Omega_t + R_t) G_t,
 
-which gives the gradient without the memory that reverse-mode differentiation would take.
-Everything is float64, runs in TensorFlow on any device, and takes O(n w) memory.
+which gives the gradient without the memory that reverse-mode differentiation would
+take. All computations are in float64, run in TensorFlow on any device, and take O(n w)
+memory.
 
 Published algorithms evaluate the same quantity in O(n^2 w) (arXiv:2405.15913,
 Algorithms 2 and 4).
@@ -30,7 +32,7 @@ import tensorflow as tf
 
 from tf_bandmf.analysis.affine_scans import affine_scan, reverse, shifted
 
-# The minimum block size; with smaller blocks, overhead would dominate.
+# The minimum block size. With smaller blocks, overhead would dominate.
 _MIN_BLOCK = 16
 
 
@@ -69,8 +71,8 @@ class _Layout:
         rows = tf.concat([rows, tf.cast(identity, rows.dtype)], axis=0)
         rows = tf.reverse(rows, axis=[1])
         rows = tf.reshape(rows, [self.num_blocks, self.block, self.bands])
-        # Row a of a block must move a columns to the right. To do that, pad each row,
-        # then reshape the flat result to rows that are one entry shorter.
+        # Row a of a block must be shifted by a columns to the right. To do that, pad
+        # each row, then reshape the flat result to rows that are one entry shorter.
         rows = tf.pad(rows, [[0, 0], [0, 0], [0, self.block]])
         width = self.bands + self.block
         flat = tf.reshape(rows, [self.num_blocks, self.block * width])
@@ -79,7 +81,10 @@ class _Layout:
         return both[:, :, self.state :], both[:, :, : self.state]
 
     def merge(self, diagonal: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
-        """Returns the band [n, w] of diagonal and left blocks: the adjoint of `split`."""
+        """Returns the band [n, w] of diagonal and left blocks; the adjoint of `split`.
+
+        The adjoint is the transposed linear map, which gradients need.
+        """
         both = tf.concat([left, diagonal], axis=2)
         flat = tf.reshape(both, [self.num_blocks, -1])
         flat = tf.pad(flat, [[0, 0], [0, self.block]])
@@ -177,7 +182,7 @@ def inverse_row_norms(
         variance += tf.reduce_sum(scaled * blocks.inverse, axis=-1)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            # d tr(Omega B S^2 B^T) = -2 tr(dM Sigma Omega B), in blocks.
+            # With B = M^-1, d tr(Omega B S^2 B^T) = -2 tr(dM Sigma Omega B), in blocks.
             adjoint = -2.0 * _adjoint(blocks, layout.split_vector(upstream, 0.0))
             covariance = tf.matmul(inherited, blocks.transfer, transpose_b=True)
             covariance += tf.matmul(scaled, blocks.inverse, transpose_b=True)
@@ -193,9 +198,10 @@ def inverse_row_norms(
 def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
     """Returns `||row i of M^-1 N||^2` for banded `M` and `N`; differentiable in both.
 
-    With `z = e` and `M x = N z`, the sequence `z[0], x[0], z[1], x[1], ...` is an
-    autoregressive process of twice the length, in which no fresh noise enters at the
-    `x[i]`. Therefore `inverse_row_norms` can compute the norms of `M^-1 N`.
+    If `z` are independent standard normals and `M x = N z`, then the sequence
+    `z[0], x[0], z[1], x[1], ...` is an autoregressive process of length `2 n`, in which
+    no fresh noise enters at the `x[i]`. Therefore `inverse_row_norms` can compute the
+    row norms of `M^-1 N`.
 
     Args:
       rows: `M[i, i-j] = rows[i, j]`, shape [n, w].
@@ -206,8 +212,8 @@ def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
       Shape [n].
     """
     n, w, p = rows.shape[0], rows.shape[1], average.shape[1]
-    # In the sequence, x[i-j] comes 2 j places before x[i], and z[i-j] 2 j + 1 places
-    # before x[i].
+    # In the sequence, x[i-j] comes 2 j entries before x[i], and z[i-j] comes 2 j + 1
+    # entries before x[i].
     width = 2 * max(w, p)
     pairs = tf.stack(
         [
@@ -228,11 +234,11 @@ def doubly_filtered_band(
 ) -> tf.Tensor:
     """Returns the band of `H = C^-1 (M^-T Omega M^-1) C^-T` for banded `C` and `M`.
 
-    With `M = C A^-1` and `X = C^T C` this is `X^-1 A^T Omega A X^-1`, which is minus the
-    gradient of the weighted error with respect to `X`. A backward recursion generates a
-    process with covariance `M^-T Omega M^-1`; after the forward filter `C^-1` its
-    covariance is `H`. The cross covariance `Z = C^-1 M^-T` and `H` both follow affine
-    recursions over blocks.
+    With `M = C A^-1` and `X = C^T C` this is `X^-1 A^T Omega A X^-1`, which is minus
+    the gradient of the weighted error with respect to `X`. A backward recursion
+    generates a process with covariance `M^-T Omega M^-1`, and the forward filter `C^-1`
+    turns it into a process with covariance `H`. `H` and the cross covariance
+    `Z = C^-1 M^-T` follow affine recursions over blocks.
 
     Args:
       filter_rows: C, shape [n, b], b <= w.

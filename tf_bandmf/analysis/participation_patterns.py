@@ -1,4 +1,4 @@
-"""Largest sums over participation patterns: the algorithms behind `sensitivity`.
+"""Maximum sums over participation patterns: the algorithms behind `sensitivity`.
 
 A pattern is a set of at most `k` of `n` steps, any two at least `b` apart. With the Gram
 matrix `X = C^T C`, the squared sensitivity is at most the largest sum of `|X[i, j]|` over
@@ -15,17 +15,19 @@ from tf_bandmf.analysis import vector_contributions
 
 # The maximum number of entries of an intermediate array.
 _CHUNK = 8_000_000
-# The number of operations above which a dynamic program first tries a shortcut.
+# If a dynamic program needs more than this number of operations, it first tries closed
+# forms for special cases.
 _LONG = 50_000_000
-# Limits for `vector_contributions`: the largest n k^2, which is roughly the number of
-# operations for one matrix inversion per pattern; and the number of patterns per batch.
+# Limits for `vector_contributions`: the maximum of n k^2, which is roughly the number
+# of operations for one matrix inversion per pattern; and the number of patterns per
+# batch.
 _MOST_FOR_VECTORS, _AT_ONCE = 5e6, 64
 
 
 def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.ndarray:
     """Returns the largest sum of at most k entries that are at least b apart.
 
-    Alg. 3 (VecSens) of arXiv:2306.08153 for non-negative `v`, vectorized.
+    This is Alg. 3 (VecSens) of arXiv:2306.08153 for non-negative `v`, vectorized.
 
     Args:
       v: values, shape [n], or [m, n] for one problem per row.
@@ -38,7 +40,8 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
     v = np.asarray(v, dtype=np.float64)
     n = v.shape[-1]
     if v.size * max_participations > _LONG:
-        v = np.maximum(v, 0.0)  # negative entries are never picked
+        # Negative entries are never picked.
+        v = np.maximum(v, 0.0)
         if min_separation == 1:
             picked = min(max_participations, n)
             return np.sort(v, axis=-1)[..., n - picked :].sum(axis=-1)
@@ -50,8 +53,8 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
         candidate = v.copy()
         if min_separation < n:
             candidate[..., : n - min_separation] += best[..., min_separation:]
-        # For every i, from the last to the first: the larger of picking and skipping
-        # v[i].
+        # For every i, from the last to the first, this takes the better choice: to pick
+        # v[i] or to skip it.
         best = np.maximum.accumulate(candidate[..., ::-1], axis=-1)[..., ::-1]
     return best[..., 0]
 
@@ -59,15 +62,15 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
 def path_maximum(
     matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> float:
-    """Returns the largest sum over a pattern if only consecutive participations interact.
+    """Returns the maximum sum if only consecutive participations interact.
 
-    This holds for at most two participations, or if `bands <= 2 b`: then the columns of
-    two participations are orthogonal unless these are consecutive in the pattern. The
-    interactions form a path. Along this path, the signs of the contributions can be
-    chosen one after the other so that nothing cancels. So the bound of Prop. E.1 is
-    attained, for entries of any sign. A dynamic program over the pattern's first step
-    and its number of participations finds the maximum in O(k n (bands - b)) operations,
-    plus the Gram diagonals.
+    There are two such cases: there are at most two participations, or `bands <= 2 b`,
+    so that the columns of two participations are orthogonal unless they are consecutive
+    in the pattern. The interactions form a path, along which the signs of the
+    contributions can be chosen one after the other so that nothing cancels. Therefore
+    the bound of Prop. E.1 is attained, for entries of any sign. A dynamic program over
+    the pattern's first step and its number of participations finds the maximum in O(k n
+    (bands - b)) operations, in addition to computing the Gram diagonals.
 
     Args:
       matrix: `C`; `bands <= 2 b` unless k <= 2.
@@ -78,8 +81,8 @@ def path_maximum(
       The exact squared sensitivity.
 
     Raises:
-      ValueError: if `bands > 2 b` and k > 2, because other pairs may then interact,
-        too.
+      ValueError: if `bands > 2 b` and k > 2, because participations that are not
+        consecutive may then interact, too.
     """
     n, b, width = matrix.num_rows, min_separation, matrix.bands
     if width > 2 * b and max_participations > 2:
@@ -108,9 +111,9 @@ def banded_gram_bound(
     """Returns an upper bound on the squared sensitivity: Alg. 4 for a banded `C`.
 
     Row `i` of `X` has at most `2 bands - 1` non-zero entries. VecSens of this row needs
-    only these entries, and only as many participations as fit among them. This takes
-    O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k), after O(n bands^2)
-    for the Gram matrix (O(n bands) if `C` is Toeplitz).
+    only these entries, and only as many participations as fit among them. VecSens of
+    all rows takes O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k). The
+    Gram matrix takes O(n bands^2), or O(n bands) if `C` is Toeplitz.
     """
     n, width = matrix.num_rows, min(matrix.bands, matrix.num_rows)
     diagonals = [np.abs(matrix.gram_diagonal(offset)) for offset in range(width)]
@@ -136,7 +139,8 @@ def dense_gram_bound(
 ) -> float:
     """Returns an upper bound on sens^2 for any `C`: Alg. 4 of arXiv:2306.08153.
 
-    Applies VecSens to every row of `|X|`, then to the results; takes O(n^3 + n^2 k).
+    The algorithm applies VecSens to every row of `|X|`, then to the results. It takes
+    O(n^3 + n^2 k).
     """
     n = entries.shape[0]
     rows = np.empty(n)
@@ -170,7 +174,7 @@ def best_pair(entries: np.ndarray, min_separation: int) -> float:
 def scaled_toeplitz_bound(
     column: np.ndarray, scale: np.ndarray, min_separation: int, max_participations: int
 ) -> float:
-    """Returns a bound on sens^2 of a Toeplitz matrix with scaled columns, in O(n k).
+    """Returns an upper bound on sens^2 of a column-scaled Toeplitz matrix, in O(n k).
 
     With `c` the first column, `m` the non-increasing majorant of `|c|` and `s` the scales,
     columns `i` and `j = i + d` with `d >= d0` satisfy
@@ -205,17 +209,18 @@ def scaled_toeplitz_bound(
 def fixed_order_maximum(
     matrix: matrices.LowerTriangular, min_separation: int
 ) -> tuple[float, bool, str]:
-    """Returns the largest squared sensitivity over patterns `i, i + b, ...`, `i < b`.
+    """Returns the maximum squared sensitivity over patterns `i, i + b, ...`, `i < b`.
 
     Returns:
-      The value, True if it is exact, and the method:
+      The value, True if it is exact, and the method, which is one of:
         "the b fixed patterns": exact, because in the best pattern no entry of the Gram
           matrix is negative (beyond rounding), or only consecutive participations
           interact, so that signs can be chosen such that nothing cancels.
-        "..., the best vectors": the value for the best vectors (`vector_contributions`),
-          rounded up, with a relative error of at most 1e-8.
-        "bound, ...": the largest sum of `|X|`, because the best vectors were too
-          expensive to compute, or were not found.
+        "..., the best vectors": the value for the best contributions, which are vectors
+          (see `vector_contributions`), rounded up, with a relative error of at most
+          1e-8.
+        "bound, ...": the maximum sum of `|X|`, an upper bound, because the best vectors
+          were too expensive to compute, or were not found.
     """
     n, b = matrix.num_rows, min_separation
     absolute, signed = np.zeros(b), np.zeros(b)
@@ -238,8 +243,8 @@ def fixed_order_maximum(
     value = 0.0
     # Patterns are tried in decreasing order of their bounds, until no remaining pattern
     # can exceed the value. For a Toeplitz matrix, one pattern suffices: moving columns
-    # to the right only cuts off rows at the bottom, so the pattern from step 0 is the
-    # best.
+    # to the right only cuts off rows at the bottom, so the pattern that starts at step
+    # 0 is the best one.
     order = np.argsort(-absolute, kind="stable")
     if matrix.toeplitz_column() is not None:
         order = np.zeros(1, np.int64)
@@ -256,17 +261,17 @@ def fixed_order_maximum(
 
 
 def vectors_are_affordable(num_steps: int, participations: int) -> bool:
-    """Returns True if `vector_contributions` is affordable for patterns of this size."""
+    """Returns True if `vector_contributions` is affordable for such patterns."""
     return float(num_steps) * participations**2 <= _MOST_FOR_VECTORS
 
 
 def _pattern_grams(
     diagonals: dict[int, np.ndarray], starts: list[int], num_rows: int, b: int
 ) -> np.ndarray:
-    """Returns the Gram matrix of columns `i, i + b, ...` for each start `i`, zero-padded.
+    """Returns the Gram matrix of columns `i, i + b, ...` for each start `i`.
 
     Returns:
-      Shape [starts, k, k].
+      Shape [starts, k, k], padded with zeros for patterns of fewer than k columns.
     """
     k = -(-num_rows // b)
     grams = np.zeros((len(starts), k, k))

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 # The maximum number of rows of a strategy that is materialized to compute its full Gram
 # matrix.
 _DENSE_LIMIT = 8_192
-# The same limit for strategies with another bound that is nearly as good in O(n k).
+# The same limit for scaled Toeplitz strategies, for which another bound, in O(n k), is
+# nearly as good.
 _TOEPLITZ_DENSE_LIMIT = 2_048
-# The maximum number of operations of an exact dynamic program; above it, a bound is
-# used.
+# The maximum number of operations of a dynamic program or bound for banded matrices.
+# Above this limit, another bound is used.
 _OPERATION_LIMIT = 2e9
 # The maximum number of rows of a matrix that is materialized only for its column norms.
 _NORMS_LIMIT = 20_000
@@ -36,7 +37,7 @@ class Sensitivity:
     """The sensitivity of a strategy, or an upper bound on it.
 
     Attributes:
-      value: sens(C), or the bound; for l2_norm_clip = 1.
+      value: sens(C) or the bound, for l2_norm_clip = 1.
       is_exact: False if `value` is an upper bound that may be loose. A guarantee
         computed from an upper bound still holds.
       method: the theorem or algorithm that gives the value.
@@ -60,10 +61,10 @@ def sensitivity(
     |---|---|
     | bands <= b, or one participation | exact: VecSens of squared norms (Alg. 5) |
     | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
-    | column-normalized DP-lambda-CGD | exact: the same columns (Lemma 8) |
-    | binary tree | exact: the best placement in its nodes |
-    | fixed epoch order | exact: best of b patterns, entries of any sign (n k^2 <= 5e6) |
-    | b < bands <= 2b, or two participations | exact: only consecutive ones interact |
+    | column-normalized DP-lambda-CGD | exact: columns 0, b, 2b, ... (Lemma 8) |
+    | binary tree | exact: maximum over placements in its nodes |
+    | fixed epoch order | exact: maximum over b patterns, any signs (n k^2 <= 5e6) |
+    | b < bands <= 2b, or two participations | exact: `patterns.path_maximum` |
     | anything else | bound: `upper_bound` |
 
     The result for b < bands <= 2b holds for entries of any sign, and is sharper than
@@ -91,11 +92,12 @@ def upper_bound(
 ) -> Sensitivity:
     """Returns the smallest known upper bound under min-separation, for any strategy.
 
-    The result is the smallest of the bounds that apply: Alg. 4 of arXiv:2306.08153 (Theorem
-    3), also in its banded form; a Toeplitz majorant for which Theorem 1 holds; and the
-    bound for Toeplitz matrices with scaled columns. If none applies, the result is the
-    triangle inequality over column norms, which holds for every matrix. The bounds also
-    hold for a fixed epoch order, whose patterns have this min-separation.
+    The result is the minimum of the bounds that apply: Alg. 4 of arXiv:2306.08153
+    (Theorem 3), also in its banded form; the sensitivity of a Toeplitz majorant for
+    which Theorem 1 holds; and the bound for Toeplitz matrices with scaled columns. If
+    none of these applies, the result is the triangle inequality over column norms,
+    which holds for every matrix. All bounds also hold for a fixed epoch order, because
+    its patterns have the same min-separation.
 
     Args:
       matrix: `C`, n x n.
@@ -156,10 +158,11 @@ def _exact(
     column = matrix.toeplitz_column()
     if column is not None:
         if np.all(column >= 0.0) and np.all(np.diff(column[b:]) <= 0.0):
-            # Theorem 1 requires a non-increasing column. Its proof moves participations to
-            # the left. Shifting all of them never reduces the norm if no entry is negative,
-            # and closing a gap of more than b steps compares only entries c[m - 1] and c[m]
-            # with m > b. So the order of the first b entries does not matter.
+            # Theorem 1 requires a non-increasing column, but the order of the first b
+            # entries does not matter. The proof moves participations to the left.
+            # Shifting all participations never reduces the norm if no entry is
+            # negative, and closing a gap of more than b steps compares only entries c[m
+            # - 1] and c[m] with m > b.
             value = _leftmost_columns(matrix, b, k)
             return Sensitivity(value, True, "Toeplitz non-increasing from b, Theorem 1")
     if _is_normalized_lambda_cgd(matrix):
@@ -184,9 +187,10 @@ def _exact_fixed_order(matrix: matrices.LowerTriangular, b: int) -> Sensitivity 
 
 
 def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity | None:
-    """Returns the exact sensitivity if only consecutive participations interact, or None.
+    """Returns the exact sensitivity if only consecutive participations interact.
 
     This is the case if there are at most two participations, or if bands <= 2b.
+    Otherwise, or if the computation would take too long, the function returns None.
     """
     n, width = matrix.num_rows, matrix.bands
     if k > 2 and width > 2 * b:
@@ -209,7 +213,7 @@ def _column_norms(matrix: matrices.LowerTriangular) -> np.ndarray:
         raise ValueError(
             f"num_steps must be <= {_NORMS_LIMIT} for column norms of the inverse of a "
             f"banded matrix that is not Toeplitz, found {matrix.num_rows}. "
-            f"Use a Toeplitz noising matrix or a banded strategy."
+            f"Use a strategy whose inverse is Toeplitz, or a banded strategy."
         )
     return matrix.column_norms()
 
@@ -222,7 +226,11 @@ def _leftmost_columns(matrix: matrices.LowerTriangular, b: int, k: int) -> float
 
 
 def _is_normalized_lambda_cgd(matrix: matrices.LowerTriangular) -> bool:
-    """Returns True if Lemma 8 applies: `C_lambda D^-1`, `D` the norms of its columns."""
+    """Returns True if Lemma 8 applies: if `matrix` is DP-lambda-CGD with unit columns.
+
+    That is, `matrix = C_lambda D^-1`, where `D` contains the column norms of
+    `C_lambda`.
+    """
     banded = matrix.core.banded_inverse()
     if matrix.column_scale is None or banded is None or banded.bands != 2:
         return False

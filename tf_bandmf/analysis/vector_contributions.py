@@ -7,8 +7,8 @@ The contributions of one example to the k steps of a pattern are vectors `u_i` w
 
 for the k x k Gram matrix X of the pattern's columns, provided that the vectors have at
 least k dimensions. Contributions that are signs (one-dimensional vectors) give at most
-this maximum, and `sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds it if no choice of
-signs makes all terms >= 0. For all y,
+this maximum. The bound `sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds the maximum
+if no choice of signs makes all terms >= 0. For all y,
 
     <X, G> <= sum_i y_i + k max(0, -least eigenvalue of diag(y) - X),
 
@@ -21,30 +21,30 @@ from __future__ import annotations
 
 import numpy as np
 
-# The difference `mu k` of the two bounds, relative to the mean of X_ii: the final mu is
-# this number divided by k.
+# The difference `mu k` of the two bounds, relative to the mean of X_ii. The final mu,
+# relative to this mean, is therefore _BARRIER / k.
 _BARRIER = 1e-9
-# The maximum number of Newton steps per mu; the Newton decrements below which these
-# steps end: first for every mu but the last, then for the last mu.
+# The maximum number of Newton steps per mu, and the Newton decrements below which the
+# steps end: for every mu but the last, and for the last mu.
 _MOST_NEWTON_STEPS, _NEAR, _CENTERED = 100, 0.5, 1e-8
 
 
 def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
-    """Returns a lower and an upper bound on the largest squared sensitivity of patterns.
+    """Returns lower and upper bounds on the maximum squared sensitivity of patterns.
 
     Args:
       grams: X of each pattern, [patterns, k, k], symmetric and positive semidefinite.
       lower: lower bound on the maximum, from other patterns.
 
     Returns:
-      A value that some vectors attain, and a value that no vectors exceed; both are at
-      least `lower`, and nearly equal.
+      A value that some vectors attain, and a value that no vectors exceed. The two
+      values are nearly equal, and at least `lower`.
     """
     k = grams.shape[-1]
     y, vectors = centered(grams, _BARRIER / k)
     attained = np.sum(grams * vectors, axis=(1, 2))
     least = np.linalg.eigvalsh(y[:, :, None] * np.eye(k) - grams)[:, 0]
-    # A bound on the rounding error of the eigenvalues.
+    # `error` bounds the rounding error of the eigenvalues.
     error = 1e-14 * k * y.max(axis=1)
     upper = y.sum(axis=1) + k * np.maximum(error - least, 0.0)
     return max(lower, float(attained.max())), max(lower, float(upper.max()))
@@ -53,12 +53,13 @@ def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
 def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns the minimizer y at the final mu, and its G, for each Gram matrix X.
 
-    Runs Newton's method, damped as the theory of self-concordant functions prescribes,
-    for a geometric sequence of mu from 1 down to `barrier`, with a ratio of about 1/10.
+    The function runs Newton's method, damped as the theory of self-concordant functions
+    prescribes, for a geometric sequence of mu from 1 to `barrier`, with a ratio of
+    about 1/10.
 
     Args:
       grams: see `largest`.
-      barrier: last mu, relative to the mean of X_ii, below 1.
+      barrier: final mu, relative to the mean of X_ii, below 1.
 
     Returns:
       y, shape [patterns, k], and G, shape [patterns, k, k].
@@ -66,7 +67,8 @@ def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]
     k = grams.shape[-1]
     scale = np.trace(grams, axis1=1, axis2=2)[:, None] / k
     x = grams / scale[..., None]
-    y = np.abs(x).sum(axis=2) + 1.0  # diag(y) - X is positive definite
+    # With this start, diag(y) - X is positive definite.
+    y = np.abs(x).sum(axis=2) + 1.0
     steps = int(np.ceil(-np.log10(barrier)))
     for mu in [*np.geomspace(1.0, barrier, 1 + steps)[:-1], barrier]:
         for _ in range(_MOST_NEWTON_STEPS):

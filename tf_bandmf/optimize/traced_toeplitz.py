@@ -1,8 +1,8 @@
 """The error of Toeplitz strategies in TensorFlow.
 
-This module is for cases that `toeplitz` does not cover: learning-rate schedules, for which
-`A C^-1` is not Toeplitz, and custom objectives. Errors come from the recursion of
-`tf_bandmf.analysis.gram_recursion`, in O(n w^2).
+This module covers the cases that `toeplitz` does not: learning-rate schedules, for
+which `A C^-1` is not Toeplitz, and custom objectives. The recursion of
+`tf_bandmf.analysis.gram_recursion` computes the errors in O(n w^2).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def per_step_errors(
 
 
 class TracedError:
-    """A reduced squared error of Toeplitz strategies, with its gradient.
+    """The objective of a Toeplitz strategy's squared errors, with its gradient.
 
     Args:
       workload: A.
@@ -58,7 +58,7 @@ class TracedError:
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns error and gradient at coefficients [p].
 
-        If the objective is the maximum, the error is the smooth maximum of current
+        If the objective is the maximum, the error is `SmoothMaximum` at its current
         order.
         """
         value, gradient = self._traced(tf.constant(c))
