@@ -1,7 +1,7 @@
 """The exact sensitivity of one pattern whose Gram matrix has entries of both signs.
 
-The contributions of one example to the k steps of a pattern are vectors `u_i` with `||u_i||
-<= 1`, and their squared sensitivity is
+The contributions of one example to the k steps of a participation pattern are vectors
+`u_i` with `||u_i|| <= 1`. The squared sensitivity of the pattern is
 
     max sum_ij X_ij <u_i, u_j> = max <X, G>,    G >= 0 (semidefinite), G_ii = 1,
 
@@ -10,11 +10,11 @@ least k dimensions. Contributions that are signs (one-dimensional vectors) give 
 this maximum. The bound `sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds the maximum
 if no choice of signs makes all terms >= 0. For all y,
 
-    <X, G> <= sum_i y_i + k max(0, -least eigenvalue of diag(y) - X),
+    <X, G> <= sum_i y_i + k max(0, -smallest eigenvalue of diag(y) - X).
 
-and a barrier method computes the best y: `sum(y) - mu log det(diag(y) - X)` has its minimum
-where `G = mu (diag(y) - X)^-1` is feasible. There the upper bound from y and the lower
-bound `<X, G>` differ by `mu k`.
+A barrier method computes the best y: `sum(y) - mu log det(diag(y) - X)` has its minimum
+where `G = mu (diag(y) - X)^-1` is feasible. At this minimum, the upper bound from y and
+the lower bound `<X, G>` differ by `mu k`.
 """
 
 from __future__ import annotations

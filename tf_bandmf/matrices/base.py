@@ -203,7 +203,7 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     kind = config.get("kind")
     if kind not in KINDS:
         raise ValueError(
-            f"Unknown kind of matrix {kind!r}. Use the version of tf-bandmf that saved it."
+            f"Unknown kind of matrix {kind!r}. Use a newer version of tf-bandmf."
         )
     fields = {
         name: from_config(value) if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""b-min-sep sampling: after each participation, an example rests for b - 1 steps."""
+"""b-min-sep sampling: an example cannot be drawn for b - 1 steps after each draw."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class BMinSepSampling(Cyclic):
-    """b-min-sep sampling: independent, with a rest of b - 1 steps after each participation.
+    """b-min-sep sampling: an example rests for b - 1 steps after each participation.
 
-    A step takes each example that has not taken part in the last `b - 1` steps with
-    probability p, independently (Dong and Ganesh, arXiv:2602.09338). The initial rests
-    of examples are drawn as if the sampling had always been running. Therefore every
-    step takes `batch_size` examples in expectation: `p = q / (1 - (b - 1) q)` with
-    `q = batch_size / num_examples`. With b = 1 this is Poisson sampling.
+    A step takes each example that is not resting with probability p, independently
+    (Dong and Ganesh, arXiv:2602.09338). An example rests if it took part in one of the
+    last `b - 1` steps. Which examples rest at the start is drawn as if the sampling had
+    always been running. Therefore every step takes `batch_size` examples in
+    expectation: `p = q / (1 - (b - 1) q)` with `q = batch_size / num_examples`. With b
+    = 1, this is Poisson sampling.
 
     Args:
       num_examples: m, size of the training set.
@@ -60,7 +61,8 @@ class BMinSepSampling(Cyclic):
         from tf_bandmf.accounting.b_min_sep import check_size
 
         if self.num_parts > 1:
-            check_size(num_steps, 2)  # the fewest bands for which b > 1 is useful
+            # b > 1 is useful only for strategies with at least 2 bands.
+            check_size(num_steps, 2)
 
     def accountant(
         self, matrix: LowerTriangular, confidence: float | None = None
@@ -70,7 +72,8 @@ class BMinSepSampling(Cyclic):
 
         if self.num_parts == 1 and matrix.bands == 1:
             norms = matrix.column_norms()
-            if norms.min() == norms.max():  # then `CyclicPoissonAccountant` is exact
+            # If all norms are equal, `CyclicPoissonAccountant` is exact.
+            if norms.min() == norms.max():
                 return CyclicPoissonAccountant.of_strategy(
                     matrix, 1, self.batch_size / self.num_examples
                 )

@@ -1,4 +1,4 @@
-"""The base class of participations, and their registry."""
+"""The base class of participations, and the registry of its subclasses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class Participation(abc.ABC):
-    """The steps at which one example may take part, with a sampler and an accountant.
+    """A rule for the steps at which an example takes part: its sampler and accountant.
 
-    Each participation is one class in one file. Plans, tables, "auto", the command line and
-    the contract tests use only this interface. `register` adds a class to the registry.
+    Each participation is one class in its own module. Plans, tables, "auto", the
+    command line and the contract tests use only this interface. `register` adds a class
+    to the registry.
 
     Attributes:
       kind: name of the class in saved files.
@@ -29,17 +30,17 @@ class Participation(abc.ABC):
         participation.
       demands: what the sampler requires of the data pipeline, worded as the end of a
         sentence.
-      has_fixed_positions: True if all participations of an example are among
+      has_fixed_positions: True if all participations of an example are among the steps
         `i, i + b, i + 2b, ...` for one `i < b`, as in a fixed epoch order.
       has_schedule: True if the library makes the batches, False if the caller does.
       has_secret_sampler: True if the sampler's random numbers are secret.
       is_cyclic: True if the examples are split into as many parts as the strategy has
         bands.
       is_amplified: True if the accountant relies on the randomness of the sampler.
-      is_simulated: True if the accountant simulates; its result is an estimate, or a
-        bound if a `confidence` is given.
-      bound_name: name of the accountant without amplification if its guarantee is only a
-        bound; None if the guarantee is exact for an exact sensitivity.
+      is_simulated: True if the accountant simulates. Its result is then an estimate, or
+        a bound if a `confidence` is passed.
+      bound_name: name of an accountant without amplification whose guarantee is only a
+        bound. None if the guarantee is exact whenever the sensitivity is exact.
     """
 
     kind: ClassVar[str]
@@ -55,20 +56,20 @@ class Participation(abc.ABC):
 
     @abc.abstractmethod
     def separation(self) -> int:
-        """Returns b: any two steps i < j with the same example satisfy j - i >= b."""
+        """Returns b: participations of one example are at least b steps apart."""
 
     @abc.abstractmethod
     def participations(self, num_steps: int) -> int:
-        """Returns k: in `num_steps` steps, an example takes part at most k times."""
+        """Returns k, the maximum number of participations of one example in a run."""
 
     @abc.abstractmethod
     def validate_num_steps(self, num_steps: int) -> None:
         """Raises ValueError if the participation does not permit `num_steps` steps."""
 
     def check_accounting(self, num_steps: int) -> None:  # noqa: B027
-        """Raises ValueError if a run is too large to account for with any strategy.
+        """Raises ValueError if the run is too large for the accountant of any strategy.
 
-        Callers use this before they build a strategy.
+        Callers use this check before they build a strategy.
         """
 
     @abc.abstractmethod
@@ -80,8 +81,8 @@ class Participation(abc.ABC):
     ) -> Accountant:
         """Returns the accountant of a run with this sampler.
 
-        The default claims no amplification: a run is one Gaussian mechanism with the
-        strategy's sensitivity under the participation.
+        This default implementation claims no amplification: it analyzes a run as one
+        Gaussian mechanism with the strategy's sensitivity under the participation.
 
         Args:
           matrix: C.
@@ -91,7 +92,7 @@ class Participation(abc.ABC):
         Raises:
           ValueError: if the participation is inconsistent with the strategy.
         """
-        # dp-accounting takes a second to import.
+        # The import is lazy because importing dp-accounting takes a second.
         from tf_bandmf.accounting.base import GaussianAccountant
 
         bound = sensitivity(matrix, self)
@@ -104,7 +105,7 @@ class Participation(abc.ABC):
         """Returns a small instance for contract tests; `num_steps` is a multiple of 4."""
 
     def sampler(self, words: Words) -> Sampler:
-        """Returns the sampler, which draws batches from the random words.
+        """Returns the sampler, which draws batches from secret random words.
 
         Raises:
           TypeError: if the caller makes the batches.
@@ -112,7 +113,7 @@ class Participation(abc.ABC):
         raise TypeError(self.no_schedule())
 
     def largest_batch_size(self, num_steps: int, overflow: float) -> int:
-        """Returns a batch size that a run exceeds with probability <= `overflow`.
+        """Returns a size that some batch exceeds with probability at most `overflow`.
 
         Raises:
           TypeError: if the caller makes the batches.
@@ -151,7 +152,7 @@ class Participation(abc.ABC):
         return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
 
     def no_schedule(self) -> str:
-        """The error message if the caller makes the batches, so there is no schedule."""
+        """The error message for participations whose batches the caller makes."""
         return (
             f"{type(self).__name__} has no batch schedule: the caller makes the batches "
             f"and enforces the separation."
@@ -169,8 +170,8 @@ def register(cls: _Class) -> _Class:
     """Registers a participation for files, plans, the command line and contract tests.
 
     Raises:
-      TypeError: if the class lacks a method; an amplified participation must define
-        `accountant`.
+      TypeError: if the class does not implement an abstract method, or if it claims
+        amplification and does not implement `accountant`.
       ValueError: if another class has the same `kind` or `sampling`.
     """
     if inspect.isabstract(cls):
@@ -203,5 +204,5 @@ def from_config(config: Mapping[str, Any]) -> Participation:
     arguments = dict(config)
     kind = arguments.pop("kind", None)
     if kind not in PARTICIPATIONS:
-        raise ValueError(f"Unknown participation {kind!r}: saved by a newer version?")
+        raise ValueError(f"Unknown participation {kind!r}. Use a newer version.")
     return PARTICIPATIONS[kind](**arguments)

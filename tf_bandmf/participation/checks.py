@@ -25,7 +25,7 @@ def check_sizes(participation: Any, *names: str) -> None:
 
 
 def largest_binomial(trials: int, probability: float, overflow: float) -> int:
-    """Returns a binomial quantile, exceeded with probability at most `overflow`."""
+    """Returns a number that a binomial exceeds with probability at most `overflow`."""
     import scipy.stats
 
     if probability >= 1.0:

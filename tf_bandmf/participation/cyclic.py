@@ -34,7 +34,7 @@ class Cyclic(Participation):
             raise ValueError(
                 f"num_parts must be <= num_examples / batch_size = "
                 f"{self.num_examples // self.batch_size}, found {self.num_parts}: a part "
-                f"must contain a batch, and more than a batch for any amplification."
+                f"must contain a batch, and amplification needs larger parts."
             )
 
     def separation(self) -> int:
@@ -47,7 +47,7 @@ class Cyclic(Participation):
         if num_steps < self.num_parts:
             raise ValueError(
                 f"num_steps must be >= num_parts = {self.num_parts}, found {num_steps}: "
-                f"some examples would never be used. Use fewer parts."
+                f"otherwise, some examples are never used. Use fewer parts."
             )
 
     def expected_batch_size(self) -> float:

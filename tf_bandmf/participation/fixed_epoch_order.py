@@ -22,8 +22,8 @@ class FixedEpochOrder(WholeEpochs):
 
     This is the (k, b)-participation of multi-epoch training (arXiv:2306.08153, section 2):
     an example takes part at the steps i, i + b, ..., i + (k - 1) b for one i < b. The
-    batches are cut once from one order of the examples. Reshuffling in each epoch would
-    lower the separation to 1, and is not possible here.
+    batches are cut once from one order of the examples. They are not reshuffled in each
+    epoch, which would lower the separation to 1.
 
     Args:
       num_examples: size of the training set.
@@ -48,7 +48,8 @@ class FixedEpochOrder(WholeEpochs):
     def sampler(self, words: Words) -> Sampler:
         from tf_bandmf.sampling.samplers import OrderSampler
 
-        # RandomState's stream is frozen by NumPy's compatibility policy.
+        # NumPy's compatibility policy guarantees that the random numbers of RandomState
+        # never change.
         order = np.random.RandomState(self.order_seed).permutation(self.num_examples)
         return OrderSampler(order.astype(np.int64), self.steps_per_epoch)
 

@@ -1,4 +1,4 @@
-"""A participation for which the caller asserts b-min-separation."""
+"""A participation whose b-min-separation the caller asserts and enforces."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MinSep(Participation):
         if self.min_separation > num_steps:
             raise ValueError(
                 f"min_separation must be <= num_steps = {num_steps}, found "
-                f"{self.min_separation}. For a single participation give "
+                f"{self.min_separation}. For a single participation, use "
                 f"MinSep(num_steps, 1)."
             )
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class Shuffled(WholeEpochs):
-    """One secret shuffle of the examples, then the same batches in every epoch.
+    """One secret shuffle of the examples, and the same batches in every epoch.
 
-    For batches of many examples under zero-out adjacency, no amplification bound is known
-    (compare arXiv:2306.08153, Cor. F.1). The accountant ignores the shuffle and uses the
-    guarantee of a fixed order, which holds by convexity. This is not the guarantee of
-    Poisson sampling.
+    For batches of many examples under zero-out adjacency, no amplification bound for
+    shuffling is known (compare arXiv:2306.08153, Cor. F.1). The accountant ignores the
+    shuffle and uses the guarantee of a fixed order, which holds by convexity. Do not
+    account for a shuffle as if it were Poisson sampling.
 
     Args:
       num_examples: m, size of the training set.
