@@ -1,8 +1,9 @@
 """The effect of class weights and thresholds on a rare class under privacy.
 
-The data are generated customers, 15 % of whom leave. For each way of training, the program
-prints the mean predicted probability, balanced accuracy at the threshold 0.5, and the area
-under the ROC curve, on held-out customers, each as mean and standard error over seeds.
+The data are generated customers, 15 % of whom leave. For each way of training, the
+program prints three measures on held-out customers: the mean predicted probability, the
+balanced accuracy at the threshold of the table's row, and the area under the ROC curve.
+Each measure is given as its mean and standard error over seeds.
 
     python examples/class_imbalance.py
 """
@@ -78,8 +79,9 @@ def trained(
     )
     tf_bandmf.keras.make_private(model)
     inner = keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))
-    # Each way of training is a separate run; if several models were released, the runs
-    # would compose.
+    # Each way of training is a separate run. If several models were released, the
+    # privacy losses of their runs would add up, so `tf_bandmf.compose` would give the
+    # guarantee.
     private = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
     model.compile(private, loss)
     model.fit(plan.batches(x, y), epochs=_EPOCHS, class_weight=class_weight, verbose=0)
@@ -110,7 +112,7 @@ WAYS = {
 @click.command()
 @click.option("--seeds", default=3, show_default=True, help="how many runs of each")
 def main(seeds: int) -> None:
-    """Trains and prints a table."""
+    """Trains in all ways and prints a table of the results."""
     table = rich.table.Table(title=f"epsilon = {_EPSILON}, {seeds} seeds")
     for heading in ("way", "mean p", "balanced accuracy", "AUC"):
         table.add_column(heading)

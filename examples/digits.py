@@ -78,7 +78,7 @@ def main() -> None:
     picture = os.path.join(arguments.out, "digits.png")
     comparison.save_picture(picture, runs)
     last.save(os.path.join(arguments.out, "plan.json"))
-    comparison.console.print(f"Saved {picture} and the plan beside it.")
+    comparison.console.print(f"Saved {picture}, and the plan in the same folder.")
 
 
 if __name__ == "__main__":

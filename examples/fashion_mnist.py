@@ -1,8 +1,8 @@
 """Compares correlated noise with DP-SGD on Fashion-MNIST at the same (epsilon, delta).
 
-The program trains with each mechanism at its advised learning rate, and reports the
-mean and standard error of the test accuracy. There is no amplification by sampling: all
-mechanisms use the same fixed epoch order.
+The program trains with each mechanism at the learning rate that its plan advises, and
+reports the mean and standard error of the test accuracy. No mechanism uses
+amplification by sampling, because all of them use the same fixed epoch order.
 
     python examples/fashion_mnist.py             # downloads the data with Keras' loader
     python examples/fashion_mnist.py --data DIR  # *-ubyte or *-ubyte.gz files in DIR
@@ -47,7 +47,7 @@ def load_data(directory: str | None) -> comparison.Data:
 
 
 def read_idx(directory: str, name: str, header: int) -> np.ndarray:
-    """Returns the bytes of an IDX file, compressed or not, after its header."""
+    """Returns the bytes after the header of an IDX file, which may be compressed."""
     for suffix, opener in (("", open), (".gz", gzip.open)):
         path = os.path.join(directory, name + suffix)
         if os.path.exists(path):

@@ -2,10 +2,10 @@
 
     python examples/growing_data.py
 
-The program prints the table in docs/several-runs.md: the noise per coordinate of the
-released models, for clip norm 1, in units of the mean gradient; first the root mean
-square over all releases of the year, then the noise in the last release. Nothing is
-trained.
+The program prints the table in docs/several-runs.md. The table contains the noise per
+coordinate of the released models at clip norm 1, in units of the mean gradient: the
+root mean square over all releases of the year, and the value for the last release. The
+program computes these numbers without training a model.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import numpy as np
 import tf_bandmf
 from tf_bandmf.accounting import gaussian
 
-EPSILON, DELTA = 4.0, 1e-6  # for the whole year
-WEEKS, STEPS = 52, 40  # steps of one week
-BATCH = 500  # 20,000 new records per week, or new data of each of 20,000 users
-WINDOW = 4  # weeks
-# Closed-form strategies, from which the best one is chosen; optimized strategies may be
+# The budget of the whole year.
+EPSILON, DELTA = 4.0, 1e-6
+# The number of weeks, and the number of steps per week.
+WEEKS, STEPS = 52, 40
+# The batch size for 20,000 new records per week, or for new data of 20,000 users.
+BATCH = 500
+# The number of weeks whose records are used, if not all of them are.
+WINDOW = 4
+# Closed-form strategies, from which the best one is chosen. Optimized strategies may be
 # even better.
 CANDIDATES = ("identity", "lambda_cgd", "bisr:4", "bisr:32", "bsr:8", "bsr:32")
 # The noise multiplier of a mechanism that spends the budget of the whole year.
@@ -31,7 +35,8 @@ YEAR = gaussian.calibrate_noise_stddev(EPSILON, DELTA)
 def errors(plan: tf_bandmf.Plan) -> np.ndarray:
     """Returns the standard deviation of the model's noise after each step, shape [n]."""
     squared = plan.strategy.per_step_squared_error(plan.workload)
-    return plan.noise_stddev * np.sqrt(squared)  # at a clip norm of 1
+    # `noise_stddev` is that of a clip norm of 1.
+    return plan.noise_stddev * np.sqrt(squared)
 
 
 def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
@@ -39,15 +44,15 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
 
     Args:
       num_steps: number of steps of the mechanism.
-      uses: number of times that the mechanism uses the data of a unit.
-      separation: smallest number of steps between two uses.
-      shares: number of equal mechanisms that share the yearly budget.
+      uses: number of steps in which the mechanism uses the data of one record or user.
+      separation: minimum number of steps between two of these uses.
+      shares: number of equal mechanisms among which the yearly budget is divided.
     """
     candidates = []
     for name in CANDIDATES:
         family, _, bands = name.partition(":")
         if bands and int(bands) > separation and family != "bisr":
-            continue  # columns would overlap
+            continue  # The columns of one example's uses would overlap.
         plan = tf_bandmf.plan(
             name,
             noise_multiplier=YEAR * math.sqrt(shares),
@@ -65,7 +70,9 @@ def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
     """Returns the errors, mechanism and epsilon if each week has a separate plan."""
     _, name, (last,), plan = best(STEPS, 1, STEPS, shares)
     after = last / batches
-    if continued:  # each week begins with the previous model and its noise
+    # If training continues, each week starts from the previous model, including its
+    # noise.
+    if continued:
         after = np.sqrt(np.cumsum(after**2))
     return after, name, plan.epsilon
 

@@ -2,11 +2,11 @@
 
 A small GPT-2 learns bytes of the Python language reference without privacy, as a
 stand-in for a public model. Then adapters of rank 8 are trained on private text of
-another kind, in windows of 32 bytes (the unit of privacy): with a correlated-noise
-mechanism that stores no noise, and with DP-SGD at the same (epsilon, delta). For each
-mechanism, the best of a few learning rates is chosen on validation text; the printed
-perplexity is measured on other held-out text. The adapter is saved and loaded into an
-ordinary KerasHub model, which generates text.
+another kind, in windows of 32 bytes, the privacy unit. The program compares a
+correlated-noise mechanism that stores no noise with DP-SGD at the same (epsilon,
+delta). For each mechanism, the best of a few learning rates is chosen on validation
+text, and the printed perplexity is measured on other held-out text. The adapter is
+saved and loaded into an ordinary KerasHub model, which generates text.
 
     python examples/language_model.py              # private: docstrings of Python
     python examples/language_model.py --text FILE  # private: a text file of your own
@@ -44,7 +44,7 @@ ADAPTED = [
 
 
 class Mechanism(NamedTuple):
-    """A row of the comparison, with arguments of `tf_bandmf.plan`."""
+    """A mechanism of the comparison: title, and arguments of `tf_bandmf.plan`."""
 
     title: str
     arguments: dict[str, Any]
@@ -67,7 +67,7 @@ MECHANISMS = (
 
 
 def docstrings(characters: int) -> str:
-    """Returns docstrings of the standard library, up to about `characters` characters."""
+    """Returns about `characters` characters of docstrings of the standard library."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "test", "tests", "idlelib", "pydoc_data"}
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -88,7 +88,11 @@ def docstrings(characters: int) -> str:
 
 
 def windows(text: str) -> np.ndarray:
-    """Returns byte windows, each with the byte that follows, int32, [N, LENGTH + 1]."""
+    """Cuts a text into windows of LENGTH bytes, each with the byte that follows it.
+
+    Returns:
+      int32, shape [N, LENGTH + 1].
+    """
     codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
     count = (len(codes) - 1) // LENGTH
     starts = LENGTH * np.arange(count)[:, None]
@@ -96,7 +100,7 @@ def windows(text: str) -> np.ndarray:
 
 
 def split(text: str) -> Text:
-    """Splits off nine tenths for training; halves the rest into validation and test."""
+    """Splits a text into 90% for training, 5% for validation and 5% for testing."""
     rows = windows(text)
     first, second = len(rows) * 18 // 20, len(rows) * 19 // 20
     return Text(rows[:first], rows[first:second], rows[second:])
@@ -134,12 +138,13 @@ def adapted(public: list[np.ndarray]) -> keras.Model:
     model.backbone.enable_lora(RANK, target_layer_names=ADAPTED)
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False) and layer.bias is not None:
-            layer.bias.trainable = False  # An adapter's file does not contain biases.
+            # The file in which an adapter is saved does not contain biases.
+            layer.bias.trainable = False
     return model
 
 
 def perplexity(model: keras.Model, held_out: np.ndarray) -> float:
-    """Returns the per-byte perplexity of windows."""
+    """Returns a model's perplexity per byte on held-out windows."""
     x, y = inputs_of(held_out[:, :-1]), held_out[:, 1:]
     if not isinstance(model, tf_bandmf.keras.extending.PrivateTraining):
         compiled(model, "sgd")
@@ -167,7 +172,8 @@ def train_privately(
     # `fit` ends with a moving average of the weights, as `advise` recommends. This is
     # post-processing, which costs no privacy.
     memory = learning_rates.ema_momentum(plan.num_steps)
-    # The runs of this comparison compose; a release would contain only one run.
+    # The privacy losses of the runs of this comparison add up. A release would contain
+    # only one run.
     optimizer = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(
             rate, momentum=MOMENTUM, use_ema=True, ema_momentum=memory
@@ -183,7 +189,7 @@ def train_privately(
 
 
 def generated(model: keras.Model, prompt: np.ndarray) -> str:
-    """Returns a prompt, an array [T] of bytes, with the model's continuation."""
+    """Returns a prompt, an array [T] of bytes, as text with the model's continuation."""
     codes = np.zeros((1, 2 * LENGTH), np.int32)
     codes[0, : len(prompt)] = prompt
     mask = (np.arange(2 * LENGTH) < len(prompt)).astype(np.int32)[None]
@@ -196,7 +202,11 @@ def generated(model: keras.Model, prompt: np.ndarray) -> str:
 def compare(
     public: list[np.ndarray], text: Text, arguments: argparse.Namespace
 ) -> keras.Model:
-    """Trains with all mechanisms and rates; returns the first mechanism's best model."""
+    """Trains with all mechanisms and learning rates, and prints their perplexities.
+
+    Returns:
+      The best model of the first mechanism.
+    """
     chosen = []
     for title, options in MECHANISMS:
         plan = tf_bandmf.plan(
@@ -261,10 +271,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     model = compare(public, text, arguments)
     print(f"\n{model.privacy_statement()}\n")
-    print("This statement covers one run, without the other runs of this comparison.")
+    print("This statement covers one run, but not the other runs of this comparison.")
     model.backbone.save_lora_weights(arguments.adapter)
-    # The file does not say which layers have adapters, so add the same adapters to the
-    # model before loading the file.
+    # The adapter's file does not record which layers have adapters, so the same
+    # adapters are added to the model before the file is loaded.
     plain = adapted(public)
     plain.backbone.load_lora_weights(arguments.adapter)
     print(

@@ -1,10 +1,11 @@
-"""Two processes that compete for the rest of a budget: one begins, the other is refused.
+"""Two processes compete for the rest of a privacy budget; the second is refused.
 
     python examples/ledger_two_shells.py privacy.db
 
-runs both processes, as two shells would. To do this by hand, add `first` to the command
-in one shell and, once the file exists, `second` in another shell. No model is trained:
-the example calls `ledger.begin`, as the first step of `fit` does.
+This command runs both processes, as two shells would. To run them by hand, append
+`first` to the command in one shell and, once the file exists, `second` in another
+shell. No model is trained: the example calls `ledger.begin`, as the first step of `fit`
+does.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def plan_for(ledger: tf_bandmf.Ledger, epsilon: float) -> tf_bandmf.Plan:
 
 
 def say(name: str, text: str) -> None:
-    """Prints a message in the name of a shell."""
+    """Prints a message, with the name of the shell in front."""
     lines = textwrap.fill(
         f"{name + ':':8}{text}", 90, subsequent_indent=" " * 8, break_on_hyphens=False
     )
@@ -43,12 +44,12 @@ def say(name: str, text: str) -> None:
 
 
 def run_of(name: str) -> str:
-    """Returns the name of a run; for a real run, this is a digest of its noise key."""
+    """Returns an identifier of a run; real runs use a digest of the noise key."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
 def shell(url: str, name: str) -> None:
-    """Makes a plan, waits for a line on standard input, and begins the run."""
+    """Makes a plan, waits for a line on standard input, and starts the run."""
     ledger = tf_bandmf.Ledger(url)
     try:
         plan = plan_for(ledger, 4.0)
@@ -68,7 +69,7 @@ def shell(url: str, name: str) -> None:
 
 
 def main(path: str) -> None:
-    """Runs two shells, which plan and then begin in turn, and a third, which is late."""
+    """Runs two shells, which plan before either starts a run, then a third."""
     url = f"sqlite:///{os.path.abspath(path)}"
     tf_bandmf.Ledger(url).add_dataset(DATASET, epsilon=5.0, delta=1e-6)
     command = [sys.executable, __file__, path]

@@ -1,6 +1,6 @@
-"""Trains a model with several mechanisms at one budget; prints and draws the results.
+"""Trains a model with several mechanisms at the same budget, and compares the results.
 
-Several examples use this module; each example provides data and a model.
+Several examples use this module. Each of them provides the data and the model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from matplotlib import pyplot as plt
 
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
-# TensorFlow would warn about the repeated tracing of many models in sequence.
+# Otherwise, TensorFlow would warn about retracing, because many models are trained one
+# after the other.
 tf.get_logger().setLevel("ERROR")
 
 console = rich.console.Console()
@@ -45,8 +46,8 @@ TITLES = {
 class Run:
     """One training run: plan, learning rate, and test accuracy after each epoch.
 
-    The last accuracy is measured with the averaged weights, which `fit` sets at the
-    end.
+    The last accuracy is that of the moving average of the weights, which `fit` sets at
+    the end of training.
     """
 
     plan: tf_bandmf.Plan
@@ -62,7 +63,10 @@ def train(
     seed: int,
     on_epoch: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Trains once, as advised; `seed` determines the initial weights, never the noise."""
+    """Trains one model with the hyperparameters that the plan advises.
+
+    The seed determines the initial weights, but not the noise.
+    """
     x_train, y_train, x_test, y_test = data
     keras.utils.set_random_seed(seed)
     model = tf_bandmf.keras.make_private(build_model())
@@ -143,14 +147,14 @@ def print_table(title: str, runs: dict[str, list[Run]]) -> None:
 
 
 def print_joint_guarantee(runs: dict[str, list[Run]]) -> None:
-    """Prints the joint guarantee of all runs, because a comparison is not one run."""
+    """Prints the joint guarantee of all runs, because a comparison consists of many."""
     plans = [run.plan for group in runs.values() for run in group]
     joint = tf_bandmf.compose(plans)
     delta = plans[0].delta
     console.print(
         f"Each of these {len(plans)} runs on the same data spends a separate budget. "
-        f"All together are (epsilon = {joint.epsilon(delta):.4g}, delta = {delta:g})-DP: "
-        f"the statement of a single run holds if nothing of the other runs is released."
+        f"Together, they are (epsilon = {joint.epsilon(delta):.4g}, delta = {delta:g})-DP. "
+        f"The statement of a single run holds if nothing of the other runs is released."
     )
 
 
@@ -162,7 +166,7 @@ def mean_and_standard_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def save_picture(path: str, runs: dict[str, list[Run]]) -> None:
-    """Plots the test accuracy, and the noise accumulated in the model, at each step."""
+    """Plots the test accuracy of each epoch, and the noise in each step's model."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for name, group in runs.items():
         accuracy = np.mean([run.accuracy for run in group], axis=0)

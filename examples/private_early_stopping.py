@@ -1,9 +1,10 @@
-"""Early stopping on a private held-out set; one guarantee covers it and the training.
+"""Early stopping on a private held-out set, with one guarantee for it and the training.
 
 The data are handwritten digits: 1,080 images for training, 360 private held-out images,
 and 357 images for testing. At the same (epsilon, delta), the program compares plans
-with and without a reservation for evaluations, and the last model with the checkpoint
-chosen by the private metric. Nothing is downloaded.
+that reserve a share of the budget for private evaluations with a plan that does not. It
+also compares the last model with the checkpoint that the private metric chooses.
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Data = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def load_data() -> Data:
-    """Returns images of 8 x 8 pixels and their digits, in three parts."""
+    """Returns images of 8 x 8 pixels and their digits, in three splits."""
     digits = sklearn.datasets.load_digits()
     order = np.random.RandomState(0).permutation(len(digits.target))
     x = (digits.data[order] / 16.0).astype(np.float32)
@@ -40,7 +41,7 @@ def load_data() -> Data:
 
 
 class Best(keras.callbacks.Callback):
-    """Stores the weights of the epoch with the largest private accuracy."""
+    """Stores the weights of the epoch with the highest private accuracy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +54,11 @@ class Best(keras.callbacks.Callback):
 
 
 def train(plan: tf_bandmf.Plan, data: Data, factor: float, epochs: int, seed: int):
-    """Trains; returns the last and the best epoch's test accuracy, and the best epoch."""
+    """Trains a model, and evaluates it privately if the plan reserves budget for this.
+
+    Returns:
+      The test accuracy of the last epoch, that of the best epoch, and the best epoch.
+    """
     keras.utils.set_random_seed(seed)
     layers = [
         keras.layers.Input((64,)),

@@ -1,9 +1,9 @@
 """A two-tower recommender with user-level privacy that also works for new users.
 
-The user tower reads only the items in a user's history, so there is no user embedding
-table. The item tower looks up an item embedding in a table that both towers share. The
-loss is a sampled softmax: one of the user's items against random items. All rows of a
-user are clipped together.
+The user tower reads only the items in a user's history, so there is no table of user
+embeddings. The item tower looks up an item's embedding in a table that both towers
+share. The loss is a sampled softmax, which compares one of the user's items with random
+items. The gradient of all rows of a user is clipped as a whole.
 
     python examples/recommender.py                        # generated users; takes minutes
     python examples/recommender.py --movielens ml-25m     # a folder of MovieLens
@@ -40,13 +40,13 @@ from tf_bandmf.accounting.gaussian import calibrate_noise_stddev
 EPSILON, DELTA = 2.0, 1e-6
 HISTORY, NEGATIVES, WIDTH = 20, 20, 16
 ROWS_PER_USER, BATCH, EPOCHS = 2, 1000, 5
-# The share of the total mu^2 that the item selection gets, and the maximum number of
-# items that it counts per user.
+# The share of the squared mu of Gaussian DP that the selection of items gets, and the
+# maximum number of items that it counts per user.
 SELECTION_SHARE, MOST_COUNTED = 0.05, 10
 
 
 class Way(NamedTuple):
-    """A way to train: the arguments of a plan, and True if items are selected."""
+    """A row of the table: how to train, and whether items are selected beforehand."""
 
     mechanism: str | None
     sampling: str | None
@@ -66,10 +66,10 @@ WAYS = {
 
 
 class Users(NamedTuple):
-    """Users with their items in chronological order; 0 stands for no item.
+    """Users with their items; 0 stands for no item.
 
     Attributes:
-      items: items of each user, [users, HISTORY + 1] int32, padded on the left.
+      items: items of each user, [users, HISTORY + 1] int32, padded on the right.
       num_items: number of items of the public catalogue, with ids 1 to `num_items`.
     """
 
@@ -78,7 +78,7 @@ class Users(NamedTuple):
 
 
 def generated(num_users: int, num_items: int, seed: int) -> Users:
-    """Generates users who each have two of twelve tastes, and items with Zipf popularity.
+    """Generates users with two of twelve tastes each, and items with Zipf popularity.
 
     A user draws items without replacement, with probabilities proportional to
     popularity times `exp(3 cos(angle between taste and item))`.
@@ -109,7 +109,7 @@ def generated(num_users: int, num_items: int, seed: int) -> Users:
 
 
 def from_movielens(folder: pathlib.Path, seed: int) -> Users:
-    """Reads users and items from a MovieLens folder: the newest ratings of at least 4.
+    """Reads users and their items, the newest ratings >= 4, from a MovieLens folder.
 
     Ids are row numbers in `movies.csv`, because the catalogue is public.
 
@@ -156,7 +156,12 @@ class Rows(NamedTuple):
 
 
 def rows_of(users: Users, ids: np.ndarray) -> Rows:
-    """Returns one row per user and item, with new ids; skips items without a new id."""
+    """Returns one row for each user and item, except items that have no new id.
+
+    Args:
+      users: users with their items.
+      ids: new id of each item, 0 for none, shape [num_items + 1].
+    """
     items = ids[users.items]
     is_known = items > 0
     none = ~is_known.any(axis=1)
@@ -169,7 +174,7 @@ def rows_of(users: Users, ids: np.ndarray) -> Rows:
 
 
 def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
-    """Maps the most frequent items to new ids, all others to 0; shape [num_items + 1].
+    """Selects the most frequent items privately, and gives them new ids.
 
     The method is DP-FEST (arXiv:2311.08357): item counts with Gaussian noise. At most
     `MOST_COUNTED` items per user are counted, each once, so the vector of a user's
@@ -179,6 +184,9 @@ def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
       users: the private users.
       kept: number of items to keep.
       noise: the noise multiplier.
+
+    Returns:
+      The new id of each item, 0 for items that are not kept, shape [num_items + 1].
     """
     counted = users.items[:, :MOST_COUNTED].reshape(-1)
     counts = np.bincount(counted, minlength=users.num_items + 1)[1:]
@@ -190,7 +198,7 @@ def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
 
 
 def two_towers(num_items: int) -> keras.Model:
-    """Returns a model that scores candidates, [batch, 1 + NEGATIVES], given a history."""
+    """Returns a model of scores [batch, 1 + NEGATIVES] from history and candidates."""
     history = keras.Input((HISTORY,), dtype="int32", name="history")
     candidates = keras.Input((None,), dtype="int32", name="candidates")
     items = keras.layers.Embedding(
@@ -212,7 +220,7 @@ def two_towers(num_items: int) -> keras.Model:
 
 
 def with_negatives(num_items: int):
-    """Returns a map of single rows that adds random items as candidates."""
+    """Returns a function for `map` that adds random items to a row as candidates."""
 
     def candidates(x, y, seed):
         others = tf.random.stateless_uniform(
@@ -225,7 +233,7 @@ def with_negatives(num_items: int):
 
 
 def scores_of(model: keras.Model, ids: np.ndarray, history: np.ndarray) -> np.ndarray:
-    """Returns the scores of all items, [users, num_items + 1]; -inf for items not kept."""
+    """Returns the scores of all items, [users, num_items + 1]; -inf if not kept."""
     table = model.get_layer("items").embeddings.numpy()
     items = ids[history]
     is_there = (items > 0)[..., None]
@@ -262,11 +270,11 @@ def hit_rate(scores_for: Callable[[np.ndarray], np.ndarray], held_out: Users) ->
 
 
 def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
-    """Returns a way's plan and all its releases, which jointly cost `EPSILON`.
+    """Returns the plan of a way of training, and all releases, which cost `EPSILON`.
 
-    The selection of items is a Gaussian mechanism with a share of the budget; the plan
-    gets the rest, computed by bisection on the joint guarantee of selection and
-    training.
+    If items are selected, the selection is a Gaussian mechanism with a share of the
+    budget, and the plan gets the rest of the budget. A bisection on the joint guarantee
+    of selection and training computes this rest.
     """
 
     def plan(epsilon: float) -> tf_bandmf.Plan:
@@ -301,7 +309,11 @@ def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
 def trained(
     way: Way, users: Users, seed: int, kept: int
 ) -> tuple[keras.Model, np.ndarray, str]:
-    """Trains; returns a model, the new item ids, and a statement of all releases."""
+    """Trains a model in one way.
+
+    Returns:
+      The model, the new ids of the items, and a statement that covers all releases.
+    """
     keras.utils.set_random_seed(seed)
     ids = np.arange(users.num_items + 1, dtype=np.int32)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -330,8 +342,9 @@ def trained(
         ids = frequent(users, kept, released[0].event.noise_multiplier)
     rows, num_items = rows_of(users, ids), int(ids.max())
     model = tf_bandmf.keras.make_private(two_towers(num_items), tables="lazy")
-    # Each way of training is a separate run; if several models were released, the runs
-    # would compose.
+    # Each way of training is a separate run. If several models were released, the
+    # privacy losses of their runs would add up, so `tf_bandmf.compose` would give the
+    # guarantee.
     private = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(way.rate), plan, additional_run=True
     )
@@ -365,7 +378,7 @@ def main(
     movielens: pathlib.Path | None,
     only: tuple[str, ...],
 ) -> None:
-    """Trains and prints a table."""
+    """Trains in all ways and prints a table of the results."""
     table = rich.table.Table(title=f"ε = {EPSILON:g}, δ = {DELTA:g}, {seeds} seeds")
     for heading in ("way", "hit rate at 10", "seconds"):
         table.add_column(heading)

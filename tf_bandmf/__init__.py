@@ -61,7 +61,7 @@ _PARTICIPATIONS = (
     *("BMinSepSampling", "BallsInBins", "CyclicFixedSize", "CyclicPoisson"),
     *("FixedEpochOrder", "MinSep", "Participation", "Poisson", "Shuffled"),
 )
-# The module that defines each public name.
+# The submodule that defines each public name.
 _HOMES = {
     **dict.fromkeys(_PARTICIPATIONS, "participation"),
     "Guarantee": "accounting.guarantee",
@@ -83,7 +83,8 @@ __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "keras":  # not in `__all__`: the federated stack lacks it
+    # "keras" is not in `__all__` because federated installations lack Keras.
+    if name == "keras":
         try:
             return importlib.import_module("tf_bandmf.keras")
         except ImportError as error:

@@ -1,3 +1,3 @@
-"""The version, importable without TensorFlow."""
+"""The version of the package, importable without TensorFlow."""
 
 __version__ = "0.1.0.dev5"

@@ -1,8 +1,9 @@
-"""Workloads, which describe how released models add up noisy gradients.
+"""Workloads, which describe how an optimizer adds up noisy gradients in the model.
 
-Row `i` of the workload matrix `A` says how the model after step `i` adds up the
-gradients of the steps so far. Every workload here is `A = T^-1 diag(learning_rates)`
-with a banded Toeplitz `T`, which makes errors computable in O(n).
+Row `i` of the workload matrix `A` contains the factors with which the model after step
+`i` adds up the gradients of the steps so far. Every workload of this module is
+`A = T^-1 diag(learning_rates)` with a banded Toeplitz `T`, so errors can be computed in
+O(n).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy.typing as npt
 
 from tf_bandmf import matrices
 
-# The largest learning rate; chosen so that fourth powers of sums stay finite.
+# The maximum learning rate. With this limit, fourth powers of sums of rates stay
+# finite.
 _LARGEST_RATE = 1e50
 
 
@@ -37,14 +39,16 @@ class Workload:
     Build a workload with `prefix_sum`, `momentum_sgd`, `identity` or `from_inverse`.
 
     Attributes:
-      name: name in tables and statements.
+      name: name of the workload in tables and statements.
       num_steps: n, the number of steps.
       inverse_coefficients: the diagonals of the banded Toeplitz `T`, shape [q + 1].
       learning_rates: relative learning rate of each step, shape [n], between 1e-50 and
         1e50, or None for a constant rate. Only the ratios of the rates affect the
         choice of a strategy.
-      momentum, decay: arguments of `momentum_sgd`, 0 and 1 for `prefix_sum`; None if `T`
-        has another form. The closed forms of the square-root strategies use them.
+      momentum: argument of `momentum_sgd`, 0 for `prefix_sum`; None if `T` has another
+        form. The closed forms of the square-root strategies use `momentum` and `decay`.
+      decay: argument of `momentum_sgd`, 1 for `prefix_sum`; None if `T` has another
+        form.
     """
 
     name: str
@@ -55,7 +59,7 @@ class Workload:
     decay: float | None = None
 
     def __post_init__(self) -> None:
-        # Validates num_steps and the coefficients.
+        # The constructor of this matrix validates num_steps and the coefficients.
         toeplitz = matrices.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         object.__setattr__(self, "inverse_coefficients", toeplitz.coefficients)
         object.__setattr__(self, "num_steps", toeplitz.num_rows)
@@ -73,7 +77,7 @@ class Workload:
                 raise ValueError(
                     f"learning_rates must be between {1.0 / _LARGEST_RATE:g} and "
                     f"{_LARGEST_RATE:g}, found {rates.min():g} to {rates.max():g}. They "
-                    f"are relative: divide all by the first rate."
+                    f"are relative: divide all rates by the first rate."
                 )
             object.__setattr__(self, "learning_rates", rates)
 
@@ -90,7 +94,7 @@ class Workload:
         return matrices.RowBanded(toeplitz.as_rows() / rates[:, None])
 
     def first_column(self) -> np.ndarray:
-        """Returns the first column of the Toeplitz part `T^-1`, shape [n]."""
+        """Returns the first column of the Toeplitz factor `T^-1`, shape [n]."""
         toeplitz = matrices.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         return toeplitz.solve(np.eye(1, self.num_steps)[0])
 
@@ -129,7 +133,7 @@ def check_workload(workload: Any) -> None:
 
 
 def resolve(workload: Workload | str | None, num_steps: int) -> Workload:
-    """Returns the given workload, the named workload, or by default prefix sums.
+    """Converts a `workload` argument to a workload; None stands for prefix sums.
 
     Raises:
       TypeError: if the argument is not a workload, a name (see `parse`) or None.
@@ -152,7 +156,7 @@ def parse(specification: str, num_steps: int) -> Workload:
       num_steps: n.
 
     Raises:
-      ValueError: for anything else.
+      ValueError: if the specification does not have this form.
     """
     name, _, values = specification.partition(":")
     if name in ("prefix", "identity") and not values:
@@ -179,7 +183,7 @@ def parse(specification: str, num_steps: int) -> Workload:
 
 
 def prefix_sum(num_steps: int, learning_rates: npt.ArrayLike | None = None) -> Workload:
-    """Returns prefix sums, as in plain SGD: `A[i, j] = 1` for j <= i."""
+    """Returns the workload of plain SGD, prefix sums: `A[i, j] = 1` for j <= i."""
     return momentum_sgd(num_steps, learning_rates=learning_rates)
 
 
@@ -234,5 +238,5 @@ def from_inverse(
     learning_rates: npt.ArrayLike | None = None,
     name: str = "custom",
 ) -> Workload:
-    """Returns the workload of a linear optimizer from the diagonals of `T`."""
+    """Returns the workload of any linear optimizer, given by the diagonals of `T`."""
     return Workload(name, num_steps, np.asarray(inverse_coefficients), learning_rates)

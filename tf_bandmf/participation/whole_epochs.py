@@ -1,4 +1,4 @@
-"""The base class of participations with whole epochs."""
+"""The base class of participations in which each example takes part once per epoch."""
 
 from __future__ import annotations
 
