@@ -189,7 +189,7 @@ def train_privately(
 
 
 def generated(model: keras.Model, prompt: np.ndarray) -> str:
-    """Returns a prompt, an array [T] of bytes, as text with the model's continuation."""
+    """Returns a prompt, an array [T] of bytes, with its continuation, as text."""
     codes = np.zeros((1, 2 * LENGTH), np.int32)
     codes[0, : len(prompt)] = prompt
     mask = (np.arange(2 * LENGTH) < len(prompt)).astype(np.int32)[None]

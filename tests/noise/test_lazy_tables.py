@@ -228,5 +228,5 @@ def test_tables_show_no_secret():
         tf.Variable(tf.ones([2, 2])), Jumps(_system("inverse", lazy.LinearUpdate()), 3)
     )
     assert repr(table) == "LazyTable(<secret>)"
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError, match="do not pickle"):
         table.__reduce__()

@@ -107,7 +107,7 @@ class Centered(ByIndex):
 
 @pytest.mark.invariant(16)
 def test_a_row_is_of_one_example(plan):
-    with pytest.raises(ValueError, match="another value for example 0"):
+    with pytest.raises(ValueError, match="Example 0 of the data set has changed"):
         plan.batches(Centered(X.__getitem__, M))
 
 
@@ -120,5 +120,5 @@ def test_a_row_is_of_one_example(plan):
 @pytest.mark.invariant(16)
 def test_a_source_of_ones_own_is_a_function_of_indices(plan):
     drawn = np.random.default_rng()
-    with pytest.raises(ValueError, match=r"Augment in plan\.batches"):
+    with pytest.raises(ValueError, match=r"Augment by plan\.batches"):
         plan.batches(ByIndex(lambda index: X[index] * drawn.uniform(), M))

@@ -89,13 +89,13 @@ def _rotated(word: tf.Tensor, bits: int) -> tf.Tensor:
 def chacha20_in_a_row(
     step_key: tf.Tensor, counter: tf.Tensor, num_counters: int
 ) -> tf.Tensor:
-    """Returns the words of `chacha20` for consecutive counters; computes blocks once.
+    """Computes the words of `chacha20` for consecutive counters, each block only once.
 
     Returns:
       int32, shape [num_counters, 4].
     """
     first = tf.bitwise.right_shift(counter, tf.constant(2, tf.uint64))
-    # One additional block, because the first counter may lie within a block.
+    # One additional block is needed, because the first counter may lie within a block.
     numbers = first + tf.cast(tf.range(-(-num_counters // 4) + 1), tf.uint64)
     words = tf.stack(chacha20_blocks(step_key, numbers), axis=-1)
     skipped = tf.cast(tf.bitwise.bitwise_and(counter, 3), tf.int32)

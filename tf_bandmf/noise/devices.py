@@ -1,4 +1,4 @@
-"""The kind of device and the compiler for which an operation is being traced."""
+"""Functions that tell for which device and compiler an operation is being traced."""
 
 from __future__ import annotations
 

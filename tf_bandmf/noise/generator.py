@@ -182,7 +182,7 @@ class NoiseGenerator:
         return noise, NoiseState(state.step_keys, updated(state.buffer, updates))
 
     def checked_step(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns `step` as int64, after checking that it is before the horizon."""
+        """Returns `step` as int64, after checking that it is a step of the plan."""
         step = tf.cast(step, tf.int64)
         horizon = tf.constant(self.num_steps, tf.int64)
         is_within = (step >= 0) & (step < horizon)
@@ -243,7 +243,7 @@ class NoiseGenerator:
 
 
 def updated(buffer: tf.Tensor, updates: Updates) -> tf.Tensor:
-    """Returns the buffer, a tensor, after the updates of a step."""
+    """Applies a step's updates to a buffer, a tensor, and returns the new buffer."""
     for update in updates:
         buffer = tf.tensor_scatter_nd_update(
             buffer, update.indices[:, None], update.values

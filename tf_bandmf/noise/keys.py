@@ -19,13 +19,14 @@ _KEY_BYTES = 32
 # upper 64 of its 128-bit counter. ChaCha20: a key of 256 bits, and the last 64 of its
 # nonce.
 KEY_WORDS = {"philox": 2, "chacha20": 5}
-# How many of the words are derived from the secret; the remaining words are 0.
+# The number of words of a step's key that are derived from the secret. The remaining
+# words are 0.
 _SECRET_WORDS = {"philox": 2, "chacha20": 4}
 _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 
 
 class Secret:
-    """Mixin for objects that hold secrets: it forbids showing, pickling and copying."""
+    """A mixin that keeps objects with secrets from being shown, pickled or copied."""
 
     __slots__ = ()
 

@@ -70,6 +70,8 @@ class RowSystem(NamedTuple):
 def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
     """Returns the system `(y[t], m[t+1]) = N[t] (m[t], z[t])` for the rows y of `C^-1 Z`.
 
+    `m[t]` are the k vectors that the mechanism stores before step t.
+
     Args:
       matrix: C.
 
@@ -135,7 +137,7 @@ def row_system(
     first = of_gradient.size
     m = first + noise.shape[1] - 1
     if m > MOST_ENTRIES:
-        raise ValueError(f"States must have <= {MOST_ENTRIES} entries, found {m}.")
+        raise ValueError(f"A row state must have <= {MOST_ENTRIES} entries, found {m}.")
     constant, rate = np.zeros([2, len(noise), m, m + 2])
     constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
     if beta != 0.0:

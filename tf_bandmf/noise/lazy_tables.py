@@ -29,7 +29,7 @@ _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
 _TABLE_BLOCKS = 1 << 40
 # Conditional variances below this fraction of the variance are rounding errors.
 _SMALLEST_PIVOT = 1e-12
-# Windows of steps are padded to one of these lengths.
+# The list of the steps since the last release is padded to one of these lengths.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
 # The number of groups of rows that one iteration of a step's loop processes, as long as
 # that many groups remain.
@@ -82,7 +82,7 @@ class Jumps:
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
         self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
-        # P and L of the jumps to the next step, side by side.
+        # P and L of the jumps (see `Window`) to the next step, side by side.
         jumps = tf.cast(tf.stack([identity, 0 * identity], axis=1), tf.float32)
         self._jumps = tf.Variable(jumps, trainable=False)
         self._release = tf.Variable(step, trainable=False, dtype=tf.int32)
@@ -90,7 +90,7 @@ class Jumps:
     def of_step(
         self, step: tf.Tensor, rate: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns F, G and H of a step, float64, shapes [m, m], [m], [m].
+        """Returns the matrices F, G, H of a step, float64, shapes [m, m], [m], [m].
 
         Args:
           step: int32 scalar.
@@ -131,7 +131,7 @@ class Jumps:
         return [tf.cast(factor, tf.float32) for factor in (of_weight, of_velocity)]
 
     def advance(self, step: tf.Tensor, rate: tf.Tensor) -> list[Any]:
-        """Advances the target of the jumps from `step` to the next step.
+        """Updates P and Q, whose target is `t = step`, to the next target `t + 1`.
 
         Args:
           step: see `of_step`.
@@ -159,7 +159,7 @@ class Jumps:
         return self._release.assign(step, read_value=False)
 
     def since_release(self, step: tf.Tensor) -> Window:
-        """Returns the jumps to `step` (int32), which all tables use."""
+        """Returns the matrices that bring the rows of all tables to `step`, int32."""
         first = self._release.read_value()
         both = self._jumps.sparse_read(tf.range(first, step + 1))
         return Window(step, first, both)
@@ -209,13 +209,13 @@ class LazyTable(Secret):
         return self._weights.sparse_read(rows)
 
     def clocks_of(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the clocks of some rows, int32, as defined in the class docstring."""
+        """Returns the steps to which some rows are up to date (their clocks), int32."""
         return self._clocks.sparse_read(rows)
 
     def memory(self) -> np.ndarray:
-        """Returns state entries other than weights, only for the private state file.
+        """Returns the states without the weights, only for the private state file.
 
-        A new table can be built from them, as its argument `memory`.
+        A new table takes them as its argument `memory`.
         """
         return self._states[1].numpy()
 
@@ -349,7 +349,7 @@ class LazyTable(Secret):
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """Returns how many rows, at least 1, have `numbers` numbers in their states."""
+        """Returns how many rows, at least 1, have `numbers` state entries in all."""
         return max(1, numbers // self._width)
 
     def _jump(
@@ -379,7 +379,7 @@ def _in_parts(
     count: tf.Tensor,
     first: tf.Tensor | int = 0,
 ) -> Any:
-    """Calls `part(index)`, which returns the next index, until the index is `count`."""
+    """Calls `part(index)`, which returns the next index, as long as index < `count`."""
     start = (tf.convert_to_tensor(first),)
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 

@@ -81,7 +81,7 @@ def weighted_normals(
     made = pairs(step_keys, weights, tf.cast(first_block, tf.uint64))
     # Normals 2 i and 2 i + 1 are the real and the imaginary part of the i-th complex
     # number.
-    if traced_under_xla():  # XLA lacks this bitcast
+    if traced_under_xla():  # XLA cannot bitcast complex numbers to pairs of floats.
         parts = tf.stack([tf.math.real(made), tf.math.imag(made)], axis=-1)
     else:
         parts = tf.bitcast(made, tf.float32)

@@ -82,7 +82,7 @@ class Regeneration(Recurrence):
         first = normals(steps[:together], weights[:together])
         if together == terms:
             return first, ()
-        # Terms of weight 0 fill up the last group.
+        # Terms of weight 0 fill up the last group of terms that are added together.
         missing = [[0, -terms % at_once]]
         steps, weights = tf.pad(steps, missing), tf.pad(weights, missing)
 

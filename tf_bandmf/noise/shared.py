@@ -13,8 +13,8 @@ import tensorflow as tf
 # `near_length` rounds up to a multiple of one of these numbers: 8 to 2^27.
 _UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
-# The collections that a function's graph shares with the outer graph instead of copying
-# them.
+# The graph collections that the graph of a function shares with the outer graph instead
+# of copying them.
 _SHARED = ("variables", "local_variables", "trainable_variables")
 
 
@@ -34,7 +34,7 @@ def shared_function(
         it, integer variables are passed by value: they may be on the CPU while
         everything else is on a GPU, and a compiled program cannot read a variable on
         another device. Float variables are read inside the function, because TensorFlow
-        would copy them outside.
+        would copy them if they were read outside.
       **options: options of `tf.function`.
 
     Returns:

@@ -108,7 +108,7 @@ class BatchSchedule:
         participation.validate_num_steps(num_steps)
         self.participation, self.num_steps = participation, num_steps
         self.plan_id, self._padded, self._examples = plan_id, padded, examples
-        # Every participation that has a schedule has these two attributes.
+        # Every participation that has a schedule has `num_examples` and `batch_size`.
         given: Any = participation
         self.steps_per_epoch = -(-given.num_examples // given.batch_size)
         if examples.num_examples != given.num_examples:
@@ -174,7 +174,7 @@ class BatchSchedule:
     def _draw_base(self) -> np.ndarray:
         """Returns the seed of all random choices other than sampling, int64, shape [2].
 
-        These are the random numbers of `map`, and the choice of a user's rows.
+        Such choices are the random numbers of `map`, and which rows of a user are used.
         """
         plan, person = str(self.plan_id).encode(), b"tf-bandmf draws"
         digest = hashlib.blake2b(plan, digest_size=16, key=self._seed, person=person)

@@ -117,8 +117,9 @@ class Examples:
         users = np.asarray(users)
         if source.in_order:
             raise ValueError(
-                "users needs rows that are read by index, but a data set only has its own "
-                "order. Pass arrays, files, or an object with a length and rows by index."
+                "users needs rows that are read by index, but a data set has a fixed "
+                "order. Pass arrays, files, or an object that has a length and rows by "
+                "index."
             )
         if users.shape != (source.num_examples,):
             raise ValueError(

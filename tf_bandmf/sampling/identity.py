@@ -44,7 +44,7 @@ _FEW = 0.01
 
 
 def bytes_of(array: np.ndarray) -> Any:
-    """Returns the concatenated bytes of numbers or texts."""
+    """Returns the concatenated bytes of numbers or strings."""
     flat = np.ascontiguousarray(array).ravel()
     return b"\0".join(flat) if array.dtype.hasobject else flat.view(np.uint8).data
 
@@ -55,12 +55,13 @@ def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
         hashes = tf.bitcast(tf.fingerprint(tensor), tf.int64)
         if tensor.dtype != tf.string:
             return hashes
-        # TensorFlow returns uninitialized memory for rows without any text.
+        # For rows of strings that contain no string, TensorFlow returns uninitialized
+        # memory.
         return tf.where(tf.size(tensor) > 0, hashes, tf.zeros_like(hashes))
 
 
 def row_hashes(leaves: Sequence[Any]) -> tf.Tensor:
-    """Returns a hash over all leaves of each row, which identifies it, int64, shape [N]."""
+    """Returns a hash of each row over all its leaves, int64, shape [N]."""
     hashes = [hash_rows(tf.convert_to_tensor(leaf)) for leaf in leaves]
     return hash_rows(tf.stack(hashes, axis=1))
 
@@ -135,7 +136,7 @@ _OF_ANOTHER_PROCESS = (lambda: np.empty(0, np.int64)), ()
 def remember(
     schedule_id: int, records: Callable[[], np.ndarray], remarks: tuple[str, ...]
 ) -> None:
-    """Records, for this process, a schedule's record hashes and statement remarks."""
+    """Stores a schedule's record hashes, and the sentences about it for a statement."""
     # A schedule with the same id may have read the same examples from another source.
     first, said = _KNOWN.get(schedule_id, (records, ()))
     _KNOWN[schedule_id] = first, tuple(dict.fromkeys((*said, *remarks)))

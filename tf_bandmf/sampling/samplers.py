@@ -54,7 +54,7 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
     """
     seed = HiddenBytes(seed)
     if len(seed) != SEED_BYTES:
-        raise ValueError(f"A sampler's seed has {SEED_BYTES} bytes, found {len(seed)}.")
+        raise ValueError(f"The seed must have {SEED_BYTES} bytes, found {len(seed)}.")
     place = int(step).to_bytes(8, "little", signed=True)
     message = HiddenBytes(b"tf-bandmf sampler" + seed + place)
     stream = hashlib.shake_256(message).digest(8 * count)
@@ -256,7 +256,7 @@ class RestSampler(Sampler):
     def example_indices(self, step: int) -> np.ndarray:
         with self._lock:
             if self._next < 0 or (step < self._next and step not in self._recent):
-                # For each example, `_free` contains the first step without rest.
+                # `_free` is the first step at which each example no longer rests.
                 self._free, self._next, self._recent = self._first_free(), 0, {}
             while (now := self._next) <= step:
                 tried = self._trials.successes(self._words, now, self._total)

@@ -31,7 +31,7 @@ OF_CLASS_WEIGHTS = (
     "noise hides them, and each record changes the weights of all other records."
 )
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# The block size in bytes when all rows are read.
+# The size in bytes of the blocks in which all rows are read.
 _AT_ONCE = 1 << 22
 # The number of evenly spaced examples that are read before a run begins, if reading all
 # examples would take too long.
@@ -78,7 +78,7 @@ class ExampleSource(abc.ABC):
 
     @abc.abstractmethod
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Returns the leaves of N >= 1 rows; marks failed rows, and zeros them."""
+        """Returns the leaves of N >= 1 rows; marks rows that fail, and zeros them."""
 
     def rows(self, indices: np.ndarray) -> list[np.ndarray]:
         """Returns the leaves of rows, then a mask of readable rows, bool, shape [N].
@@ -229,7 +229,8 @@ class IndexedExamples(ExampleSource):
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         if not self._failed[indices].any():
-            with contextlib.suppress(Exception):  # one invalid row fails the whole call
+            # One invalid row fails the whole call.
+            with contextlib.suppress(Exception):
                 return self._checked(self._content(indices))
         if len(indices) == 1:
             self._failed[indices] = True

@@ -5,7 +5,7 @@ amplification by balls-in-bins sampling, however, the noise depends on the whole
 matrix of the bins and on the budget: the best strategies for epsilon = 1 and epsilon =
 8 differ. Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (arXiv:2410.06266)
 published such an optimization for banded Toeplitz `C`. For banded inverses,
-arXiv:2505.12128, section 6, leaves it open.
+arXiv:2505.12128, section 6, leaves this optimization open.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def optimized_banded(
         with at least as many steps per epoch as `C` has bands.
       start: banded strategy to start from, with any number of bands. The default is the
         optimal banded Toeplitz strategy or, for the mean error of prefix sums of more than
-        65,536 steps, a continuation of the optimum for a quarter of the steps.
+        65,536 steps, an extrapolation of the optimum for a quarter of the steps.
       max_iterations: maximum number of L-BFGS iterations per stage.
       gap_tolerance: a result counts as converged if its certified relative gap is at
         most this.
@@ -184,8 +184,8 @@ def _default_columns(
     """Returns the columns [bands, n] of the default start.
 
     The default start is the optimal Toeplitz strategy for the workload without its
-    learning rates. For prefix sums of very many steps, it is a continuation of the
-    optimum for fewer steps. With momentum 0.9, a continuation was no better than the
+    learning rates. For prefix sums of very many steps, it is an extrapolation of the
+    optimum for fewer steps. With momentum 0.9, an extrapolation was no better than the
     Toeplitz strategy in measurements up to 2^16 steps.
     """
     from tf_bandmf.optimize import continuation, objectives

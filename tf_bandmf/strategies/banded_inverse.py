@@ -95,7 +95,7 @@ class _Search:
         self._objective, self._options = objective, options
 
     def with_continuation(self, bands: int) -> Strategy:
-        """Returns the better optimum of two starts: BISR, and half the number of bands.
+        """Returns the better optimum from BISR and from the optimum for half the bands.
 
         The second start is used only if the first does not converge with an exact
         sensitivity.

@@ -103,10 +103,9 @@ class Strategy:
     def in_float32(self) -> Strategy:
         """Returns the strategy with its coefficients rounded to float32.
 
-        The noise generator uses float32 coefficients.
-
-        Plans contain strategies in this form, so sensitivity and error are computed for
-        the matrix that generates the noise. Normalized columns stay normalized.
+        The noise generator uses float32 coefficients. Plans contain strategies in this
+        form, so that sensitivity and error are those of the matrix that generates the
+        noise. Normalized columns stay normalized.
         """
         return dataclasses.replace(self, matrix=self.matrix.in_float32())
 
