@@ -117,9 +117,8 @@ class Examples:
         users = np.asarray(users)
         if source.in_order:
             raise ValueError(
-                "users needs rows that are read by index, but a data set has a fixed "
-                "order. Pass arrays, files, or an object that has a length and rows by "
-                "index."
+                "users needs rows that are read by index; a data set has a fixed order. "
+                "Pass arrays, files, or an object that has a length and rows by index."
             )
         if users.shape != (source.num_examples,):
             raise ValueError(
