@@ -69,8 +69,8 @@ def path_maximum(
     in the pattern. The interactions form a path, along which the signs of the
     contributions can be chosen one after the other so that nothing cancels. Therefore
     the bound of Prop. E.1 is attained, for entries of any sign. A dynamic program over
-    the pattern's first step and its number of participations finds the maximum in O(k n
-    (bands - b)) operations, in addition to computing the Gram diagonals.
+    the pattern's first step and its number of participations finds the maximum in
+    O(k n (bands - b)) operations, in addition to computing the Gram diagonals.
 
     Args:
       matrix: `C`; `bands <= 2 b` unless k <= 2.

@@ -161,8 +161,8 @@ def _exact(
             # Theorem 1 requires a non-increasing column, but the order of the first b
             # entries does not matter. The proof moves participations to the left.
             # Shifting all participations never reduces the norm if no entry is
-            # negative, and closing a gap of more than b steps compares only entries c[m
-            # - 1] and c[m] with m > b.
+            # negative. Closing a gap of more than b steps compares only entries
+            # `c[m - 1]` and `c[m]` with m > b.
             value = _leftmost_columns(matrix, b, k)
             return Sensitivity(value, True, "Toeplitz non-increasing from b, Theorem 1")
     if _is_normalized_lambda_cgd(matrix):

@@ -22,8 +22,8 @@ import numpy as np
 from tf_bandmf.matrices.base import check_num_rows, register
 from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
 
-# The maximum number of placements of a given number of participations in an interval
-# that are stored.
+# At most this many placements of a given number of participations in an interval are
+# stored.
 _MAX_WAYS = 256
 
 

@@ -246,7 +246,8 @@ def _traced(
 ) -> _Problem:
     """Returns the traced problem that `optimize` solves.
 
-    The workload is passed as its configuration, because arguments must be hashable.
+    The workload is passed as its configuration, because a cached function needs
+    hashable arguments.
     """
     workload = Workload.from_config(configs.loads(config))
     return _Problem(workload, objective, bands, separation)

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 # Each named objective, with the objective that equals it if errors never decrease from
 # step to step.
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
-# The maximum change of a coefficient in the first step. From the square root, a longer
-# step would leave the region of stable inverses.
+# The maximum change of a coefficient in the first step. If the descent starts from the
+# square root of the workload, a longer step would leave the region of stable inverses.
 _FIRST_STEP = 0.05
-# A descent ends if the log squared error decreases by less than this in 20 iterations.
-# With DRAFT, the error at the end is within about 0.3% of the minimum error.
+# A descent ends if the log squared error decreases by less than one of these tolerances
+# in 20 iterations. With DRAFT, the final error is within about 0.3% of the minimum
+# error.
 LEAST_DECREASE = 1e-12
 DRAFT = 1e-2
 
@@ -143,8 +144,8 @@ class SeriesError:
         n = workload.num_steps
         self._inverse, self._factor = inverse, workload.inverse_coefficients
         self._column = workload.first_column()
-        # The weight of entry t of the first column of A C^-1, which occurs in n - t
-        # rows.
+        # The weights of the squared entries of the first column of A C^-1. Entry t
+        # occurs in n - t rows.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]

@@ -3,15 +3,16 @@
 One object defines both the sampler and its privacy analysis, so the two cannot
 contradict each other.
 
-| class | sampler | accounting | |---|---|---| | `MinSep` | written by the caller |
-without amplification | | `FixedEpochOrder` | the same batches in every epoch | without
-amplification | | `Shuffled` | one secret order, the same in every epoch | a bound,
-without amplification | | `CyclicPoisson` | each example of one of b parts,
-independently | amplified | | `Poisson` | each example, independently (DP-SGD) |
-amplified | | `CyclicFixedSize` | a fixed number of examples of one of b parts |
-amplified, a bound | | `BMinSepSampling` | each example not in the last b - 1 steps |
-amplified, simulated | | `BallsInBins` | each example in one random bin of the epoch |
-amplified, simulated |
+| class | sampler | accounting |
+|---|---|---|
+| `MinSep` | written by the caller | without amplification |
+| `FixedEpochOrder` | the same batches in every epoch | without amplification |
+| `Shuffled` | one secret order, the same in every epoch | a bound, without amplification |
+| `CyclicPoisson` | each example of one of b parts, independently | amplified |
+| `Poisson` | each example, independently (DP-SGD) | amplified |
+| `CyclicFixedSize` | a fixed number of examples of one of b parts | amplified, a bound |
+| `BMinSepSampling` | each example not in the last b - 1 steps | amplified, simulated |
+| `BallsInBins` | each example in one random bin of the epoch | amplified, simulated |
 """
 
 from tf_bandmf.participation.b_min_sep import BMinSepSampling as BMinSepSampling

@@ -24,8 +24,8 @@ class BMinSepSampling(Cyclic):
     (Dong and Ganesh, arXiv:2602.09338). An example rests if it took part in one of the
     last `b - 1` steps. Which examples rest at the start is drawn as if the sampling had
     always been running. Therefore every step takes `batch_size` examples in
-    expectation: `p = q / (1 - (b - 1) q)` with `q = batch_size / num_examples`. With b
-    = 1, this is Poisson sampling.
+    expectation: `p = q / (1 - (b - 1) q)` with `q = batch_size / num_examples`. This is
+    Poisson sampling if b = 1.
 
     Args:
       num_examples: m, size of the training set.
@@ -35,7 +35,7 @@ class BMinSepSampling(Cyclic):
 
     demands: ClassVar[str] = (
         "access to any example at any step, batches of varying size, secret batch "
-        "membership, a record of resting examples, and a C with bands"
+        "membership, a record of resting examples, and a banded C"
     )
     kind: ClassVar[str] = "b_min_sep_sampling"
     sampling: ClassVar[str | None] = "b-min-sep"

@@ -33,7 +33,7 @@ class CyclicPoisson(Cyclic):
 
     demands: ClassVar[str] = (
         "access to any example of a part at its steps, batches of varying size, "
-        "secret batch membership, and a C with bands"
+        "secret batch membership, and a banded C"
     )
     kind: ClassVar[str] = "cyclic_poisson"
     sampling: ClassVar[str | None] = "cyclic-poisson"

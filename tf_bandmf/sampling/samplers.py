@@ -236,8 +236,9 @@ class RestSampler(Sampler):
     """Draws, with probability p, each example that was not in the last b - 1 steps.
 
     The probability p is `B / (m - B (b - 1))`. An example rests, that is, cannot be
-    drawn, for b - 1 steps after each draw. At the start, an example rests for 1, ..., b
-    - 1 steps with probability B / m each, as if the sampling had always been running.
+    drawn, for b - 1 steps after each draw. At the start, an example rests for each of
+    the numbers 1, ..., b - 1 of steps with probability B / m, as if the sampling had
+    always been running.
 
     If steps are drawn in order, the cost of a step is proportional to its batch size. A
     resumed run redraws all earlier steps, because they determine which examples rest.

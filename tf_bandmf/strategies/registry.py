@@ -188,7 +188,10 @@ def family_of(name: str) -> Family:
 
 
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
-    """Returns the families that "auto" compares; more if amplification is simulated."""
+    """Returns the families that "auto" compares, in the order of its table.
+
+    Families that need a budget are included only if amplification is simulated.
+    """
     ranked = [family for family in FAMILIES.values() if family.auto is not None]
     ranked.sort(key=lambda family: (family.auto, family.name))
     return tuple(one.name for one in ranked if is_simulated or not one.needs_budget)
@@ -208,7 +211,7 @@ def build_strategy(
     Args:
       mechanism: name of a family.
       workload: A, which also determines the number of steps.
-      participation: participation for mechanisms that optimize their sensitivity.
+      participation: the participation, on which optimized mechanisms depend.
       is_draft: True to optimize only to the precision that is needed to compare
         strategies. It has no effect on families without drafts.
       **options: `bands`, `lambda_`, `gamma`, `num_buffers`, `column_normalized`,
