@@ -133,9 +133,7 @@ class RowBanded(Banded):
             raise ValueError("The main diagonal has a zero: the matrix is singular.")
         for j in range(1, rows.shape[1]):
             if np.any(rows[:j, j] != 0.0):
-                raise ValueError(
-                    f"rows[:{j}, {j}] must be 0: it is outside the matrix."
-                )
+                raise ValueError(f"rows[:{j}, {j}] must be 0 (outside the matrix).")
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]

@@ -3,9 +3,9 @@
 Other families minimize the error at sensitivity 1, or at column norm 1. With
 amplification by balls-in-bins sampling, however, the noise depends on the whole Gram
 matrix of the bins and on the budget: the best strategies for epsilon 1 and 8 differ.
-Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (arXiv:2410.06266)
-published such an optimization for banded Toeplitz `C`. For banded inverses,
-arXiv:2505.12128, section 6, leaves this optimization open.
+Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (arXiv:2410.06266) published such an
+optimization for banded Toeplitz `C`. For banded inverses, arXiv:2505.12128, section 6,
+leaves this optimization open.
 """
 
 from __future__ import annotations
