@@ -41,7 +41,7 @@ def test_it_says_for_what_data_the_caller_vouches(kind):
     plan, model = plan_and_model("identity", batch_size=22, hidden=False)
     model.fit(plan.batches(made[kind]), epochs=1, verbose=0)
     points = dict(model.privacy_statement().points())
-    vouched = "each is made of one record alone" in points["This run"]
+    vouched = "makes each example from exactly one record" in points["This run"]
     assert vouched == (kind != "tf.data")
 
 
