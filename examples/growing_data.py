@@ -35,7 +35,7 @@ YEAR = gaussian.calibrate_noise_stddev(EPSILON, DELTA)
 def errors(plan: tf_bandmf.Plan) -> np.ndarray:
     """Returns the standard deviation of the model's noise after each step, shape [n]."""
     squared = plan.strategy.per_step_squared_error(plan.workload)
-    # `noise_stddev` is that of a clip norm of 1.
+    # `noise_stddev` is the standard deviation of the noise for a clip norm of 1.
     return plan.noise_stddev * np.sqrt(squared)
 
 
@@ -52,7 +52,7 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
     for name in CANDIDATES:
         family, _, bands = name.partition(":")
         if bands and int(bands) > separation and family != "bisr":
-            continue  # The columns of one example's uses would overlap.
+            continue  # Columns in which one example takes part would overlap.
         plan = tf_bandmf.plan(
             name,
             noise_multiplier=YEAR * math.sqrt(shares),

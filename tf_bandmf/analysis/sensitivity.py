@@ -73,7 +73,8 @@ def sensitivity(
 
     Args:
       matrix: `C`, n x n.
-      participation: participation that determines b and k.
+      participation: participation that determines the min separation b and the maximum
+        number k of participations.
 
     Raises:
       ValueError: if the result is not finite.

@@ -173,7 +173,7 @@ def _digest(
     most = _BLOCK // (2 * len(pieces))
     left = tf.concat([*(_hashed(keys, p, most) for p in pieces), *numbers], axis=0)
     if left.shape[0] > _BLOCK:
-        raise ValueError("The digest got more numbers than fit into a block.")
+        raise ValueError("The digest received more numbers than fit into a block.")
     halves = tf.stack(_halves(_hashed_blocks(keys[LEVELS - 1], left)), axis=1)
     key = tf.reshape(key[-_LAST_WORDS // 2 :], [2, 2 * _VALUES + 1])
     # The first number of the key is added unchanged: its factor is 1.
@@ -207,7 +207,8 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """
     size, highest = words.shape[0], max
     is_large = size is None or 2 * size > _FEW
-    if size is None:  # unknown while tracing; XLA knows the size when it compiles
+    # The size may be unknown while tracing; XLA knows it when it compiles.
+    if size is None:
         size, highest = tf.shape(words)[0], tf.maximum
     blocks = highest(size // _BLOCK, 1)
     rest = words[_BLOCK * blocks :]

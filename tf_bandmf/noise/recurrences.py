@@ -75,7 +75,7 @@ class Regeneration(Recurrence):
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights, terms = self._rows.at(step), self._rows.terms
-        # `_Rows.at` gives steps before step 0 the weight 0.
+        # Steps before step 0 do not exist; their weights from `_Rows.at` are 0.
         steps = tf.maximum(step - tf.range(terms, dtype=tf.int64), 0)
         at_once = _TERMS_OF_GPU if device_kind() == "GPU" else 1
         together = min(terms, at_once if at_once > 1 else _TERMS)

@@ -55,8 +55,7 @@ def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
         hashes = tf.bitcast(tf.fingerprint(tensor), tf.int64)
         if tensor.dtype != tf.string:
             return hashes
-        # For rows of strings that contain no string, TensorFlow returns uninitialized
-        # memory.
+        # If a string tensor has no entries, TensorFlow returns uninitialized memory.
         return tf.where(tf.size(tensor) > 0, hashes, tf.zeros_like(hashes))
 
 

@@ -115,7 +115,8 @@ class Trials:
         blocks = [last]
         while blocks[-1] * 150 > one:  # about exp(-5)
             blocks.append(blocks[-1] * last >> 128)
-        # P(a >= i) and P(b >= i) times 2^64 for i = 1, 2, ..., in reverse order.
+        # The cut points are P(a >= i) and P(b >= i) times 2^64 for i = 1, 2, ..., in
+        # reverse order.
         within = [((power - last) << 64) // (one - last) for power in powers[-2:0:-1]]
         self._blocks = np.array([block >> 64 for block in blocks[::-1]], np.uint64)
         self._within = np.array(within, np.uint64)
@@ -236,9 +237,9 @@ class RestSampler(Sampler):
     """Draws, with probability p, each example that was not in the last b - 1 steps.
 
     The probability p is `B / (m - B (b - 1))`. An example rests, that is, cannot be
-    drawn, for b - 1 steps after each draw. At the start, an example rests for each of
-    the numbers 1, ..., b - 1 of steps with probability B / m, as if the sampling had
-    always been running.
+    drawn, for b - 1 steps after each draw. At the start, an example rests for i steps
+    with probability B / m, for each i from 1 to b - 1, as if the sampling had always
+    been running.
 
     If steps are drawn in order, the cost of a step is proportional to its batch size. A
     resumed run redraws all earlier steps, because they determine which examples rest.

@@ -66,7 +66,8 @@ def optimized_amplified(
 
     Args:
       workload: A; a learning-rate schedule is taken into account under balls in bins.
-      participation: participation that determines the bins, or b and k.
+      participation: participation that determines the bins, or the min separation and
+        the maximum number of participations.
       num_buffers: maximum number of model-sized vectors that the noise generator may
         store, from 1 to 10. Like `blt`, the result may have fewer.
       epsilon: epsilon of the budget, > 0; needed under balls in bins.

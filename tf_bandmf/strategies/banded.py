@@ -50,10 +50,11 @@ def optimized_banded(
 ) -> Strategy:
     """Returns the banded `C` with the smallest error at sensitivity 1, with a certificate.
 
-    With equal column norms, one strategy is optimal for every participation with b >=
-    bands: `sens(C) = sqrt(k)` (arXiv:2306.08153, Theorem 2). Without equal norms, the
-    result is the best strategy for the patterns of a fixed epoch order (Appendix B):
-    slightly better for these patterns, and slightly worse under b-min-separation.
+    With equal column norms, one strategy is optimal for every participation with a min
+    separation of at least `bands`: with k participations, `sens(C) = sqrt(k)`
+    (arXiv:2306.08153, Theorem 2). Without equal norms, the result is the best strategy
+    for the patterns of a fixed epoch order (Appendix B): slightly better for these
+    patterns, and slightly worse under b-min-separation.
 
     The problem is convex in `C^T C`. The diagnostics contain the certified
     `optimality_gap`: no other strategy with these bands and constraints (the class

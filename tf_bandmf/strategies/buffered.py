@@ -51,7 +51,8 @@ def blt(
     Args:
       workload: A. The strategy depends only on the Toeplitz factor of A, not on a
         learning-rate schedule.
-      participation: participation that determines b and k.
+      participation: participation that determines the min separation and the maximum
+        number of participations.
       num_buffers: d, maximum number of model-sized vectors that the noise generator may
         store, from 1 to 10. Beyond 4 buffers, the error hardly decreases
         (arXiv:2505.12128, section 4).

@@ -68,8 +68,9 @@ def dense(
 
     Args:
       workload: A.
-      participation: participation that determines b and k. With k = 1, b does not matter.
-        Otherwise k must be `ceil(n / b)`, unless `equal_column_norms` is True.
+      participation: participation that determines the min separation b and the maximum
+        number k of participations. With k = 1, b does not matter. Otherwise k must be
+        `ceil(n / b)`, unless `equal_column_norms` is True.
       equal_column_norms: True if the columns of `C` must have equal norms. The default is
         True for min-separation, as Table 2 recommends for long runs, and False for a fixed
         epoch order.

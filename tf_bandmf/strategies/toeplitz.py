@@ -45,7 +45,8 @@ def optimized_toeplitz(
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
-      participation: participation that determines b and k.
+      participation: participation that determines the min separation b and the maximum
+        number k of participations.
       bands: number of diagonals of `C`, 1 <= bands <= n.
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
