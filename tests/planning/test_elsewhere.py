@@ -192,7 +192,7 @@ def _with_count(count):
         (lambda: Rho(0.0), ValueError, "rho must be"),
         (lambda: Rho(math.inf), ValueError, "rho must be"),
         (lambda: Event(1.0), TypeError, "event must be"),
-        (lambda: Event(dp_accounting.NoOpDpEvent()), ValueError, "releases nothing"),
+        (lambda: Event(dp_accounting.NoOpDpEvent()), ValueError, "must release"),
         (lambda: Event(dp_accounting.NonPrivateDpEvent()), ValueError, "privacy"),
         (lambda: Event(GAUSS(0.0)), ValueError, "privacy"),
         (lambda: Event(GAUSS(math.nan)), ValueError, "event must be"),
@@ -200,7 +200,7 @@ def _with_count(count):
         # A negative or fractional count would hide other releases.
         (lambda: Event(_with_count(-1)), ValueError, "count of a"),
         (lambda: Event(_with_count(0.5)), ValueError, "count of a"),
-        (lambda: Event(dp_accounting.UnsupportedDpEvent()), ValueError, "account for"),
+        (lambda: Event(dp_accounting.UnsupportedDpEvent()), ValueError, "supports"),
         (
             lambda: Event(
                 dp_accounting.SampledWithoutReplacementDpEvent(9, 3, GAUSS(1.0))

@@ -74,7 +74,7 @@ def test_an_estimate_is_not_amplified_and_says_so():
     assert plan.kind == "estimate"
     cost = tf_bandmf.tuning_cost(plan, 5)
     assert "without amplification" in cost.method
-    assert "an estimate by simulation" in cost.remark
+    assert "a simulated estimate" in cost.remark
     assert "Plan.bounded" in str(cost) and cost.confidence is None
     whole = selection.profile_epsilon(
         lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d), 5, 1.0, 1e-5

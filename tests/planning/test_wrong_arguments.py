@@ -9,7 +9,7 @@ from tf_bandmf import strategies, workloads
 NOISE = "noise_multiplier"
 IS_ZERO = "epsilon = 0 at delta.*smaller noise_multiplier"
 IS_LARGE = r"epsilon > 10000 at delta = 1e-05\. Add noise"
-PARTS = "number of parts.*chosen for a budget: give epsilon.*CyclicPoisson"
+PARTS = "parts of cyclic sampling.*Pass epsilon.*CyclicPoisson"
 
 
 CYCLIC = {"sampling": tf_bandmf.CyclicPoisson(10_000, 100, 8)}
