@@ -294,6 +294,6 @@ def test_releases_made_elsewhere_are_spent_as_compose_takes_them(file_ledger):
     joint = tf_bandmf.compose(parts).epsilon(1e-5)
     assert 0.9 * joint < spent(file_ledger) < 1.5 * joint
     replaced = tf_bandmf.Release(epsilon=0.1, adjacency="replace-one")
-    with pytest.raises(ValueError, match="one unit is replaced"):
+    with pytest.raises(ValueError, match="is for replace-one"):
         file_ledger.spend("patients", replaced, about="other neighbors")
     file_ledger.spend("patients", tf_bandmf.compose(parts), about="all of them, again")

@@ -111,7 +111,7 @@ def test_a_squared_error_gets_a_smaller_rate():
 def test_a_verdict_says_what_to_expect():
     good = tf_bandmf.advise(epsilon=8.0, **{**FIXED, "num_examples": 60_000})
     assert good.expected_share > 0.9
-    assert "to gain 0.9" in dict(good.reasons)["expected share"]
+    assert "to reach 0.9" in dict(good.reasons)["expected share"]
     few = tf_bandmf.advise(
         epsilon=2.0,
         **{**FIXED, "num_examples": 1000, "num_parameters": 100_000},

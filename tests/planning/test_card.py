@@ -90,7 +90,7 @@ def test_what_is_an_estimate_or_nothing_says_so(plan):
     assert "differential_privacy" not in card.to_model_card()
     for kind, confidence, word in (
         ("estimate", None, "ESTIMATE"),
-        ("bound", 0.999, "probability of at most 0.001"),
+        ("bound", 0.999, "wrong is at most 0.001"),
         ("bound", None, "proven"),
     ):
         statement = said_of(plan, 1.0, kind=kind, confidence=confidence)
@@ -111,7 +111,7 @@ def test_replacements_and_several_releases():
     joint = tf_bandmf.compose([tf_bandmf.Release(rho=0.1)])
     said = joint.statement(1e-5, unit="one user")
     # A release of which only rho is known need not be a Gaussian mechanism.
-    assert said.mu is None and "1 release(s)" in said.covered
+    assert said.mu is None and "1 other release(s)" in said.covered
 
 
 HOSTILE = "a<script>alert(1)</script> & \"b': [x](y) `z`"

@@ -137,7 +137,7 @@ def test_the_statement_names_the_runs():
         assert plan.fingerprint in points["Runs"]
     assert f"epsilon = {joint.epsilon(DELTA):.6g}" in points["Formal statement"]
     assert "## Privacy statement" in statement.to_markdown()
-    with pytest.raises(ValueError, match="unit must name"):
+    with pytest.raises(ValueError, match="unit must be one line"):
         joint.statement(unit="")
     with pytest.raises(ValueError, match="different units"):
         tf_bandmf.compose([fixed(), fixed(unit="one user")]).statement()

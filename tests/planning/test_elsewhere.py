@@ -165,7 +165,7 @@ def test_the_statement_names_what_was_made_elsewhere(plan):
     joint = tf_bandmf.compose([plan, Pair(0.5, 1e-7, about="query log, 2025")])
     points = dict(joint.statement().points())
     assert "query log, 2025: (epsilon = 0.5, delta = 1e-07)-DP." in points["Runs"]
-    assert "1 release(s) made elsewhere" in points["Data accesses covered"]
+    assert "1 other release(s)" in points["Data accesses covered"]
     assert "zCDP" not in points["Formal statement"]
     alone = tf_bandmf.compose([Rho(0.1)])
     with pytest.raises(ValueError, match="delta must be given"):

@@ -82,9 +82,9 @@ def test_the_unit_is_what_the_caller_says():
     assert "One training example." in str(plan.statement())
     users = str(make_plan(unit="one user").statement())
     assert "Unit of privacy: One user." in users
-    assert 'An "example" is one user' in users
+    assert 'An "example" means one user' in users
     for bad in ("", " ", "one\ndevice", 3):
-        with pytest.raises(ValueError, match="unit must name"):
+        with pytest.raises(ValueError, match="unit must be one line"):
             plan.statement(unit=bad)
 
 

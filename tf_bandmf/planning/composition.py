@@ -166,8 +166,7 @@ class Release:
             deltas = [profile(np.array([_LARGE])) for profile in each]
         except (ValueError, ArithmeticError) as error:
             raise ValueError(
-                f"event must have a privacy that dp-accounting can compute, found "
-                f"{event}: {error}"
+                f"event must be supported by dp-accounting, found {event}: {error}"
             ) from error
         if max(deltas) >= 1.0:
             raise ValueError(f"event must provide some privacy, found {event}.")

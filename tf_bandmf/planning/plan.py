@@ -280,8 +280,8 @@ class Plan:
         evaluations = checks.whole_number("evaluations", evaluations, least=0)
         if (metrics == 0.0) != (evaluations == 0):
             raise ValueError(
-                f"Pass both metrics (a share of the budget) and evaluations (their "
-                f"number), found metrics = {metrics}, evaluations = {evaluations}."
+                f"Pass metrics (a share of the budget) and evaluations (their number) "
+                f"together, found metrics = {metrics}, evaluations = {evaluations}."
             )
         if not 0.0 <= metrics < 1.0:
             raise ValueError(f"metrics must be in [0, 1), found {metrics!r}.")
