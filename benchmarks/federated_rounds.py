@@ -1,4 +1,4 @@
-"""Times federated rounds relative to TFF's tree aggregation (federated stack).
+"""Times federated rounds relative to TFF's tree aggregation; needs the federated stack.
 
     python benchmarks/federated_rounds.py --turns 12
 
@@ -21,7 +21,7 @@ import tf_bandmf
 import tf_bandmf_federated
 
 CLIENTS, WIDTH, ROUNDS, SEPARATION = 20, 1000, 2052, 342
-NOT_COUNTED = 2  # warm-up turns, because TFF compiles at the first call
+NOT_COUNTED = 2  # warm-up turns; TFF compiles at the first call
 OURS = ("lambda_cgd", "bisr:4", "blt")
 
 
@@ -35,7 +35,7 @@ def model_fn() -> Any:
 
 
 def rounds_of(name: str, data: tf.data.Dataset) -> Callable[[], None]:
-    """Returns a function that runs the next round of a contender."""
+    """Returns a function that runs the next round with one of the mechanisms."""
     optimizers = [tff.learning.optimizers.build_sgdm(rate) for rate in (0.1, 1.0)]
     if name in OURS:
         takes_part = tf_bandmf.MinSep(SEPARATION, ROUNDS // SEPARATION)

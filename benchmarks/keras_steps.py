@@ -1,4 +1,4 @@
-"""Times private Keras training relative to ordinary training, in alternating turns.
+"""Times private Keras training relative to ordinary training, in interleaved steps.
 
     python benchmarks/keras_steps.py --models mlp,cnn,transformer --rounds 6
     python benchmarks/keras_steps.py --models cnn --microbatch-size 64
@@ -37,8 +37,8 @@ from tf_bandmf.keras.clipping import clipped_gradient_sums
 
 MECHANISMS = ("identity", "lambda_cgd", "kept")
 BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128}
-# The number of steps per measurement: enough for tenths of a second, so that clock
-# resolution does not matter.
+# The number of steps per measurement, which together take tenths of a second, so that
+# the resolution of the clock does not matter.
 STEPS = {"mlp": 40, "cnn": 4, "transformer": 3}
 VOCABULARY, LENGTH, WIDTH = 1000, 64, 128
 
@@ -55,7 +55,7 @@ def mlp() -> keras.Model:
 
 
 def cnn() -> keras.Model:
-    """Builds a network with 0.29 million parameters."""
+    """Builds a convolutional network with 0.29 million parameters."""
     blocks: list[Any] = [keras.Input((32, 32, 3))]
     for filters in (32, 64, 128):
         blocks.append(layers.Conv2D(filters, 3, padding="same", activation="relu"))
@@ -65,7 +65,7 @@ def cnn() -> keras.Model:
 
 
 def transformer() -> keras.Model:
-    """Builds two transformer blocks with 0.5 million parameters."""
+    """Builds a model with two transformer blocks and 0.5 million parameters."""
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(VOCABULARY, WIDTH)(inputs)
     for _ in range(2):
@@ -121,7 +121,8 @@ def plan_for(mechanism: str, name: str, num_examples: int, epochs: int) -> Any:
 
 
 def private_optimizer(inner: Any, kind: str, plan: Any) -> Any:
-    # The data are random, so the runs do not need joint accounting.
+    # The data are random numbers, so the joint privacy cost of the runs does not
+    # matter.
     return tf_bandmf.keras.PrivateOptimizer(
         inner, plan, keep_normals=kind == "kept", additional_run=True
     )
@@ -166,7 +167,7 @@ def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
             inner.apply([total / size for total in clipped.sums], variables)
         else:
             run = optimizer.run
-            # The measurement repeats the same step.
+            # Each call repeats the same step of the plan.
             number, keys = tf.constant(0, tf.int64), run.secrets.step_keys(0)
             noisy = run.privatize(
                 clipped.sums, variables, number, tf.constant(keys), number
@@ -194,10 +195,10 @@ def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
 def in_turns(
     functions: dict[str, Callable[[], Any]], repeats: int, rounds: int
 ) -> dict[str, tuple[float, float, float]]:
-    """Returns wall and CPU seconds: the medians over calls, and the first call's values."""
+    """Returns wall and CPU seconds: medians over the calls, and those of the first call."""
     taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in functions}
     first = {}
-    # The first contender must not be charged for one-time work of the process.
+    # Does the one-time work of the process, which the first variant would otherwise do.
     tf.function(lambda x: x @ x)(tf.ones([2, 2]))
     for kind, function in functions.items():
         used = time.process_time()
@@ -215,8 +216,9 @@ def in_turns(
 
 
 def peak(kind: str, name: str, options: Any) -> None:
-    """Prints the megabytes that running a step adds after the step has been built."""
-    # XLA's compiler takes about a hundred megabytes once per process, for any model.
+    """Prints the memory in MB that the process needs to run a step, once it is built."""
+    # This loads XLA's compiler, which takes about 100 MB once per process, for any
+    # model.
     noise.standard_normals(tf.constant([0, 0], tf.uint64), 1)
     step = step_of(kind, name, options)
     before = largest_memory()
@@ -226,7 +228,7 @@ def peak(kind: str, name: str, options: Any) -> None:
 
 
 def largest_memory() -> float:
-    """Returns the peak in megabytes; `getrusage` might return the parent's peak."""
+    """Returns the process's peak memory in MB; `getrusage` might give the parent's peak."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(
         float(line.split()[1]) / 1024.0 for line in lines if line.startswith("VmHWM")

@@ -5,8 +5,8 @@
     python benchmarks/same_runs.py --save before.json --only poisson # only these runs
 
 Run the program with two versions of the library (`PYTHONPATH`) on one machine: a change
-that promises the same behaviour must not change any bits. For a change that alters the
-order of summation, the program prints the difference between the weights.
+that promises the same behavior must not change any bits. If a change alters the order
+of summation, the program prints the difference between the weights.
 `benchmarks/results/same_runs.json` names the machine that produced it; another machine
 may round differently.
 """
@@ -183,7 +183,7 @@ RUNS = {
 
 
 def trained(run: Run) -> dict[str, str]:
-    """Trains; returns a digest of the first rows of noise, and the final weights."""
+    """Trains; returns a digest of the first noise vectors, and the final weights."""
     given = {"sampling": "fixed-order", **run.plan}
     generator = given.pop("generator", "philox")
     plan = tf_bandmf.plan(
@@ -211,7 +211,7 @@ def trained(run: Run) -> dict[str, str]:
 
 
 def _budget(run: Run) -> dict[str, float]:
-    # For these samplings, which have parts, mechanisms need a budget.
+    # With these samplings, `plan` needs an epsilon instead of a noise multiplier.
     if run.plan.get("sampling", "").startswith(("cyclic", "b-min-sep")):
         return {"epsilon": 8.0, "delta": 1e-5}
     return {"noise_multiplier": 1.0, "delta": 1e-5}
@@ -283,7 +283,7 @@ def difference(before: dict[str, str], now: dict[str, str]) -> str:
         words.append("other shapes")
     elif not np.array_equal(old, new):
         largest = np.max(np.abs(new - old)) / np.max(np.abs(old))
-        words.append(f"weights differ by {largest:.1e} of the largest")
+        words.append(f"weights differ by {largest:.1e} of the largest weight")
     return ", ".join(words)
 
 

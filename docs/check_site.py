@@ -21,7 +21,8 @@ import urllib.parse
 
 _HOST = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}")
 _ARXIV = re.compile(r"/(abs|pdf)/(\d{2}(0[1-9]|1[0-2])\.\d{4,5}(v\d+)?|[a-z-]+/\d{7})")
-# Subjects, as stems in the search index, each with the page that must be found.
+# Word stems of subjects in the search index, each with the page that the search must
+# find.
 SUBJECTS = {
     "earli stop": "private-metrics",
     "batchnorm": "models",
@@ -43,12 +44,12 @@ SUBJECTS = {
     "multi gpu": "keras",
     "learn rate schedul": "choosing-budget",
 }
-# The `rel` values of links that only browsers follow.
+# The `rel` values of <link> elements that only browsers follow.
 _WITHOUT_FILE = ("data", "javascript", "mailto")
 
 
 class Page(html.parser.HTMLParser):
-    """Anchors and links of a page.
+    """Parses a page, and collects its anchors and links.
 
     Attributes:
       anchors: every `id` and `name`.
@@ -71,7 +72,7 @@ class Page(html.parser.HTMLParser):
 
 
 def wrong_links(site: pathlib.Path) -> list[str]:
-    """Returns a line for each broken link, with the page that contains the link."""
+    """Returns a message for each broken link, with the page that contains the link."""
     pages = {
         path.resolve(): Page(path.read_text("utf-8"))
         for path in site.rglob("*.html")
@@ -118,14 +119,14 @@ def _what_is_wrong_outside(
     if host is None or not _HOST.fullmatch(host):
         return "the host is no public name"
     if re.search(r"[\s<>\"{}|\\^`]", parts.geturl()):
-        return "there are characters that a URL cannot have"
+        return "it has characters that a URL cannot have"
     if host == "arxiv.org" and not _ARXIV.fullmatch(parts.path):
         return "this is no arXiv identifier"
     return None
 
 
 def lost_subjects(index: str) -> list[str]:
-    """Returns a line for each subject whose page the search does not find."""
+    """Returns a message for each subject whose page the search does not find."""
     search = json.loads(index[index.index("(") + 1 : index.rindex(")")])
     lost = []
     for subject, page in SUBJECTS.items():
@@ -140,7 +141,7 @@ def lost_subjects(index: str) -> list[str]:
 
 
 def main() -> None:
-    """Exits with 1 if a link is wrong, or a subject is not found."""
+    """Checks the site; exits with 1 if a link is broken, or a subject is not found."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("site", type=pathlib.Path, help="folder of the built site")
     site = parser.parse_args().site

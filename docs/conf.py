@@ -1,7 +1,7 @@
 """Configuration of the documentation site: `make docs` builds it.
 
-Docstrings are written for readers of the source: names in single backticks, code as
-indented blocks, tables in Markdown. `to_rst` converts docstrings to the
+Docstrings are written for readers of the source code: names in single backticks, code
+as indented blocks, tables in Markdown. `to_rst` converts docstrings to the
 reStructuredText that Sphinx reads.
 """
 
@@ -60,7 +60,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(ROOT / "docs" / "_static" / "scorer.js")
 html_show_sourcelink = False
-# Pages without neighboring pages, which need no navigation sidebar.
+# These pages have no neighboring pages, so they need no navigation sidebar.
 html_sidebars = {name: [] for name in ("index", "keras", "recipes", "pitfalls")}
 html_theme_options = {
     "navigation_depth": 2,
@@ -114,7 +114,7 @@ class ArxivLinks(SphinxTransform):
             inside = (nodes.literal, nodes.literal_block, nodes.reference)
             if isinstance(text.parent, inside) or not self.identifier.search(text):
                 continue
-            # `split` alternates between texts and identifiers.
+            # The result of `split` alternates between other text and arXiv identifiers.
             parts = self.identifier.split(text)
             made = []
             for words, number in zip(parts[::2], [*parts[1::2], None]):
@@ -131,12 +131,12 @@ def setup(app):
     def convert(app, what, name, obj, options, lines):
         lines[:] = to_rst(lines)
 
-    # This must run before napoleon.
+    # The priority makes this run before the napoleon extension.
     app.connect("autodoc-process-docstring", convert, priority=400)
     return {"parallel_read_safe": True}
 
 
-# For `make linkcheck`, which checks external links of pages and docstrings.
+# Settings of `make linkcheck`, which checks external links of pages and docstrings.
 linkcheck_timeout = 20
 linkcheck_retries = 2
 linkcheck_anchors = False

@@ -1,14 +1,14 @@
-"""Counts code lines per folder, and the rooms, floors and arrows of `tf_bandmf.keras`.
+"""Counts code lines per folder, and the imports between the folders of `tf_bandmf.keras`.
 
     python docs/count_house.py            # prints what it counts
-    python docs/count_house.py --write    # and writes the lines into docs/inside.md
+    python docs/count_house.py --write    # also writes the counts into docs/inside.md
     python docs/count_house.py --check    # fails if a folder is above its ceiling
-    python docs/count_house.py --lower    # lowers the ceilings to what is there
-    python docs/count_house.py --trace    # files and functions that one step goes through
+    python docs/count_house.py --lower    # lowers the ceilings to the current counts
+    python docs/count_house.py --trace    # prints the files and functions of one step
 
 A room is a folder without subfolders, or a file next to folders. An arrow leads from a
 room to a room that it imports. The floor of a room is the length of the longest path of
-arrows that starts there.
+arrows that starts in the room.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tf_bandmf"
 PAGE = ROOT / "docs" / "inside.md"
 BEGIN, END = "<!-- lines -->", "<!-- end of lines -->"
-# The purpose of each folder: the table in docs/inside.md, in the order of the map on
-# that page.
+# The purpose of each folder, for the table in docs/inside.md, in the order of the map
+# on that page.
 FOLDERS = {
-    "files": "configurations with arrays, files that hold secrets",
-    "matrices": "lower-triangular matrices that are banded or have such an inverse",
-    "analysis": "sensitivity and error, exact or typed as bounds",
-    "accounting": "(ε, δ) of every sampler: simulations, certain bounds, calibration",
-    "participation": "who takes part when",
+    "files": "configurations with arrays, and files that contain secrets",
+    "matrices": "lower-triangular matrices that are banded or have a banded inverse",
+    "analysis": "sensitivity and error, exact or as upper bounds",
+    "accounting": "(ε, δ) of every sampler: simulations, proven bounds, calibration",
+    "participation": "which examples take part in which steps",
     "optimize": "numerical optimization, with certificates",
     "strategies": "the families of mechanisms, and their registry",
-    "noise": "keys, generators, rows of noise",
-    "sampling": "batches as the accountant assumes them, from arrays or disk",
-    "planning": "plans, statements, choice, advice, composition",
-    "ledger": "budgets of data sets that outlive a process",
+    "noise": "keys, generators, noise vectors",
+    "sampling": "batches as the accountant assumes them, from arrays or files on disk",
+    "planning": "plans, statements, choice of mechanisms, advice, composition",
+    "ledger": "privacy budgets of data sets, shared by many processes",
     "plots": "pictures",
     "audit": "lower bounds on ε",
     "cli": "the command line",
-    "keras/compat": "the insides of Keras and TensorFlow",
-    "keras/clipping/independence": "where Keras' operations put the examples",
-    "keras/clipping/proof": "that each example's loss is its own",
-    "keras/clipping/rules": "norms of gradients, one file per kind of layer",
-    "keras/clipping/factors": "gradients as products, norms with bounds on rounding",
-    "keras/clipping/forward": "the recorded pass",
+    "keras/compat": "access to the private parts of Keras and TensorFlow",
+    "keras/clipping/independence": "follows the batch axis through Keras' operations",
+    "keras/clipping/proof": "checks that an example's loss depends only on this example",
+    "keras/clipping/rules": "norms of gradients, one file per type of layer",
+    "keras/clipping/factors": "gradients as products, norms with bounds on rounding errors",
+    "keras/clipping/forward": "the recorded forward pass",
     "keras/clipping/tensors": "batches, variables, errors",
     "keras/clipping/losses": "each example's loss",
     "keras/clipping/sums": "the sum of clipped gradients, and the self-check",
-    "keras/clipping": "all of it",
+    "keras/clipping": "all of `keras/clipping`",
     "keras/metrics": "private counts, metrics and evaluations",
-    "keras/run": "one private run: key, clock, seal, second runs",
+    "keras/run": "one private run: key, programs, seal of the weights, second runs",
     "keras/optimizer": "the private optimizer",
     "keras/resume": "private files",
     "keras/audit": "audits of runs",
-    "keras/model": "`make_private`, the step, what `fit` is given",
-    "keras": "all of it",
+    "keras/model": "`make_private`, the private step, the arguments of `fit`",
+    "keras": "all of `keras`",
 }
 
-# For each folder, the maximum number of code lines today, and the target. The maximum
-# only ever goes down: after a change that removes lines, run `--lower`; a change that
-# needs more lines in one folder takes the allowance from another folder. "other" covers
-# all files that are not in one of these folders.
+# For each folder: its ceiling, which is the maximum number of code lines, and the
+# target. A ceiling only goes down: after a change that removes lines, run `--lower`. If
+# a change needs more lines in one folder, lower another folder's ceiling by as many.
+# "other" covers all files that are not in one of these folders.
 CEILINGS = {
     "keras": (8_864, 7_000),
     "accounting": (2_053, 2_150),
@@ -116,7 +116,7 @@ def code_lines(text: str) -> int:
 
 
 def lines_of(folder: pathlib.Path) -> tuple[int, int]:
-    """Returns the number of lines in a folder, and the number of code lines."""
+    """Returns the number of lines in a folder, and the number of its code lines."""
     texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
     return sum(len(text.splitlines()) for text in texts), sum(map(code_lines, texts))
 
@@ -152,7 +152,7 @@ def lowered(text: str, counts: dict[str, int]) -> str:
 
 
 def table() -> str:
-    """Returns the rows of the table in docs/inside.md."""
+    """Returns the rows of the table of folders in docs/inside.md."""
     rows = ["| folder | lines | code | for |", "|---|---|---|---|"]
     for name, purpose in FOLDERS.items():
         lines, code = lines_of(PACKAGE / name)
@@ -163,7 +163,7 @@ def table() -> str:
 
 
 def room_of(path: pathlib.Path) -> str:
-    """Returns the room that a file belongs to."""
+    """Returns the name of the room that a file belongs to."""
     folder = path.parent
     inner = [f for f in folder.iterdir() if f.is_dir() and f.name != "__pycache__"]
     place = path.with_suffix("") if inner else folder
@@ -171,7 +171,7 @@ def room_of(path: pathlib.Path) -> str:
 
 
 def arrows_of(folder: pathlib.Path) -> dict[str, set[str]]:
-    """Returns the rooms of a folder, each with the rooms that it imports at run time."""
+    """Maps each room of a folder to the rooms that it imports at run time."""
     files = sorted(folder.rglob("*.py"))
     arrows: dict[str, set[str]] = {room_of(path): set() for path in files}
     for path in files:
@@ -185,7 +185,7 @@ def arrows_of(folder: pathlib.Path) -> dict[str, set[str]]:
 
 
 def _run_time(tree: ast.AST) -> list[ast.AST]:
-    """Yields the import statements of a module, except those for type checking."""
+    """Returns the import statements of a module, except those for type checking."""
     nodes: list[ast.AST] = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -236,7 +236,7 @@ def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
 
 
 def traced() -> str:
-    """Files and functions that `fit` of a small MLP calls, and its first two steps."""
+    """Lists the files and functions that `fit` and its first two steps call."""
     # A local import, because only this function needs the package and TensorFlow.
     import keras
     import numpy as np
@@ -305,7 +305,7 @@ def main() -> None:
     if arguments.check:
         above = above_ceilings(counts_of(ROOT))
         advice = [
-            "Ceilings only go down: take as many lines away (docs/count_house.py)."
+            "Ceilings only go down: remove as many code lines (docs/count_house.py)."
         ]
         sys.exit("\n".join(above + advice) if above else 0)
     if arguments.trace:

@@ -1,9 +1,9 @@
-"""Writes docs/benchmarks.md and its picture from the `results` of the benchmarks.
+"""Writes docs/benchmarks.md and its picture from the benchmarks' result files.
 
     python docs/make_benchmarks.py
 
-For each row, the setting (learning rate, readout) with the best validation accuracy is
-chosen, and its test accuracy is shown; a row without validation has one setting.
+For each row, the page shows the test accuracy of the setting (learning rate, readout)
+with the best validation accuracy. A row without validation has one setting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "figures" / "accuracy.png"
 # Published results of Tramèr and Boneh (arXiv:2011.11660) for DP-SGD at epsilon = 3.
 PUBLISHED = {"fashion-mnist": 0.897, "cifar-10": 0.67, "fashion-mnist-cnn": 0.86}
-# For each row, the published value from arXiv:2505.12128, Table 2, at epsilon = 9.
+# Published result for each row, from arXiv:2505.12128, Table 2, at epsilon = 9.
 PUBLISHED_ROWS = {
     "cifar-10-cnn": {
         "DP-SGD, no sampling": 0.390,
@@ -48,17 +48,17 @@ TITLES = {
     "cifar-10-cnn-epsilon-1": "CIFAR-10 (as JPEG), network from pixels, ε = 1",
     "cifar-10-cnn-epsilon-0.5": "CIFAR-10 (as JPEG), network from pixels, ε = 0.5",
 }
-# Samplings, as written in row names.
+# The names of samplings at the end of row names.
 SAMPLINGS = ("no sampling", "balls in bins", "Poisson")
 HEAD = """\
 # Accuracy at a budget
 
 <!-- Written by docs/make_benchmarks.py from benchmarks/utility/results: do not edit. -->
 
-Test accuracy, mean ± standard error over 3 seeds, on a 2-core x86 virtual machine without an
-accelerator; the tuned rows have equally tuned learning rates. Settings and findings are in
-`benchmarks/utility/README.md`. Times of noise, planning and training steps, compared with other
-libraries, are in `benchmarks/README.md`.
+The tables give the test accuracy, mean ± standard error over 3 seeds, measured on a 2-core x86
+virtual machine without an accelerator. In the tuned rows, all learning rates were tuned in the same
+way. Settings and findings are in `benchmarks/utility/README.md`. Times of noise, planning and
+training steps, compared with other libraries, are in `benchmarks/README.md`.
 
 | mechanism | batches | guarantee | Fashion-MNIST, ε = 3, linear | CIFAR-10, ε = 3, linear | CIFAR-10, ε = 9, network |
 |---|---|---|---|---|---|
@@ -71,31 +71,33 @@ libraries, are in `benchmarks/README.md`.
 | **BISR** | any fixed order | exact | **89.99 % ± 0.03 %** | **66.61 % ± 0.02 %** | **68.5 % ± 0.2 %** |
 | **BISR, 32 bands, the advice of an earlier version** | any fixed order | exact | | | **69.6 % ± 0.1 %** |
 
-Fashion-MNIST: a linear model on scattering features, 40 epochs of batches of 8192 (`python
-benchmarks/utility/run.py --data DIR --cache CACHE`, half an hour). CIFAR-10, linear: 60 epochs of
-batches of 8334, scattering features of luma and chroma (published settings: of colors). CIFAR-10,
-network: a small convolutional network from pixels, 10 epochs of batches of 512
-(`benchmarks/utility/cnn.py --task cifar-10-cnn`). Our CIFAR-10 rows were measured once, on images
-re-encoded as JPEG.
+The Fashion-MNIST column is for a linear model on scattering features, 40 epochs of batches of 8192
+(`python benchmarks/utility/run.py --data DIR --cache CACHE`, half an hour). "CIFAR-10, linear" is
+for 60 epochs of batches of 8334, with scattering features of luma and chroma (in the published
+settings, of colors). "CIFAR-10, network" is for a small convolutional network from pixels, 10 epochs
+of batches of 512 (`benchmarks/utility/cnn.py --task cifar-10-cnn`). Our CIFAR-10 rows were measured
+once, on images re-encoded as JPEG.
 
-- **In a fixed order**, where nobody can promise secret random batches, correlated noise gains 1.3, 2.7
-  and 17.4 points (and 4.5 with a network on Fashion-MNIST): nearly as much as sampling, or more.
-- **Where batches are sampled**, correlated noise gains nothing if a batch is a large part of the data,
+- **In a fixed order**, for which batches need not be secret, correlated noise gains 1.3, 2.7 and 17.4
+  points in the three columns (and 4.5 with a network on Fashion-MNIST): nearly as much as sampling, or
+  more.
+- **With sampled batches**, correlated noise gains nothing if a batch is a large fraction of the data,
   as in the first two columns, and 10.2 points if a batch is 1 % of the data, as in the third ([the
   regions](mechanisms.md#where-correlated-noise-does-not-win)).
-- **A language model with adapters**: [perplexity](models.md#a-language-model-that-learned).
+- **For a language model with adapters**, see the table of
+  [perplexities](models.md#a-language-model-that-learned).
 
-`tf-bandmf compare` and `tf-bandmf plan` [tell](api/command-line.md) which case is yours before you
-train.
+[`tf-bandmf compare` and `tf-bandmf plan`](api/command-line.md) show before training which mechanism
+is best in your case.
 
 ![Test accuracy of each row with its standard error, beside the published
 one](figures/accuracy.png)
 
-*Test accuracy of the tables below, ± standard error over seeds; dashed: published for
-DP-SGD; diamonds: published for the row; blue: correlated noise.*
+*Test accuracy of the rows of the tables below, ± standard error over seeds. Dashed line: published
+for DP-SGD; diamonds: published for the row; blue: correlated noise.*
 
-The tables below have all rows; "validation" is the mean validation accuracy, by which the setting
-was chosen.
+The tables below have all rows; "validation" is the mean validation accuracy of the chosen setting,
+which was chosen by this accuracy.
 """  # noqa: E501
 
 
@@ -107,7 +109,7 @@ def main() -> None:
 
 
 def results() -> dict[str, list[dict[str, str]]]:
-    """Reads the runs of each task."""
+    """Reads the results of all runs, by task."""
     tasks = {}
     for path in sorted(RESULTS.glob("*.csv")):
         with open(path, newline="", encoding="utf-8") as file:
@@ -122,7 +124,7 @@ def page() -> str:
 
 
 def picture(tasks: dict[str, list[dict[str, str]]]) -> None:
-    """Draws one panel for each task, with all tested rows."""
+    """Draws the picture of the page: a panel for each task, with all tested rows."""
     tested = {}
     for task in TITLES:
         rows = collections.defaultdict(list)
@@ -151,7 +153,7 @@ def picture(tasks: dict[str, list[dict[str, str]]]) -> None:
 
 
 def without_sampling(name: str) -> str:
-    """Returns a row's name without the final part that names the sampling, if any."""
+    """Returns a row's name without the sampling at its end, if there is one."""
     rest, _, last = name.rpartition(", ")
     return rest if last in SAMPLINGS else name
 
@@ -159,7 +161,7 @@ def without_sampling(name: str) -> str:
 def draw(
     axes: Any, task: str, runs: list[dict[str, str]], tested: dict[str, list[float]]
 ) -> None:
-    """Draws the accuracies of one task, the best row on top."""
+    """Draws the accuracies of one task, with the best row at the top."""
     samplings = {run["row"]: run["sampling"] for run in runs}
     mechanisms = {run["row"]: run["mechanism"] for run in runs}
     names = sorted(tested, key=lambda name: statistics.mean(tested[name]))
@@ -196,7 +198,9 @@ def draw(
         )
     published = PUBLISHED_ROWS.get(task, {})
     if missing := set(published) - set(names):
-        raise ValueError(f"{task} has no row for the published {sorted(missing)}.")
+        raise ValueError(
+            f"{task} has no rows for the published results {sorted(missing)}."
+        )
     beside = [(100 * published[n], names.index(n)) for n in names if n in published]
     if beside:
         axes.plot(
@@ -213,13 +217,13 @@ def draw(
 
 
 def section(task: str, runs: list[dict[str, str]]) -> str:
-    """Returns the table of a task."""
+    """Returns the page's section about a task, with the table of its rows."""
     epsilons = sorted({run["epsilon"] for run in runs}, key=float)
     lines = [
         f"## {TITLES[task]}",
         "",
-        f"ε = {', '.join(epsilons)} in all, "
-        f"{runs[0]['epochs']} epochs, batches of {runs[0]['batch_size']}.",
+        f"The total budget is ε = {', '.join(epsilons)}, for "
+        f"{runs[0]['epochs']} epochs with batches of {runs[0]['batch_size']}.",
         "",
         "| row | mechanism | sampling | guarantee | validation | test | seeds |",
         "|---|---|---|---|---|---|---|",
@@ -262,7 +266,7 @@ def by_setting(
 
 
 def text(values: list[float], with_error: bool) -> str:
-    """Formats a share as a percentage."""
+    """Formats the mean of fractions as a percentage, with or without its standard error."""
     if not values:
         return "not run"
     mean = f"{statistics.mean(values):.2%}"

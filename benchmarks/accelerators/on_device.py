@@ -1,10 +1,10 @@
-"""Measures this package on the user's GPU or CPU, for a table of user-reported results.
+"""Measures this package on a user's GPU or CPU, for a table of reported results.
 
     python benchmarks/accelerators/on_device.py --results a100.json
 
-The program runs on the first GPU, or on the CPU if there is none, and writes one file,
-which names versions and devices but contains nothing about the user. Please send us
-that file.
+The program runs on the first GPU, or on the CPU if there is none. It writes one file,
+which names versions and devices, but contains nothing about the user. Please send this
+file to the maintainers.
 
 * noise: seconds per noisy step for each mechanism, relative to independent noise; also
   seconds per step of `tf.random.stateless_normal`, and for reading and writing a
@@ -53,7 +53,7 @@ set_tensor_float_32 = tf.config.experimental.enable_tensor_float_32_execution
 
 
 def timed(step: Callable[[], Any], repeats: int = 1) -> Callable[[], None]:
-    """Returns a function that runs steps as `fit` does, and waits for the device."""
+    """Returns a function that runs steps as in `fit`, and waits for the device."""
 
     def call() -> None:
         for _ in range(repeats):
@@ -66,7 +66,7 @@ def timed(step: Callable[[], Any], repeats: int = 1) -> Callable[[], None]:
 def noisy_step(
     num_parameters: int, strategy: strategies.Strategy, **options: Any
 ) -> Callable[[], tf.Tensor]:
-    """Returns a step that generates noise as in training, updating the buffer in place."""
+    """Returns a step that generates noise as in training, and updates the ring buffer."""
     generator = noise.NoiseGenerator(strategy, num_parameters, **options)
     keys = tf.constant(generator.step_keys(NoiseKey.for_testing(0)))
     shape = [generator.memory_vectors, num_parameters]
@@ -141,7 +141,7 @@ def noise_ratios(num_parameters: int, repetitions: int, bands: int) -> dict[str,
 
 
 def against_the_cpu(device: str) -> dict[str, Any]:
-    """Compares random words and normals between the device and the CPU, for equal keys."""
+    """Compares random words and normals on the device and on the CPU, for equal keys."""
     actual: dict[str, Any] = {"numbers": _SAMPLE}
     counters = tf.range(_SAMPLE // 4, dtype=tf.int64)
     for generator in ("philox", "chacha20"):
@@ -188,7 +188,7 @@ def step_ratios(name: str, rounds: int, device: str) -> dict[str, Any]:
 
 
 def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
-    """Times epochs of `model.fit` with default arguments, so Keras decides about XLA."""
+    """Times epochs of `model.fit` with default arguments, as Keras compiles them."""
     options = argparse.Namespace(
         microbatch_size=None,
         accuracy=True,
@@ -204,7 +204,7 @@ def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
 
 
 def compared(name: str, seconds: dict[str, float]) -> dict[str, Any]:
-    """Returns the seconds per step for each kind of step, with model and batch size."""
+    """Returns the seconds per step of each variant, with the model and the batch size."""
     ordinary = seconds["ordinary"]
     return {
         "model": name,

@@ -3,7 +3,7 @@
     python benchmarks/advice/fit.py
 
 The program reads grids of learning rates and scores: `results/runs.csv` in this folder
-(the ways "advised" and "momentum"), and
+(the rows "advised" and "momentum"), and
 `benchmarks/utility/results/advised/weight_noise.csv` (networks trained from pixels; its
 column "weight_noise" is rate * RMSE / B * sqrt(fan-in) for a workload with momentum
 0.9). The regret of a learning rate is the gap between its score, interpolated on a
@@ -25,7 +25,7 @@ from tf_bandmf.planning import learning_rates
 
 HERE = pathlib.Path(__file__).parent
 NETWORKS = HERE.parent / "utility" / "results" / "advised" / "weight_noise.csv"
-# For each network, the sum of fan-ins and the number of weights.
+# For each network: the sum of the weights' fan-ins, and the number of weights.
 SIZES = {"fashion-mnist-cnn": (864, 26_010), "cifar-10-cnn": (2939, 113_738)}
 RATES = 0.08 * 2.0 ** np.arange(-2, 2.25, 0.25)
 LIMITS = (3.0, 6.0, 9.0, 12.0, 18.0, 24.0, 48.0, math.inf)
@@ -33,7 +33,7 @@ TRIVIAL = {"accuracy": 0.1}
 
 
 class Grid:
-    """Scores by learning rate for one task, budget and plan, with noise and model size."""
+    """The scores of one task, budget and plan, for a grid of learning rates."""
 
     def __init__(self, task: str, noise: float, size: float, trivial: float) -> None:
         self.task, self.noise, self.size, self.trivial = task, noise, size, trivial
@@ -93,7 +93,7 @@ def regrets(several: list[Grid], constant: float, limit: float) -> np.ndarray:
 def fitted(
     several: list[Grid], limits: tuple[float, ...] = LIMITS
 ) -> tuple[float, float]:
-    """Fits the constants with the smallest mean squared regret."""
+    """Returns the constants with the smallest mean squared regret."""
     return min(
         itertools.product(RATES, limits),
         key=lambda two: float(np.mean(regrets(several, *two) ** 2)),

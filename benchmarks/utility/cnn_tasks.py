@@ -1,4 +1,4 @@
-"""Networks, data and mechanisms for cnn.py."""
+"""The networks, data sets and mechanisms that `cnn.py` trains."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import datasets
 import keras
 import numpy as np
 
-# A run releases either the last weights or an exponential moving average.
+# The readouts: a run releases either the last weights or a moving average.
 READOUTS = ("last", "moving average")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A mechanism; `learning_rates` are for gradients divided by the clip norm.
+    """A mechanism and its settings; `learning_rates` are for gradients over the clip norm.
 
     Attributes:
       matched: True if the strategy is optimized for the task's momentum and decay,
@@ -58,7 +58,7 @@ class Task:
 
 
 def fashion_network() -> keras.Model:
-    """Builds Tramèr and Boneh's network: 26,010 parameters; input [28, 28, 1]."""
+    """Builds Tramèr and Boneh's network: 26,010 parameters; inputs [28, 28, 1]."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -76,7 +76,7 @@ def fashion_network() -> keras.Model:
 
 
 def cifar_network() -> keras.Model:
-    """Builds three convolutions: 113,738 parameters; inputs [32, 32, 3], logits [10]."""
+    """Builds a network with three convolutions: 113,738 parameters; inputs [32, 32, 3]."""
     layers: list[keras.layers.Layer] = [keras.layers.Input((32, 32, 3))]
     for filters in (32, 64, 128):
         layers.append(
@@ -91,13 +91,13 @@ FASHION_MNIST = Task(
     dataset="fashion-mnist",
     inputs=lambda images: images[..., None],
     build_model=fashion_network,
-    # 30 steps per epoch; the published batch size is 2048.
+    # This batch size makes 30 steps per epoch; the published batch size is 2048.
     batch_size=2000,
     epochs=40,
     epsilon=3.0,
     rows=(
         # The published settings are a clip norm of 0.1 and a learning rate of 4, which
-        # is 4 x 0.1 per unit of clip norm.
+        # means 4 x 0.1 per unit of clip norm.
         Row("published", "identity", "poisson", 0.1, "flat", (0.4,), ("last",)),
         Row("DP-SGD", "identity", "poisson", learning_rates=(0.2, 0.4, 0.8)),
         Row("BISR", "bisr:4", "balls-in-bins"),

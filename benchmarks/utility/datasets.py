@@ -11,7 +11,7 @@ import PIL.Image
 
 
 def load(name: str, directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Reads a data set.
+    """Reads an image data set by its name.
 
     Returns:
       Images in [0, 1] (float32, [examples, size, size] or [examples, size, size, 3]; the
@@ -25,7 +25,7 @@ def load(name: str, directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, in
 
 
 def _fashion_mnist(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Reads IDX files, compressed or not, from DIRECTORY or DIRECTORY/fashion-mnist."""
+    """Reads IDX files, compressed or not, from `directory` or its `fashion-mnist`."""
     if (directory / "fashion-mnist").is_dir():
         directory = directory / "fashion-mnist"
     parts = ("train", "t10k")

@@ -44,8 +44,8 @@ def load(
 def group_normalized(features: np.ndarray, groups: int) -> np.ndarray:
     """Normalizes groups of channels to mean 0 and variance 1, without parameters.
 
-    Each example is normalized by its own statistics. Unlike a normalization by data set
-    statistics, this costs no privacy.
+    Each example is normalized by its own statistics. Unlike a normalization by
+    statistics of the data set, this costs no privacy.
 
     Args:
       features: [examples, channels, size, size].

@@ -19,12 +19,12 @@ from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
 
 _PART = 5000
-# A run releases either the last weights or the mean weights of the final steps.
+# The readouts: a run releases either the last weights or the mean of final weights.
 READOUTS = {"last": 1.0, "mean of last fifth": 0.8, "mean of last half": 0.5}
 
 
 class Features:
-    """Features minus a public centre, subtracted without copying the features.
+    """Features minus a public center, which is subtracted without copying the features.
 
     Args:
       values: float32, [examples, features].
@@ -47,7 +47,7 @@ class Features:
 
 
 class LinearModels:
-    """Several models, weights [features + 1, models, classes]; the last row is the biases.
+    """Several models; weights have shape [features + 1, models, classes], biases last.
 
     Args:
       learning_rates: learning rate of each model, shape [models], for gradients that
@@ -73,7 +73,7 @@ class LinearModels:
         self.counts = dict.fromkeys(READOUTS, 0)
 
     def clipped_sum(self, x: Features, y: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """Sums the chosen per-example gradients, each divided by max(norm, clip norm)."""
+        """Sums per-example gradients of the chosen rows, over max(norm, clip norm)."""
         rows = x.values[chosen]
         logits = self._logits(rows, x.centre, self.weights)
         residuals = scipy.special.softmax(logits, axis=2)
@@ -127,8 +127,8 @@ def train(
     Args:
       plan: a plan with a test seed, because `seed` is not secret, and with `l2_norm_clip
         = 1`, because clipped gradients are divided by the clip norm.
-      seed: seed of batches and noise, for reproducibility; a run for real private data must
-        leave both to the operating system.
+      seed: seed of batches and noise, for reproducibility; a run on private data must
+        take both seeds from the operating system.
 
     Raises:
       ValueError: if the plan has another clip norm.

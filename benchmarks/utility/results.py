@@ -1,4 +1,4 @@
-"""Stores results in CSV files, and chooses settings by tuning."""
+"""Stores results in CSV files, and chooses the best settings of tuning runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import tf_bandmf
 
 HERE = pathlib.Path(__file__).parent
-# The last training examples are held out to choose the settings.
+# The number of training examples at the end that are held out to choose the settings.
 VALIDATION = 10_000
 
 COLUMNS = (
@@ -61,7 +61,7 @@ class Results:
                 self.rows = list(csv.DictReader(file))
 
     def of(self, **wanted: object) -> list[dict[str, str]]:
-        """Returns all rows that have these values."""
+        """Returns all runs whose columns have these values."""
         return [
             row
             for row in self.rows
@@ -105,7 +105,7 @@ def report(results: Results, name: str, rate: float, readout: str) -> None:
     print(line, flush=True)
 
 
-# The key of a run in the file, and the function that trains the run.
+# The columns that identify a run in the file, and the function that trains the run.
 Run = tuple[dict[str, Any], Callable[[], list[dict[str, object]]]]
 
 
@@ -115,7 +115,7 @@ def measure(
     tuning: Callable[[Any], Iterable[Run]],
     tests: Callable[[Any, float], Iterable[Run]],
 ) -> None:
-    """Trains the runs that are missing for the given rows, and reports each row.
+    """Trains all runs of the rows that have no results yet, and reports each row.
 
     Args:
       rows: rows of the task.
@@ -140,7 +140,7 @@ def measure(
 
 
 def parser_of(text: str) -> argparse.ArgumentParser:
-    """Returns the argument parser that both programs share."""
+    """Returns the argument parser that `run.py` and `cnn.py` share."""
     parser = argparse.ArgumentParser(description=text)
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--rows", nargs="+", help="by default all")

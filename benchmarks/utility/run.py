@@ -24,14 +24,14 @@ from results import VALIDATION, Results, Run, measure, parser_of, record
 
 import tf_bandmf
 
-# The share of the budget spent on the private mean; training gets the rest (basic
-# composition).
+# The part of the budget that is spent on the private mean; training gets the rest, by
+# basic composition.
 MEAN_EPSILON, MEAN_DELTA = 0.1, 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set, with the published number of epochs and batch size."""
+    """A data set, with the published number of epochs and the published batch size."""
 
     name: str = "fashion-mnist"
     batch_size: int = 8192
@@ -41,7 +41,7 @@ class Task:
     momentum: float = 0.9
     # Number of principal components of the features, for faster tuning.
     tuning_dimensions: int = 400
-    # Noise seeds of the tuning runs.
+    # Seeds of the noise in the tuning runs.
     tuning_seeds: tuple[int, ...] = (100, 101)
 
 
@@ -80,14 +80,14 @@ ROWS = (
 
 
 class Experiment:
-    """A task, its data, and the runs on them."""
+    """A task, its data, and the training runs on them."""
 
     def __init__(self, data: pathlib.Path, cache: pathlib.Path) -> None:
         self.task, self.cache = Task(), cache
         self.x, self.y, self.num_train = features.load(self.task.name, data, cache)
 
     def plan(self, row: Row, num_examples: int) -> tf_bandmf.Plan:
-        """Makes a plan whose batch is a constant share of the examples."""
+        """Makes a plan whose batch size is proportional to the number of examples."""
         task = self.task
         epsilon, delta = task.epsilon, task.delta
         if row.centred:
@@ -129,7 +129,7 @@ class Experiment:
         centre: np.ndarray,
         end: int,
     ) -> list[dict[str, object]]:
-        """Trains all runs in parallel on the examples before `end`; tests on the rest."""
+        """Trains all runs in parallel on examples before `end`; tests on the others."""
         start = time.process_time()
         task, y, plan = self.task, self.y[: len(x)], self.plan(row, end)
         rates = np.array([run["learning_rate"] for run in runs], float)

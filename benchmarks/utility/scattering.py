@@ -1,4 +1,4 @@
-"""Scattering features from two layers of fixed wavelets, without learning from the data.
+"""Scattering features from two layers of fixed wavelets, which are not learned.
 
 The transform has scales J = 2, 8 angles, and the Morlet wavelets of Bruna and Mallat
 (2013), as used by Tramèr and Boneh (2021, arXiv:2011.11660). The channels agree to
@@ -7,8 +7,9 @@ SciPy 1.17.
 
     S0 = x * phi,  S1 = |x * psi_1| * phi,  S2 = ||x * psi_1| * psi_2| * phi
 
-for the 16 wavelets psi_1, and for the 8 wavelets psi_2 of the larger scale if psi_1 has the
-smaller scale: 1 + 16 + 64 = 81 channels at a quarter of the resolution.
+for all 16 wavelets psi_1 in S1; in S2, psi_1 is one of the 8 wavelets of the smaller
+scale, and psi_2 one of the 8 of the larger scale. These are 1 + 16 + 64 = 81 channels
+at a quarter of the resolution.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ANGLES = 8
 
 
 def scattering(images: np.ndarray) -> np.ndarray:
-    """Computes scattering channels of images, a few hundred at a time.
+    """Computes the scattering channels of images, for a few hundred images at a time.
 
     Args:
       images: float, shape [images, size, size]; size is a multiple of 4.

@@ -1,9 +1,9 @@
-"""Draws the pictures for README and site; `make figures` runs it.
+"""Draws the pictures for the README and the documentation; run by `make figures`.
 
     python docs/figures/make.py
 
-This takes seconds and trains nothing: plans have closed forms, or come from earlier
-searches (`benchmarks/results`).
+This takes seconds, and trains nothing: strategies have closed forms, or come from
+earlier searches (`benchmarks/results`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTING = {
 
 
 def noise() -> None:
-    """Draws the README picture: one model coordinate, and the error after each step."""
+    """Draws the picture of the README: noise in one weight, and error after each step."""
     plans = {
         "DP-SGD": tf_bandmf.plan("identity", **SETTING),
         "BISR, 32 bands": tf_bandmf.plan("bisr:32", **SETTING),
@@ -49,7 +49,7 @@ def noise() -> None:
 
 
 def noising_matrices() -> None:
-    """Draws C^-1 of four mechanisms, for the guide to mechanisms."""
+    """Draws C^-1 of four mechanisms, for docs/mechanisms.md."""
     titles = {
         "identity": "DP-SGD",
         "lambda_cgd:0.9": "DP-λCGD",
@@ -65,7 +65,7 @@ def noising_matrices() -> None:
 
 
 def regions() -> None:
-    """Draws where correlated noise has a smaller, or a larger, error than DP-SGD."""
+    """Draws the ratio of the error of correlated noise to the error of DP-SGD."""
     results = json.loads(REGIONS.read_text(encoding="utf-8"))
     cells, n = results["cells"], results["steps"]
     figure, (left, right) = plt.subplots(
@@ -82,8 +82,8 @@ def regions() -> None:
     left.set_aspect("auto")
     left.set_title("secret random batches: best BandMF / DP-SGD", fontsize="medium")
     figure.colorbar(image, ax=left, extend="min", label="ratio of RMSE")
-    # Only for the last epsilon, because without amplification, the ratio does not
-    # depend on epsilon.
+    # One epsilon suffices, because the ratio without amplification does not depend on
+    # epsilon.
     last = max(cell["epsilon"] for cell in cells)
     noise = gaussian.calibrate_noise_stddev(last, results["delta"])
     independent = strategies.identity(n)
@@ -114,14 +114,14 @@ def over_epsilon_and_epochs(
     least: float,
     dark: float,
 ) -> Any:
-    """Draws a heat map of error ratios over epsilon and epochs, with a text per cell.
+    """Draws a heat map of error ratios over epsilon and epochs, with text in each cell.
 
     Args:
-      cells: one for each pair of "epsilon" and "epochs".
-      ratio: returns the ratio of a cell, about 1 or less.
-      text: returns the text of a cell.
-      axes: where to draw.
-      least: the ratio that gets the darkest color.
+      cells: a dictionary for each pair of values of "epsilon" and "epochs".
+      ratio: function that returns the ratio of a cell, about 1 or less.
+      text: function that returns the text of a cell.
+      axes: matplotlib axes to draw on.
+      least: minimum of the color scale; this ratio gets the darkest color.
       dark: below this ratio, the text is white.
 
     Returns:
@@ -134,8 +134,8 @@ def over_epsilon_and_epochs(
     epochs = sorted({cell["epochs"] for cell in cells})
     if len(cells) != len(epsilons) * len(epochs):
         raise ValueError(
-            f"cells must have every pair of {len(epsilons)} epsilons and {len(epochs)} "
-            f"epochs, found {len(cells)} cells."
+            f"cells must have each pair of {len(epsilons)} epsilons and {len(epochs)} "
+            f"numbers of epochs once, found {len(cells)} cells."
         )
     ratios = np.ones((len(epochs), len(epsilons)))
     for cell in cells:

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Choosing a mechanism
 #
-# This notebook needs no data and no training: the error of the noise follows from the
-# plan. 20,000 examples, batches of 250, 8 epochs: 640 steps.
+# This notebook needs no data and no training, because the plan determines the error of
+# the noise. The plans are for 20,000 examples, batches of 250 and 8 epochs, which make
+# 640 steps.
 
 # %%
 from matplotlib import pyplot as plt
@@ -17,8 +18,8 @@ use = {"num_examples": 20_000, "batch_size": 250, "epochs": 8}
 # ## A table
 #
 # RMSE is the root mean square, over steps, of the standard deviation of the noise in a
-# coordinate of the model; max SE is the standard deviation at the worst step. `tf-bandmf
-# compare` prints the same.
+# coordinate of the model; max SE is the standard deviation at the worst step.
+# `tf-bandmf compare` prints the same table.
 
 # %%
 names = ["identity", "tree", "lambda_cgd", "bisr:4", "bisr:16", "bsr:16", "blt"]
@@ -30,8 +31,8 @@ axes = plots.comparison_bars(table)
 # ## What the matrices look like
 #
 # C⁻¹ defines the noise of each step: step i adds row i of C⁻¹Z. Negative entries cancel
-# noise of earlier steps. BISR has few of them; BLT summarizes the whole past in a few
-# vectors.
+# noise of earlier steps. BISR has few negative entries per row; BLT summarizes all
+# earlier noise in a few vectors.
 
 # %%
 plans = {
@@ -52,7 +53,8 @@ axes = plots.per_step_error(plans)
 # %% [markdown]
 # ## How many bands?
 #
-# Under cyclic Poisson sampling fewer bands are amplified more, and more bands correlate better.
+# Under cyclic Poisson sampling, fewer bands mean more amplification, and more bands
+# mean better correlations.
 
 # %%
 names = [f"bsr:{bands}" for bands in (1, 2, 4, 8, 16, 32)]

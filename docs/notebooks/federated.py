@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Federated averaging with correlated noise
 #
-# 400 devices, 24 rounds, 20 devices a round. A device that took part stays away for 6
-# rounds: the mechanism needs nothing more, not even amplification by sampling. Here the
-# rounds are a custom loop around the engine-independent parts of `tf-bandmf-federated`,
-# which also has complete programs for TensorFlow Federated and Flower.
+# In this notebook, 400 devices train a model in 24 rounds, with 20 devices per round.
+# Two participations of a device are at least 6 rounds apart. The mechanism assumes
+# nothing else, not even amplification by sampling. Here the rounds are a custom loop,
+# which uses the engine-independent parts of `tf-bandmf-federated`. The package also has
+# complete programs for TensorFlow Federated and Flower.
 
 # %%
 import numpy as np
@@ -34,9 +35,9 @@ axes = plots.per_step_error(plans)
 # %% [markdown]
 # ## The devices
 #
-# Each device has a few examples of the same linear model. Its weights are learned in
-# many small steps, so the noise of all rounds adds up, unless later noise cancels
-# earlier noise.
+# Each device has a few examples of the same linear model. The weights of the model are
+# learned in many small steps, so the noise of all rounds adds up, unless later noise
+# cancels earlier noise.
 
 # %%
 rng = np.random.default_rng(0)
@@ -46,7 +47,7 @@ targets = inputs @ truth + 0.1 * rng.normal(size=(DEVICES, 8))
 
 
 def update_of(device, weights, clip):
-    """A device's update, clipped to a fixed norm before it leaves the device."""
+    """Returns a device's update, clipped to a fixed norm; in reality, on the device."""
     errors = inputs[device] @ weights - targets[device]
     update = -inputs[device].T @ errors / len(errors)
     return update * min(1.0, clip / np.linalg.norm(update))
@@ -55,8 +56,8 @@ def update_of(device, weights, clip):
 # %% [markdown]
 # ## Rounds
 #
-# Devices that took part rest, and each round gets its noise. The divisor is the public
-# cohort size.
+# In each round, devices are selected whose last participation was at least 6 rounds
+# ago. Each round gets its noise, and the divisor is the public cohort size.
 
 
 # %%
@@ -88,8 +89,8 @@ axes.set_xlabel("round")
 # %% [markdown]
 # ## The guarantee of the actual participation
 #
-# The plan's guarantee is for the worst case. A record of the actual participation may
-# give a better one.
+# The plan's guarantee is for the worst case. From a record of the actual participation,
+# one can compute a guarantee that may be better.
 
 # %%
 measured = outcomes["BLT"][0]

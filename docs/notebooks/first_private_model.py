@@ -1,9 +1,10 @@
 # %% [markdown]
 # # A first private model
 #
-# Handwritten digits from scikit-learn: 1,440 images for training, 357 for testing. The same
-# model is trained twice at the same (ε, δ): with DP-SGD, whose noise is fresh at every step,
-# and with BISR, whose noise cancels part of the noise added before.
+# This notebook trains on handwritten digits from scikit-learn: 1,440 images for
+# training, 357 for testing. The same model is trained twice at the same (ε, δ): with
+# DP-SGD, whose noise is fresh at every step, and with BISR, whose noise cancels part of
+# the noise added before.
 
 # %%
 import keras
@@ -22,8 +23,9 @@ x_train, y_train, x_test, y_test = x[:1440], y[:1440], x[1440:], y[1440:]
 # %% [markdown]
 # ## Plans come first
 #
-# A plan fixes what the guarantee depends on, before any data is read: the budget, the number of
-# examples, the batches, the mechanism, the momentum of the optimizer.
+# Before any data are read, a plan fixes everything on which the guarantee depends: the
+# budget, the number of examples, the batches, the mechanism and the momentum of the
+# optimizer.
 
 # %%
 EPOCHS = 10
@@ -37,7 +39,8 @@ for name, plan in plans.items():
     print(f"{name:7s} RMSE of the noise {plan.rmse():.2f}")
 
 # %% [markdown]
-# The effect on one weight of the model: both curves are made from the same random numbers.
+# The picture shows the noise in one weight of the model; both curves use the same
+# random numbers.
 
 # %%
 axes = plots.accumulated_noise(plans)
@@ -45,10 +48,11 @@ axes = plots.accumulated_noise(plans)
 # %% [markdown]
 # ## Training
 #
-# The Keras program changes only by `make_private`, `PrivateOptimizer` and the batches
-# of the plan. The rate and the average of the weights follow from the noise of the plan
-# and the size of the model: nothing is tuned. `additional_run=True` confirms that the
-# second run, which spends a second budget on the same data, is intended.
+# A Keras program needs only three changes: `make_private`, `PrivateOptimizer` and the
+# batches of the plan. The learning rate and the averaging of the weights are computed
+# from the noise of the plan and the size of the model: nothing is tuned.
+# `additional_run=True` confirms that the second run, which spends a second budget on
+# the same data, is intended.
 
 
 # %%
@@ -86,8 +90,8 @@ axes = plots.training_curves(curves)
 # %% [markdown]
 # ## What to say about the model
 #
-# A plan's statement holds if it is the only run on the data. Two runs compose: the
-# joint guarantee covers both.
+# A plan's privacy statement holds if the plan's run is the only run on the data. Two
+# runs compose: the joint guarantee covers both runs.
 
 # %%
 print(plans["BISR"].statement())
@@ -97,7 +101,7 @@ print(f"\nBoth runs: epsilon = {joint.epsilon(1e-4):.2f} at delta = 1e-4")
 # %% [markdown]
 # ## Release
 #
-# `to_plain` gives a Keras model without keys, noise or private optimizer.
+# `to_plain` returns a Keras model without keys, noise and private optimizer.
 
 # %%
 released = tf_bandmf.keras.to_plain(trained["BISR"][0])

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Fine-tuning a language model with LoRA
 #
-# A small GPT-2 of KerasHub learns English sentences without privacy: a stand-in for a public
-# model. Then adapters of rank 4 learn private sentences of another kind with (ε, δ)-DP
-# and correlated noise. All text is generated here; nothing is downloaded. With a real
-# model, `from_preset` takes the place of `build_model`.
+# A small GPT-2 of KerasHub learns English sentences without privacy, as a stand-in for
+# a public model. Then adapters of rank 4 learn private sentences, with other word
+# choices, with (ε, δ)-DP and correlated noise. All text is generated in this notebook;
+# nothing is downloaded. For a real model, use `from_preset` instead of `build_model`.
 
 # %%
 import keras
@@ -20,8 +20,8 @@ rng = np.random.default_rng(0)
 # %% [markdown]
 # ## Text
 #
-# All sentences have one form. The person determines the most likely verb, adjective and
-# object; private and public text differ in this choice.
+# All sentences have the same form. The person in a sentence determines the most likely
+# verb, adjective and object; private and public text differ in these choices.
 
 # %%
 WHO = "ann ben carl dora emma finn gita hugo".split()
@@ -33,7 +33,7 @@ LENGTH = 6  # "ann sees the red boats ."
 
 
 def sentences(count, shift):
-    """Draws word numbers, int32 [count, LENGTH]; one word in ten is random."""
+    """Draws sentences as word numbers, int32 [count, LENGTH]; one word in ten is random."""
     who, free = rng.integers(8, size=count), rng.integers(8, size=(3, count))
     kept = rng.random((3, count)) < 0.9
     does = np.where(kept[0], (3 * who + shift) % 8, free[0])
@@ -83,7 +83,7 @@ def compiled(model, optimizer):
 
 
 def perplexity(model, rows):
-    """Computes the perplexity per word."""
+    """Returns the perplexity per word of a model on rows of text."""
     loss = model.evaluate(inputs_of(rows), rows[:, 1:], batch_size=500, verbose=0)
     return float(np.exp(loss))
 
@@ -97,7 +97,7 @@ frozen = perplexity(model, test)
 print(f"perplexity of private text {frozen:.2f}")
 
 # %% [markdown]
-# The lower bound for private text is the perplexity of its true distribution:
+# No model of the private text can have a lower perplexity than the true distribution:
 
 # %%
 likely, other = 0.9 + 0.1 / 8, 0.1 / 8
@@ -107,8 +107,8 @@ print(f"least perplexity {np.exp(3 * entropy / (LENGTH - 1)):.2f}")
 # %% [markdown]
 # ## A plan
 #
-# The unit of privacy is one sentence. Before anything is trained, the plan gives the
-# error of its noise, which is compared with that of DP-SGD on the same batches.
+# The privacy unit is one sentence. Before training, the plan computes the error of its
+# noise, which is compared with the error of DP-SGD on the same batches.
 
 # %%
 EPOCHS = 12
@@ -125,9 +125,9 @@ print(
 # ## Adapters, trained privately
 #
 # `enable_lora` freezes everything except the adapters; `make_private` and
-# `PrivateOptimizer` are used as always. Automatic clipping has no norm to tune; rate,
-# momentum and average of the weights follow from the plan and the number of weights that
-# are trained.
+# `PrivateOptimizer` are used in the same way as for any model. With automatic clipping,
+# there is no clip norm to tune. The learning rate, the momentum and the averaging of
+# the weights follow from the plan and the number of trained weights.
 
 # %%
 ADAPTED = [
@@ -144,7 +144,7 @@ def with_adapters():
     model.backbone.enable_lora(4, target_layer_names=ADAPTED)
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False) and layer.bias is not None:
-            layer.bias.trainable = False  # The file of an adapter has no biases.
+            layer.bias.trainable = False  # The adapter's file contains no biases.
     return model
 
 
@@ -172,13 +172,13 @@ axes = plots.training_curves(
 )
 
 # %% [markdown]
-# This was a toy, with one run and one seed: `examples/language_model.py` compares
-# mechanisms on more text, with tuned rates.
+# This was a toy example, with one run and one seed: `examples/language_model.py`
+# compares mechanisms on more text, with tuned learning rates.
 #
 # ## Release
 #
-# The adapter is all that was trained, and its file all that has to be shared. It fits an
-# ordinary KerasHub model.
+# Only the adapter was trained, so only its file has to be shared. An ordinary KerasHub
+# model can load it.
 
 # %%
 model.backbone.save_lora_weights("adapter.lora.h5")

@@ -1,4 +1,4 @@
-"""Runs the scripts of this folder and writes them, with their outputs, as notebooks.
+"""Runs the scripts in this folder, and writes them as notebooks with outputs.
 
     make notebooks
     python docs/notebooks/make.py [NAME ...]
@@ -56,7 +56,7 @@ def executed(path: pathlib.Path) -> nbformat.NotebookNode:
         )
         client.execute()
     for i, cell in enumerate(notebook.cells):
-        # Leave out everything that differs from run to run.
+        # Removes everything that differs from run to run.
         cell.id = f"cell-{i}"
         cell.metadata = {}
         if cell.cell_type == "code":

@@ -1,4 +1,4 @@
-"""The mechanisms of the comparison, each as a learning process at one (epsilon, delta)."""
+"""The mechanisms that `shakespeare.py` compares, all at the same (epsilon, delta)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOMENTUM = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The settings of all mechanisms; `l2_norm_clip` is for a device's update."""
+    """The settings that all mechanisms share; `l2_norm_clip` clips a device's update."""
 
     epsilon: float
     delta: float
@@ -38,12 +38,13 @@ class Setting:
     client_learning_rate: float
     server_learning_rate: float
 
-    # The cache stores a setting as long as the program runs.
+    # The cache keeps every Setting alive until the program ends, which is harmless
+    # here.
     @functools.cache  # noqa: B019
     def plan(
         self, mechanism: str | tf_bandmf.Strategy, epsilon: float | None = None
     ) -> tf_bandmf.Plan:
-        """Returns the plan of a mechanism, by default at this setting's epsilon."""
+        """Returns a mechanism's plan; `epsilon` defaults to the epsilon of this setting."""
         if mechanism == "banded":
             mechanism = f"banded:{self.min_separation}"
         return tf_bandmf.plan(
@@ -68,15 +69,16 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A mechanism, ready to run.
+    """A mechanism of the comparison, with its plan and its learning process.
 
     Attributes:
       name: a key of `TITLES`.
-      plan: plan that gives the guarantee; for "none", only the participation of devices.
+      plan: plan that gives the guarantee; for the mechanism "none", it only determines
+        which devices take part.
       process: a learning process.
       data: function that converts a selected, tagged data set to the process's input.
-      rmse: RMSE of the noise in the models: root of the mean over rounds of its variance
-        per weight, for a server learning rate of 1.
+      rmse: RMSE of the noise in the models, per weight, for a server learning rate of
+        1: the square root of the mean variance over all rounds.
     """
 
     name: str
@@ -87,7 +89,7 @@ class Contender:
 
 
 def build(name: str, setting: Setting) -> Contender:
-    """Builds the contender of this name."""
+    """Builds the mechanism with this name."""
     if name in ("none", "tree"):
         return _of_tff(name, setting)
     plan = setting.plan(name)
@@ -102,7 +104,7 @@ def build(name: str, setting: Setting) -> Contender:
 
 
 def _of_tff(name: str, setting: Setting) -> Contender:
-    """Returns TFF's own process, without tags: only the data source enforces the plan."""
+    """Returns a process of TFF, which gets no tags, so it checks no participation."""
     plan = setting.plan("tree" if name == "tree" else "identity")
     if name == "tree":
         aggregator = tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
@@ -135,30 +137,32 @@ def _of_tff(name: str, setting: Setting) -> Contender:
 
 
 def node_noise_multiplier(plan: tf_bandmf.Plan) -> float:
-    """Returns TFF's noise multiplier at the (epsilon, delta) of a plan of the binary tree.
+    """Returns TFF's noise multiplier for the (epsilon, delta) of a plan with "tree".
 
     TFF's tree releases the sums over all complete dyadic intervals of rounds, each with
-    independent noise; its estimates are computed from these. The joint change of these sums
-    by a device is the sensitivity of the strategy "tree" under the plan's participation
-    (`tf_bandmf.matrices.dyadic_tree`), so the plan's noise before it is correlated is the
-    noise of a node. This holds for both of TFF's estimators.
+    independent noise, and computes its estimates from these sums. The l2 norm of the
+    change that one device makes to these sums is the sensitivity of the strategy "tree"
+    under the plan's participation (`tf_bandmf.matrices.dyadic_tree`). Therefore the
+    noise of a node has the standard deviation of the plan's noise before correlation.
+    This holds for both of TFF's estimators.
     """
     return plan.noise_stddev / plan.l2_norm_clip
 
 
 def tree_noise(plan: tf_bandmf.Plan) -> float:
-    """Returns the RMS noise of models with TFF's estimator (Honaker, from below).
+    """Returns the RMS noise of the models with TFF's estimator (Honaker, from below).
 
-    A node of level l, with the nodes below it, estimates its sum with a variance of
-    2^l / (2^(l+1) - 1) node variances; a prefix of t rounds is a sum of the nodes of
-    the binary digits of t. Here the released models sum with momentum.
+    The estimate of the sum at a node of level l, from this node and the nodes below it,
+    has a variance of 2^l / (2^(l+1) - 1) times that of a node. A prefix of t rounds is
+    a sum of nodes, one for each binary digit 1 of t. The models here are sums with
+    momentum.
     """
     n = plan.num_steps
-    estimates = np.zeros((n, 2 * n))  # for each prefix, a weight of every node's noise
+    estimates = np.zeros((n, 2 * n))  # [prefix, node]: weight of the node's noise
     numbers: dict[tuple[int, int], int] = {}
 
     def add(row: np.ndarray, level: int, start: int, weight: float) -> None:
-        """Adds a node's estimate: its own and its children's noise, optimally weighted."""
+        """Adds the noise of a node's estimate, an optimal mean of it and its children."""
         share = 2.0**level / (2.0 ** (level + 1) - 1.0)
         row[numbers.setdefault((level, start), len(numbers))] += weight * share
         if level:

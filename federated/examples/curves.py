@@ -1,4 +1,4 @@
-"""Output of accuracy curves as CSV, as a Markdown table, and as a picture."""
+"""Writes accuracy curves as a CSV file, a Markdown table and a picture."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The results of one mechanism.
+    """The test results of one mechanism during training.
 
     Attributes:
       title: the mechanism's title.
       noise: RMSE of the noise in the models, per weight.
-      rounds: numbers of rounds after which the model was tested.
-      accuracy, loss: results of these tests, in [0, 1] and in nats per character.
+      rounds: numbers of completed rounds at the tests of the model.
+      accuracy, loss: results of these tests: accuracy in [0, 1], loss in nats per
+        character.
     """
 
     title: str
@@ -26,7 +27,7 @@ class Curve:
 
 
 def write_csv(path: str, curves: Sequence[Curve]) -> None:
-    """Writes one line for each mechanism and test."""
+    """Writes the test results to a CSV file, one line per mechanism and test."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["mechanism", "round", "accuracy", "loss"])
@@ -36,7 +37,7 @@ def write_csv(path: str, curves: Sequence[Curve]) -> None:
 
 
 def markdown(curves: Sequence[Curve]) -> str:
-    """Returns a table of the accuracy at four times, and the loss at the end."""
+    """Returns a table with the accuracy at four stages, and the final loss."""
     rounds = curves[0].rounds
     count = min(4, len(rounds))
     chosen = [(len(rounds) - 1) * (i + 1) // count for i in range(count)]
@@ -55,7 +56,7 @@ def markdown(curves: Sequence[Curve]) -> str:
 
 
 def save_picture(path: str, curves: Sequence[Curve]) -> bool:
-    """Draws the curves; False if matplotlib, which is optional, is not installed."""
+    """Draws the curves to a file; returns False if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:

@@ -1,4 +1,4 @@
-"""A next-character model with 6,615 weights, its training and its test."""
+"""A next-character model with 6,615 weights, in Keras and TFF, and its test."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def build() -> tf.keras.Model:
         [
             tf.keras.layers.InputLayer([speakers.LENGTH], dtype=tf.int32),
             tf.keras.layers.Embedding(speakers.NUM_SYMBOLS, 8),
-            # The cell runs in a plain loop, because the graph of Keras' GRU layer chooses
-            # between kernels, which for each client takes TFF's worker longer than the
-            # training.
+            # A GRU cell in a plain loop is used instead of Keras' GRU layer. The graph
+            # of that layer chooses between kernels, and TFF's worker takes longer to
+            # prepare this choice for each client than to train.
             tf.keras.layers.RNN(tf.keras.layers.GRUCell(32), return_sequences=True),
             tf.keras.layers.Dense(speakers.NUM_SYMBOLS),
         ]
@@ -28,12 +28,12 @@ def build() -> tf.keras.Model:
 
 
 def loss() -> tf.keras.losses.Loss:
-    """The cross-entropy of logits, in nats per character."""
+    """Returns the cross-entropy loss of logits, in nats per character."""
     return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def model_fn() -> tff.learning.models.VariableModel:
-    """Returns the model in TFF's form."""
+    """Returns the model, wrapped for TFF."""
     return tff.learning.models.from_keras_model(
         build(), loss=loss(), input_spec=INPUT_SPEC
     )
@@ -48,7 +48,7 @@ class Test:
     """
 
     def __init__(self, data: speakers.Speakers, limit: int = 1000) -> None:
-        # Sequences are chosen evenly from all speakers.
+        # Chooses sequences at equal distances, so that all speakers are represented.
         chosen = data.test[:: max(1, len(data.test) // limit)][:limit]
         self._inputs, self._targets = chosen[:, :-1], chosen[:, 1:]
         self._model = build()

@@ -1,10 +1,11 @@
-"""Measures the cost of a round with a large model for the server that adds up updates.
+"""Measures what a round with a large model costs the server that adds up updates.
 
     python federated/examples/large_model.py --parameters 10000000 --devices 100
 
-Every device sends the same update, so that only the server's work is measured. The program
-prints processor seconds and wall seconds of a round, and the peak memory, in units of a
-model with 4 bytes per weight. `docs/federated-deployment.md` quotes the figures.
+All devices send the same array, so that the program measures only the server's work. It
+prints the processor time and the wall time of a round in seconds, and the peak memory
+in units of one model with 4 bytes per weight. `docs/federated-deployment.md` quotes the
+figures.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ROUNDS = 4
 
 
 def peak() -> float:
-    """Returns the peak memory of the process in bytes."""
+    """Returns the process's peak memory, in bytes."""
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -72,12 +73,13 @@ def main() -> None:
             after_round=after_round,
         )
         asyncio.run(run.finish())
-    # The first round also compiles the noise.
+    # The differences between rounds exclude the first round, which also compiles the
+    # noise graph.
     processor, wall = np.median(np.diff(stamps, axis=0), axis=0)
     print(
         f"{size:,} parameters, {options.devices} devices, {options.mechanism}: "
-        f"{processor:.2f} s of processor time, {wall:.2f} s a round; at most "
-        f"{(peak() - held) / (4 * size):.1f} models of memory, with the first weights"
+        f"{processor:.2f} s of processor time, {wall:.2f} s per round; peak memory "
+        f"{(peak() - held) / (4 * size):.1f} models, including the initial weights"
     )
 
 

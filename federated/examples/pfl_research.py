@@ -1,11 +1,11 @@
-"""A simulation in pfl-research 0.6 with the noise of a plan.
+"""A simulation in pfl-research 0.6 with correlated noise from a plan.
 
     python federated/examples/pfl_research.py --rounds 60 --cohort 20
 
-pfl-research simulates, and does not count the participations of a user. Its sampler
-"minimize_reuse" takes users in turn, so the separation is the number of users divided by
-the cohort size; with another sampler, the plan's epsilon does not hold. For real devices,
-which enforce their separation themselves, see docs/federated.md.
+pfl-research only simulates devices, and does not count the participations of a user.
+Its sampler "minimize_reuse" takes users in turn, so the separation is the number of
+users divided by the cohort size. With another sampler, the plan's epsilon does not
+hold. For real devices, which enforce the separation themselves, see docs/federated.md.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ USERS, RECORDS, FEATURES = 2000, 10, 20
 
 
 class PlannedMechanism(GaussianMechanism):
-    """Clips updates to the plan's norm and adds its correlated noise to their sum.
+    """Clips updates to the plan's clip norm, and adds the plan's noise to their sum.
 
     Args:
-      plan: plan with one step per round, and a `MinSep` that the sampler satisfies.
+      plan: plan with one step per round, and with `MinSep` participation that the
+        sampler satisfies.
     """
 
     def __init__(self, plan: tf_bandmf.Plan) -> None:
@@ -47,7 +48,7 @@ class PlannedMechanism(GaussianMechanism):
         self.plan, self.rounds = plan, 0
 
     def add_noise(self, statistics: Any, *_: Any, **__: Any) -> tuple[Any, Metrics]:
-        """Adds the noise of the next round; raises ValueError past the plan's rounds."""
+        """Adds the next round's noise; raises ValueError after the plan's last round."""
         metadata, weights = statistics.get_weights()
         if self.rounds == 0:
             size = int(statistics.num_parameters)
@@ -101,7 +102,7 @@ class Logistic(StatefulModel):
 
 
 class Averaging(FederatedAveraging):
-    """Federated averaging with a local step in NumPy."""
+    """Federated averaging with local training in NumPy."""
 
     def train_one_user(
         self, initial_model_state: Any, model: Logistic, user_dataset: Any, _: Any
@@ -114,7 +115,7 @@ class Averaging(FederatedAveraging):
 
 
 def main(arguments: list[str] | None = None) -> float:
-    """Trains; prints the plan's statement and the accuracy, which it returns."""
+    """Trains; prints the plan's statement; prints and returns the accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--cohort", type=int, default=100)

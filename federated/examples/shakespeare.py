@@ -1,13 +1,14 @@
-"""A federated language model of Shakespeare's speakers, with five mechanisms.
+"""Compares mechanisms for a federated language model of Shakespeare's speakers.
 
     python federated/examples/shakespeare.py --data tinyshakespeare.txt
 
-Every speaker of tiny Shakespeare is a device that is available at certain hours of its own
-day, and takes part again only after `--min-separation` rounds. At one (epsilon, delta) for
-all contributions of a device, the program trains a next-character model with DP-FedAvg,
-TFF's tree aggregation, lambda-CGD, BISR and banded MF on the same cohorts, tests it on
-sequences that no device trains on, and writes curves.csv, table.md, privacy-banded.md and,
-if matplotlib is installed, curves.png to `--out`.
+Each speaker of tiny Shakespeare is a device. It is available at certain hours of its
+local day, and takes part again only after `--min-separation` rounds. The program trains
+a next-character model with DP-FedAvg, TFF's tree aggregation, lambda-CGD, BISR and
+banded MF, at the same (epsilon, delta) for all contributions of a device, and on the
+same cohorts. It tests each model on sequences that no device trains on, and writes
+curves.csv, table.md, privacy-banded.md and, if matplotlib is installed, curves.png to
+`--out`.
 
 There are far too few devices for a small epsilon; the program prints the number that would
 be needed.
@@ -47,7 +48,7 @@ def train(
     test: language_model.Test,
     seed: int,
 ) -> curves.Curve:
-    """Runs all rounds; the seed determines the initial weights, never the noise."""
+    """Runs all rounds; `seed` determines the initial weights, but not the noise."""
     process = contender.process
     tf.keras.utils.set_random_seed(seed)
     start = tff.learning.models.ModelWeights.from_model(language_model.build())
@@ -57,7 +58,7 @@ def train(
     wanted = int(contender.plan.expected_batch_size or 1)
     cohorts = source.cohorts(ledger, wanted, rounds)
     for number in range(1, rounds + 1):
-        # The ledger gets no state, so a killed run begins again.
+        # The ledger does not store the state, so a killed run starts from round 0.
         ledger.finished(number - 2, {})
         ledger.released(number - 2)
         selected = cohorts.select(number - 1, wanted)
@@ -74,23 +75,23 @@ def train(
 
 
 def too_few(setting: contenders.Setting) -> str:
-    """Returns a text with the number of devices that a small epsilon would need."""
+    """Returns a message with the number of devices that a small epsilon would need."""
     now = setting.plan("banded")
     wanted = setting.plan(now.strategy, SMALL_EPSILON)
     ratio = wanted.noise_multiplier / now.noise_multiplier
     clients = round(setting.clients_per_round * ratio)
     return (
         f"epsilon = {setting.epsilon:g} for a device is NO meaningful protection. A few "
-        f"hundred devices are far too few for a small one: the noise of the mean falls "
-        f"as 1 / clients per round. For epsilon = {SMALL_EPSILON:g} and the noise of "
-        f"banded MF here, a round needs {clients:,} clients instead of "
-        f"{setting.clients_per_round}, and the population "
-        f"{clients * setting.min_separation:,} devices or more."
+        f"hundred devices are far too few for a small epsilon, because the noise of the "
+        f"mean update falls as 1 / clients per round. For epsilon = {SMALL_EPSILON:g} "
+        f"with as much noise in the mean as banded MF has here, a round needs "
+        f"{clients:,} clients instead of {setting.clients_per_round}, from at least "
+        f"{clients * setting.min_separation:,} devices."
     )
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the options; invalid ones end the program with exit code 2."""
+    """Parses the options; the program exits with code 2 if an option is invalid."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -104,12 +105,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients-per-round", type=count, default=12)
     parser.add_argument("--min-separation", type=count, default=8)
     parser.add_argument(
-        "--clip", type=positive, default=1.0, help="of an update's norm"
+        "--clip", type=positive, default=1.0, help="clip norm of an update"
     )
     parser.add_argument("--client-learning-rate", type=positive, default=4.0)
     parser.add_argument("--server-learning-rate", type=positive, default=1.0)
     parser.add_argument(
-        "--sequences", type=count, default=64, help="that a device trains on in a round"
+        "--sequences", type=count, default=64, help="training sequences of a device"
     )
     parser.add_argument(
         "--mechanisms",
@@ -136,7 +137,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains with each mechanism, one after the other."""
+    """Trains the model with each mechanism, one after the other."""
     options = parse(arguments)
     setting = contenders.Setting(
         epsilon=options.epsilon,
@@ -156,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             plan,
             availability=diurnal(rounds_per_day=24, peak=0.6, trough=0.1),
             on_shortage="fewer",
-            seed=options.seed,  # the same cohorts for all mechanisms
+            seed=options.seed,  # so that all mechanisms have the same cohorts
         )
 
     try:
@@ -194,32 +195,32 @@ def report(
     contender: contenders.Contender,
     measured: tf_bandmf_federated.MeasuredParticipation,
 ) -> None:
-    """Writes the privacy report of a run of this package's process."""
+    """Writes the privacy report of the run with banded MF."""
     tf_bandmf_federated.write_report(
         path,
         contender.plan,
         measured,
         operator=tf_bandmf_federated.OperatorStatements(
-            released="accuracies and losses of some of the models, on sequences that no "
-            "device trained on but that are lines of the same speakers.",
+            released="accuracies and losses of some of the models, on lines of the same "
+            "speakers on which no device trained.",
             public_data="none; the alphabet is fixed.",
             devices="a speaker is a user with one device.",
-            enforcement="by the gate in the process, from the record of a ledger, which "
-            "also selected the devices.",
+            enforcement="by the learning process, which rejects early devices, from the "
+            "record of a ledger, which also selected the devices.",
             verifiability="federated/examples of the tf-bandmf repository.",
         ),
     )
 
 
 def write(folder: str, results: Sequence[curves.Curve]) -> None:
-    """Writes curves, table and picture."""
+    """Writes the curves to a CSV file, a table and a picture."""
     curves.write_csv(os.path.join(folder, "curves.csv"), results)
     table = curves.markdown(results)
     with open(os.path.join(folder, "table.md"), "w", encoding="utf-8") as file:
         file.write(table)
     print(f"\n{table}")
     if not curves.save_picture(os.path.join(folder, "curves.png"), results):
-        print("No curves.png: matplotlib is not installed; curves.csv has the numbers.")
+        print("matplotlib is not installed, so there is no curves.png; see curves.csv.")
     print(f"Written to {folder}.")
 
 

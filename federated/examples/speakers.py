@@ -1,4 +1,4 @@
-"""The text tiny Shakespeare, divided into devices that each have one speaker's lines."""
+"""The text "tiny Shakespeare", divided into devices: one for each speaker's lines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-# The alphabet is public, not taken from the data. All other characters become the last
-# symbol.
+# The alphabet is fixed and public; it does not depend on the data. All other characters
+# become an additional last symbol.
 ALPHABET = "\n !',-.:;?" + string.ascii_letters
 NUM_SYMBOLS = len(ALPHABET) + 1
-LENGTH = 40  # number of characters that a sequence predicts
+LENGTH = 40  # number of predicted characters per sequence
 BATCH = 32
-# One of this many sequences of a speaker is for testing.
+# One in this many sequences of each speaker is used for testing.
 _TEST_EVERY = 10
 
 _NUMBERS = {symbol: number for number, symbol in enumerate(ALPHABET)}
@@ -27,14 +27,14 @@ class Speakers:
 
     Attributes:
       train: sequences of each speaker, int32, shape [sequences, LENGTH + 1].
-      test: sequences of all speakers that no device trains on.
+      test: sequences of all speakers, for testing; no device trains on them.
     """
 
     train: dict[str, np.ndarray]
     test: np.ndarray
 
     def datasets(self, limit: int) -> dict[str, Callable[[], tf.data.Dataset]]:
-        """Makes each speaker's batches of (characters, next characters).
+        """Returns functions that make the speakers' (characters, next characters) batches.
 
         Args:
           limit: maximum number of sequences that a device trains on in a participation.
@@ -48,7 +48,7 @@ class Speakers:
 
 
 def load(path: str) -> Speakers:
-    """Reads a text of speeches: "NAME:", the lines, an empty line.
+    """Reads a text of speeches: for each, "NAME:", its lines and an empty line.
 
     Speakers with fewer than two sequences are omitted.
 
@@ -81,7 +81,7 @@ def load(path: str) -> Speakers:
 
 
 def _sequences(text: str) -> np.ndarray:
-    """Returns pieces of text that overlap by a character, int32 [N, LENGTH + 1]."""
+    """Returns sequences of a text that overlap by one character, int32 [N, LENGTH + 1]."""
     numbers = [_NUMBERS.get(symbol, len(ALPHABET)) for symbol in text]
     starts = range(0, len(numbers) - LENGTH, LENGTH)
     pieces = [numbers[start : start + LENGTH + 1] for start in starts]

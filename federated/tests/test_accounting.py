@@ -73,10 +73,10 @@ def test_record_that_cannot_be_is_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ((9, 2, None, 2, 3), "nobody took part twice"),
-        ((9, 2, 3, 1, 2), "nobody took part twice"),
-        ((9, 2, 0, 2, 3), "num_rounds must be enough"),
-        ((9, 2, 5, 3, 4), "num_rounds must be enough"),
+        ((9, 2, None, 2, 3), "no client took part twice"),
+        ((9, 2, 3, 1, 2), "no client took part twice"),
+        ((9, 2, 0, 2, 3), "num_rounds must leave room"),
+        ((9, 2, 5, 3, 4), "num_rounds must leave room"),
     ],
 )
 def test_measurement_that_contradicts_itself_is_refused(fields, message):
@@ -143,7 +143,7 @@ def test_only_what_keeps_the_participation_is_within_the_plan():
 def test_what_cannot_be_accounted_for_is_refused():
     with pytest.raises(ValueError, match=r"num_rounds must be in \[1, 9\]"):
         measured_guarantee(PLAN, measured(B, K, n=10))
-    with pytest.raises(ValueError, match="found none to protect"):
+    with pytest.raises(ValueError, match="at least one participation"):
         measured_guarantee(PLAN, MeasuredParticipation(N, 0, None, 0, 0))
     with pytest.raises(ValueError, match="delta must be in"):
         measured_guarantee(PLAN, measured(B, K), delta=1.0)

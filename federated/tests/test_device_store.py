@@ -35,7 +35,7 @@ def test_too_early_or_outside_of_the_plan_is_refused(tmp_path, number):
         store.begin(number, "second")
     assert (store.record["last_round"], store.record["participations"]) == (4, 1)
     store.begin(7, "third")
-    with pytest.raises(Refused, match="it took part 2 times"):
+    with pytest.raises(Refused, match="already took part 2 times"):
         store.begin(19, "fourth")
 
 

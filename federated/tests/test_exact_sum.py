@@ -173,7 +173,7 @@ def test_no_bits_of_a_release_exclude_an_update(noise_multiplier, figure):
 @pytest.mark.invariant(4)
 def test_a_sum_without_all_of_its_noise_is_not_given_out():
     total = ExactSum(3, CLIP, 1)
-    with pytest.raises(ValueError, match="noise must have 3 numbers, found 2"):
+    with pytest.raises(ValueError, match="noise must have 3 entries, found 2"):
         total.mean_with([np.ones(2, np.float32)], 1.0, 1.0)
 
 

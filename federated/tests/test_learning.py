@@ -184,9 +184,9 @@ def test_a_round_has_one_result(secret_process):
     process = secret_process
     first = process.initialize()
     output = process.next(first, first_time(0))
-    with pytest.raises(ValueError, match="Round 0 was already used"):
+    with pytest.raises(ValueError, match="Round 0 already has a result"):
         process.next(first, first_time(1))
-    with pytest.raises(ValueError, match="Round 0 was already used"):
+    with pytest.raises(ValueError, match="Round 0 already has a result"):
         process.next(state=first, client_data=first_time(1))
     process.next(output.state, [])
     # A new run starts at round 0 again.
@@ -213,7 +213,7 @@ def test_a_round_that_failed_may_be_called_again(secret_process):
             process.next(first, wrong)
     output = process.next(first, first_time(0))
     skipped = process.skip_round(output.state)
-    with pytest.raises(ValueError, match="Round 1 was already used"):
+    with pytest.raises(ValueError, match="Round 1 already has a result"):
         process.next(output.state, [])
     process.next(skipped, [])
 
@@ -251,7 +251,7 @@ def test_a_bound_plan_reserves_before_its_first_noise(tmp_path):
 def test_data_tagged_for_another_round_are_refused():
     _, state = run(in_state(), [first_time(0)])
     for now in (0, 2):
-        with pytest.raises(Exception, match="tagged for another round"):
+        with pytest.raises(Exception, match="must be tagged for the round"):
             in_state().next(state, first_time(0, now=now))
     with pytest.raises(TypeError, match="round_number"):
         tag_dataset(examples(0), -1, 0)

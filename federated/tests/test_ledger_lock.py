@@ -88,9 +88,9 @@ def test_a_ledger_with_another_name_is_refused(path, folder):
         with Ledger(path, RUN) as ledger:
             os.link(path, name)
             shutil.copy2(path, path + ".copied")  # this releases SQLite's locks
-            assert "another name (a hard link)" in other.opens()
+            assert "a second name (a hard link)" in other.opens()
             begin_round(ledger, 0, COHORT)
-        with pytest.raises(OSError, match="another name"):
+        with pytest.raises(OSError, match="a second name"):
             rounds_of(path)
         os.unlink(path + ".copied")
         os.unlink(name)

@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_accounting_and_never_less(report):
 
 def test_run_below_the_planned_separation_has_no_planned_guarantee(report):
     text = report(PLAN, BELOW)
-    assert "does not keep the plan's participation" in text
+    assert "violates the plan's participation" in text
     statement = points(text)["Formal DP statement"]
     assert len(numbers(statement)) == 1
     assert "The plan's guarantee does not hold" in statement
@@ -143,7 +143,7 @@ def test_what_only_the_operator_knows_is_marked(report):
 
 
 def test_nothing_is_written_of_a_run_in_which_nobody_took_part(tmp_path):
-    with pytest.raises(ValueError, match="found none to protect"):
+    with pytest.raises(ValueError, match="at least one participation"):
         write_report(tmp_path / "a.md", PLAN, MeasuredParticipation(N, 0, None, 0, 0))
     assert not (tmp_path / "a.md").exists()
 

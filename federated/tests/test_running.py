@@ -137,9 +137,9 @@ def test_updates_of_who_was_not_asked_and_second_ones_are_refused(tmp_path):
         add(request.names[0], update)
         add(request.names[0], update)
 
-    with pytest.raises(ValueError, match="not asked"):
+    with pytest.raises(ValueError, match="not selected"):
         finish(tmp_path, devices, exchange=lambda request, add: add("me", update))
-    with pytest.raises(ValueError, match="has sent one"):
+    with pytest.raises(ValueError, match="already sent one"):
         finish(tmp_path, devices, exchange=twice)
 
 

@@ -1,4 +1,4 @@
-"""Federated learning with correlated noise and an enforced b-min-separation.
+"""Federated learning with correlated noise and enforced b-min-separation.
 
     plan = tf_bandmf.plan("banded", ..., sampling=tf_bandmf.MinSep(342, 6))
     process = tf_bandmf_federated.build_fed_avg(model_fn, plan, client_optimizer_fn=...)
@@ -18,7 +18,7 @@ from typing import Any
 
 from tf_bandmf_federated._version import __version__
 
-# The module that defines each public name.
+# Maps each public name to the module that defines it.
 _MODULES = {
     "build_fed_avg": "tff.learning",
     "PrivateLearningProcess": "tff.learning",

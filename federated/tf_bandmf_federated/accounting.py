@@ -6,19 +6,19 @@
 After a run, the smallest separation b and the largest participation count k recorded
 for any device determine the guarantee of the plan's strategy and noise under MinSep(b,
 k). The production run in arXiv:2306.08153 (section 6, App. K.1) is reported in the same
-way. The measured b may be below the number of bands; the columns for the participations
-of one device then overlap, and the sensitivity comes from Theorem 3 (Alg. 4) or a
-sharper bound; see `tf_bandmf.analysis.sensitivity`.
+way. If the measured b is below the number of bands, the columns of C for the rounds of
+one device overlap. The sensitivity then comes from Theorem 3 (Alg. 4) or from a sharper
+bound; see `tf_bandmf.analysis.sensitivity`.
 
 Scope of the measured guarantee:
 
 - Neighboring data sets differ in what one device sent, not in when that device took
   part. (The papers define adjacency in the same way: "the participation pattern does
   not change".)
-- Therefore b and k are the same for neighbors, but are computed without noise from the
-  times at which all devices took part, so the guarantee does not cover publishing b and
-  k. A plan's guarantee, enforced on the devices, does not depend on the measured b and
-  k.
+- Therefore neighboring data sets have the same b and k. However, b and k are computed
+  without noise from the rounds in which all devices took part, so the guarantee does
+  not cover publishing them. A plan's guarantee, which the devices enforce, does not
+  depend on the measured b and k.
 - The record must contain every contribution that entered a sum. A record with
   additional entries, such as devices that dropped out, yields a larger epsilon, which
   is also valid.
@@ -39,7 +39,7 @@ from tf_bandmf_federated.plan_checks import check_plan
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredParticipation:
-    """Participations of a run, measured from its record.
+    """The participations of a run's clients, measured from the record of the run.
 
     Attributes:
       num_rounds: number of completed rounds, from round 0, with or without clients.
@@ -69,19 +69,19 @@ class MeasuredParticipation:
         b, k = self.min_separation, self.max_participations
         if (b is None) != (k <= 1):
             raise ValueError(
-                f"min_separation must be None exactly if nobody took part twice, found "
-                f"min_separation = {b} and max_participations = {k}."
+                f"min_separation must be None if and only if no client took part "
+                f"twice, found min_separation = {b} and max_participations = {k}."
             )
         if b is not None and not 1 <= (k - 1) * b < self.num_rounds:
             raise ValueError(
-                f"num_rounds must be enough for {k} participations that are {b} >= 1 "
-                f"rounds apart, found {self.num_rounds}."
+                f"num_rounds must leave room for {k} participations that are {b} "
+                f"(>= 1) rounds apart, found num_rounds = {self.num_rounds}."
             )
 
     def with_one(
         self, round_number: int, last: int, count: int
     ) -> MeasuredParticipation:
-        """Returns the updated measurement after one more participation of a client.
+        """Returns the measurement, updated with one more participation of a client.
 
         Args:
           round_number: round of the participation, from 0.
@@ -101,12 +101,12 @@ class MeasuredParticipation:
         )
 
 
-NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # the measurement before round 0
+NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # measurement before round 0
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredGuarantee:
-    """A run's guarantee for the measured participation, next to the plan's guarantee.
+    """A run's guarantee for the measured participation, and its plan's guarantee.
 
     Attributes:
       plan: the run's plan.
@@ -115,8 +115,8 @@ class MeasuredGuarantee:
       sensitivity: sensitivity of the plan's strategy under `participation`, exact or an
         upper bound.
       guarantee: (epsilon, delta) and zCDP rho with the plan's noise. Its kind is
-        "exact" for the mechanism under `participation` in all rounds of the plan;
-        "bound" if the sensitivity is a bound, or fewer rounds were run.
+        "exact" if the sensitivity is exact and all rounds of the plan were run, else
+        "bound".
       planned: the plan's guarantee at the same delta.
     """
 
@@ -129,7 +129,7 @@ class MeasuredGuarantee:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise standard deviation per unit of the measured sensitivity."""
+        """The noise standard deviation, divided by the measured sensitivity."""
         plan = self.plan
         return plan.unit_noise_stddev / self.sensitivity.value
 
@@ -148,7 +148,7 @@ class MeasuredGuarantee:
 def measure_participation(
     record: Mapping[int, Iterable[Hashable]], num_rounds: int | None = None
 ) -> MeasuredParticipation:
-    """Computes the separation and the participation counts from a record.
+    """Computes the minimum separation and the participation counts from a record.
 
     Args:
       record: for each round, from 0, the names of the clients whose contribution entered
@@ -176,8 +176,8 @@ def measure_participation(
             last, count = records.get(client, (NEVER, 0))
             if last == round_number:
                 raise ValueError(
-                    f"A client must occur once in a round, found {client!r} twice "
-                    f"in round {round_number}: no plan accounts for that."
+                    f"A client must take part at most once per round, found {client!r} "
+                    f"twice in round {round_number}, for which no plan accounts."
                 )
             measured = measured.with_one(round_number, last, count)
             records[client] = (round_number, count + 1)
@@ -190,21 +190,21 @@ def measured_guarantee(
     """Returns the guarantee of a plan's strategy and noise for the actual participation.
 
     Args:
-      plan: the plan that the run followed, possibly except for its participation.
+      plan: the plan of the run; the run may have violated its participation.
       measured: the measured participation of the run.
       delta: delta of the guarantee; by default the plan's.
 
     Raises:
       TypeError, ValueError: if the plan is not for federated learning; if more rounds
-        were run than the plan has; if nobody took part; or if delta is so large, or the
-        noise so small, that there is no meaningful epsilon > 0.
+        were run than the plan has; if no client took part; or if delta is so large, or
+        the noise is so small, that there is no meaningful epsilon > 0.
     """
     check_plan(plan, whole_number("num_rounds", measured.num_rounds))
     if measured.max_participations == 0:
-        raise ValueError("The record must have participations, found none to protect.")
+        raise ValueError("The record must have at least one participation, found none.")
     delta = plan.delta if delta is None else delta
     n = plan.num_steps
-    # If no client took part twice, even the largest separation, n, holds.
+    # If no client took part twice, even the maximum separation, n, is satisfied.
     separation = n if measured.min_separation is None else measured.min_separation
     participation = MinSep(separation, measured.max_participations)
     sensitivity = plan.strategy.sensitivity(participation)

@@ -4,8 +4,8 @@ The engine provides one function, `exchange`, which sends a round's model to dev
 returns their answers. This module contains everything that the guarantee requires:
 updates are clipped again and added up as they arrive, with uniform weights
 (`exact_sum`); the noise of the round is added to the sum, no matter which devices
-answered, and the result is divided by a constant. The memory holds the model, one
-update, and the sum, which takes at most twice as much as the model.
+answered, and the result is divided by a constant. Memory holds the model, one update,
+and the sum, which takes at most twice as much memory as the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 @dataclasses.dataclass(frozen=True)
 class Replies:
-    """Counts of the replies in a round that contain no usable update.
+    """The numbers of replies in a round that contain no usable update.
 
     Attributes:
       refused: number of devices that refused because of their own participation record.
@@ -80,7 +80,8 @@ class FederatedAveraging:
 
     Attributes:
       plan: plan of the run.
-      settings: what defines the run besides the plan, as plain Python values.
+      settings: the settings that, with the plan, define the run, as plain Python
+        values.
 
     Raises:
       TypeError: if a weight is not float32.
@@ -98,20 +99,20 @@ class FederatedAveraging:
     ) -> None:
         check_plan(plan)
         self.plan = plan
-        self._first = [np.asarray(w) for w in weights]  # copied when a run begins
+        # `initial_state` copies the weights.
+        self._first = [np.asarray(w) for w in weights]
         for weight in self._first:
             if weight.dtype != np.float32:
                 raise TypeError(
-                    f"Weights must be float32, found {weight.dtype}. List state that is "
-                    f"not trained, such as counters, in PrivateFedAvg's not_trained, "
-                    f"because it does not belong in the sum."
+                    f"Weights must be float32, found {weight.dtype}. Name untrained "
+                    f"arrays, such as counters, in not_trained of PrivateFedAvg."
                 )
         sizes = [weight.size for weight in self._first]
         if sum(sizes) == 0:
             raise ValueError("The model must have weights, found none.")
         self._ends = np.cumsum(sizes)
         self._shapes = [weight.shape for weight in self._first]
-        ExactSum(0, plan.l2_norm_clip, 1)  # raises if the clip norm is out of range
+        ExactSum(0, plan.l2_norm_clip, 1)  # checks that the clip norm is in range
         self._exchange = exchange
         self._optimizer = ServerSGD() if optimizer is None else optimizer
         self._denominator = clients_per_round_of(plan, clients_per_round)
@@ -141,7 +142,7 @@ class FederatedAveraging:
         return [np.asarray(w) for w in state["weights"]]
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
-        """Runs one round: exchange, clipped sum, noise, optimizer."""
+        """Runs one round: exchange, sum of clipped updates, noise, optimizer step."""
         weights = await self.weights(state)
         request = Request(
             self._noise.name_of(state["noise"]),
@@ -161,14 +162,14 @@ class FederatedAveraging:
             """Adds a device's update to the sum without keeping a copy of the update."""
             if name not in left:
                 raise ValueError(
-                    "An update comes from a device that was not asked, or has sent one "
-                    "before: a sum has at most one update of each device that is asked."
+                    "A round must have at most one update per selected device, found an "
+                    "update of a device that was not selected or has already sent one."
                 )
             left.remove(name)
             try:
                 arrays = [np.asarray(array) for array in update]
             except (TypeError, ValueError):
-                arrays = []  # a malformed update must not end the training
+                arrays = []  # a malformed update must not stop the training
             kinds = [(array.shape, array.dtype.kind) for array in arrays]
             if kinds != [(shape, "f") for shape in self._shapes]:
                 counts["misshapen"] += 1
@@ -202,7 +203,8 @@ class FederatedAveraging:
         """Returns the metrics of a round without a result.
 
         `clipped_again` counts updates that arrived with a norm above the clip norm,
-        although devices clip before they send. `skipped` is 1 for a round without a result.
+        although devices clip their updates. `skipped` is 1 for a round without a
+        result.
         """
         names = (
             "available eligible selected reported refused late failed contributing "
@@ -212,7 +214,7 @@ class FederatedAveraging:
 
 
 def _read_only(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns views that an engine cannot write to by mistake."""
+    """Returns read-only views, to which an engine cannot write by mistake."""
     views = [weight.view() for weight in weights]
     for view in views:
         view.flags.writeable = False

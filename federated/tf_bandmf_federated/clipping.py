@@ -1,4 +1,4 @@
-"""Clipping of updates in NumPy, on the device before sending, and again on the server."""
+"""Clips updates in NumPy, on the device before sending, and again on the server."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import numpy as np
 
 from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
-# 1 - ROOM exceeds the relative error of products rounded to float32, and the relative
-# error of a quick norm, so that the server does not clip again what a device has
-# clipped.
+# Devices clip to slightly less than the clip norm. The margin, 1 - ROOM, exceeds the
+# relative error of products rounded to float32 and that of a quick norm, so the server
+# does not clip an update again that a device has clipped.
 ROOM = 1.0 - 2.0**-17
-# Larger than the absolute error of a subnormal product rounded to float32.
+# Upper bound on the absolute error of a subnormal product rounded to float32.
 _TINY = float(np.finfo(np.float32).smallest_subnormal)
-# Larger than the relative error of a norm; see `norm_of`.
+# Upper bound on the relative error of a norm; see `norm_of`.
 _NORM_ERROR = 2.0**-36
-# Larger than the relative error of a quick norm; see `_quick_norm`.
+# Upper bound on the relative error of a quick norm; see `_quick_norm`.
 _QUICK_ERROR = 2.0**-18
 # The number of squares summed in float32 at a time.
 _ROW = 64
-# If the mean of squares is below this, squares may have underflowed in float32.
+# If the mean of the squares is below this value, squares may have underflowed in
+# float32.
 _SMALLEST_MEAN = 2.0**-100
 # The length of dot products, small enough that BLAS does not start threads.
 _DOT = 1 << 13
@@ -33,8 +34,8 @@ class Bounded(NamedTuple):
 
     Attributes:
       update: float32 arrays.
-      factor: number in [0, 1]; 1.0 leaves the arrays unchanged, 0.0 turns any value into
-        zero.
+      factor: number in [0, 1]; 1.0 leaves the arrays unchanged, 0.0 replaces all
+        values, even NaN, by zero.
       is_finite: True if all values and the norm are finite; otherwise the update adds
         nothing.
       was_clipped: True if the norm exceeded the clip norm.
@@ -51,7 +52,7 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
 
     Args:
       update: arrays of floats, which are converted to float32.
-      l2_norm_clip: zeta.
+      l2_norm_clip: zeta, the clip norm.
 
     Raises:
       TypeError: if an array does not contain real floats.
@@ -59,27 +60,28 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
     arrays = [np.asarray(array) for array in update]
     for array in arrays:
         if array.dtype.kind != "f":
-            raise TypeError(f"An update must be arrays of floats, found {array.dtype}.")
+            raise TypeError(f"An update must have float arrays, found {array.dtype}.")
     with np.errstate(over="ignore", invalid="ignore"):
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
         norm = _quick_norm(arrays)
         if not (norm <= l2_norm_clip or norm > l2_norm_clip * (1.0 + 2.0**-16)):
-            norm = norm_of(arrays)  # too close to the clip norm, or NaN
+            # The quick norm is NaN, or too close to the clip norm to decide.
+            norm = norm_of(arrays)
     if not math.isfinite(norm):
         return Bounded(arrays, 0.0, False, False)
     if norm <= l2_norm_clip:
         return Bounded(arrays, 1.0, True, False)
     size = sum(array.size for array in arrays)
     room = l2_norm_clip * ROOM - _TINY * math.sqrt(size)
-    factor = max(room, 0.0) / norm  # may be too small for float32
+    factor = max(room, 0.0) / norm  # may underflow in float32
     return Bounded(arrays, factor, True, True)
 
 
 def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
     """Returns `update * min(1, l2_norm_clip / norm)`, where the norm is rounded up.
 
-    An update with a non-finite value becomes zeros. The factor in the result is 1,
-    because the clipping factor was already applied. For the arguments, see
+    If a value is not finite, the whole update is replaced by zeros. The factor in the
+    result is 1, because the clipping factor is already applied. For the arguments, see
     `bound_update`.
 
     Raises:
@@ -104,7 +106,7 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
 
 
 def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
-    """Computes the norm five times as fast as `norm_of`; NaN if float32 is insufficient.
+    """Like `norm_of`, but five times as fast; NaN if float32 is insufficient.
 
     Squares are added up in float32, in rows of 64, with a relative error below 64 2^-24
     (Higham, as in `norm_of`); therefore the relative error of the norm is below 2^-19.
@@ -125,7 +127,7 @@ def _added_up(
 
 
 def _quick_squares(part: np.ndarray) -> float:
-    """Returns the sum of the squares of a part, computed in float32."""
+    """Returns the sum of the squares of a vector, computed in float32."""
     if part.size < _ROW:
         return _squares(part)
     whole = part.size - part.size % _ROW
@@ -135,7 +137,7 @@ def _quick_squares(part: np.ndarray) -> float:
 
 
 def _squares(part: np.ndarray) -> float:
-    """Returns the sum of the squares of a part, computed in float64."""
+    """Returns the sum of the squares of a vector, computed in float64."""
     doubles, total = np.empty(_DOT), 0.0
     for block in blocks(0, part.size, _DOT):
         some = doubles[: block.stop - block.start]
@@ -145,9 +147,9 @@ def _squares(part: np.ndarray) -> float:
 
 
 def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
-    """Returns an array times a factor, float32."""
+    """Returns the product of an array and a factor, as float32."""
     if factor == 1.0:
         return array
-    if factor == 0.0:  # zeros even where the array has NaN
+    if factor == 0.0:  # the result is 0 even where the array has NaN
         return np.zeros_like(array)
     return (array.astype(np.float64) * factor).astype(np.float32)

@@ -24,8 +24,8 @@ class Selected:
 
     Attributes:
       names: names of the devices.
-      past: the record of each device before the round, int64, shape [devices, 2]: last
-        round (or `NEVER`), and number of participations.
+      past: participation record of each device before the round, int64, shape [devices,
+        2]: last round (or `NEVER`), and number of participations.
       available: number of available devices.
       eligible: number of available devices that may take part. If more than 2,000
         devices are available, this number is extrapolated from the devices that were
@@ -42,22 +42,22 @@ class Selected:
 class Cohorts:
     """Selects devices uniformly among the available devices that may take part.
 
-    The ledger, which also counts rounds without a result, provides the devices' earlier
-    participations; this class keeps no record.
+    This class keeps no record of its own. The devices' earlier participations come from
+    the ledger, which also counts rounds without a result.
 
     Args:
       ledger: the run's ledger.
       present: function that maps a round number to the names of the available devices.
-      participation: the participation: b, and k if there is a limit.
+      participation: the plan's participation: b, and k if it is limited.
       over_selection: factor >= 1 by which the number of wanted devices is multiplied.
-      enough: number of eligible devices to look for, if larger than the number of
-        devices to select.
-      wait: function of the number of available and the number of eligible devices;
-        returns True to look again. The function may sleep before it returns, and may
-        raise.
-      search: function that returns True if devices of an interrupted round should be
-        looked for again.
-      seed: seed of the random choice; no privacy is claimed from this randomness.
+      enough: minimum number of eligible devices to look for, even if fewer devices are
+        selected.
+      wait: function of the number of available devices and the number of eligible
+        devices; returns True if the search should be repeated. The function may sleep,
+        and may raise an error.
+      search: function that returns True if the search for the devices of an interrupted
+        round should be repeated.
+      seed: seed of the random selection; no privacy is claimed from this randomness.
 
     Raises:
       ValueError: if `over_selection` is below 1 or not finite.
@@ -101,12 +101,12 @@ class Cohorts:
         return Selected(names, past, available, eligible)
 
     def select_again(self, round_number: int, names: Sequence[str]) -> Selected:
-        """Returns the devices of an interrupted round; first searches for missing ones."""
+        """Returns an interrupted round's devices, after a search for missing ones."""
         past = self.ledger.history(names, round_number)
         if not np.all(self._may(past, round_number)):
             raise ValueError(
-                f"Round {round_number} was begun with devices that must not take part in "
-                f"it: the ledger was changed. Restore it."
+                f"Devices of round {round_number} must be eligible, found devices in "
+                f"the ledger that must not take part: the ledger was changed. Restore it."
             )
         while True:
             present = self.present(round_number)
@@ -124,9 +124,9 @@ class Cohorts:
     ) -> tuple[list[str], int]:
         """Returns eligible devices, and the number of devices that were looked up.
 
-        The result has at least `target` devices, or all eligible devices if there are
-        fewer, in random order; every prefix is a uniform choice among all eligible
-        devices.
+        The devices are in random order, and every prefix is a uniform sample of all
+        eligible devices. There are at least `target` devices, unless fewer are
+        eligible.
         """
         free: dict[str, None] = {}  # ordered, without duplicates
         looked_at = 0

@@ -1,8 +1,8 @@
-"""The part of a plan by which a device decides whether to refuse a round.
+"""The limits of a plan, by which a device decides whether to refuse a round.
 
 The policy is a small file and needs no TensorFlow. Call
-`DevicePolicy.from_plan(plan).save("policy.json")` once on the server side; the app on
-the devices contains the file.
+`DevicePolicy.from_plan(plan).save("policy.json")` once on the server side, and ship the
+file with the app that runs on the devices.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ class DevicePolicy:
           participations: number of the device's participations so far.
         """
         if not 0 <= round_number < self.num_rounds:
-            return f"round {round_number} is not one of the plan's {self.num_rounds}"
+            return f"round {round_number} is not below num_rounds = {self.num_rounds}"
         if contradicts_itself(last_round, participations):
             return "the device's record contradicts itself"
         if participations >= self.max_participations:
-            return f"it took part {participations} times, all that the plan permits"
+            return f"the device already took part {participations} times, the maximum"
         b, k = self.min_separation, self.max_participations
         if not may_take_part(last_round, participations, round_number, b, k):
             return (
-                f"it took part in round {last_round}, and round {round_number} is less "
-                f"than {self.min_separation} later"
+                f"the device took part in round {last_round}, and round {round_number} "
+                f"is less than {self.min_separation} rounds later"
             )
         return None
 
@@ -107,7 +107,7 @@ class DevicePolicy:
         with open(path, encoding="utf-8") as file:
             content: dict[str, Any] = json.load(file)
         if content.pop("format", None) != _FORMAT:
-            raise ValueError(f"{path} must be a device policy of format {_FORMAT!r}.")
+            raise ValueError(f"{path} must be a device policy, of format {_FORMAT!r}.")
         names = {field.name for field in dataclasses.fields(cls)}
         if set(content) != names:
             raise ValueError(

@@ -1,18 +1,18 @@
 """A device's own record of its last participation and its number of participations.
 
 The record is kept in a folder on the device, outside of the app that trains, because
-apps are installed and removed. Each plan has its own files in the folder: the record
+the record must outlive the app. Each plan has its own files in the folder. The record
 belongs to the plan and not to a run, so a second run of a plan continues the record of
 the first run.
 
 | file | |
 |---|---|
-| `<plan>.device` | name, last round, the server's receipt for it, participations, request |
-| `<plan>.update` | the contribution of the last round, for a repeated request |
+| `<plan>.device` | name, last round with the server's receipt, participations, request |
+| `<plan>.update` | the contribution of the last round, to answer a repeated request |
 
-Everything is written before it takes effect, so a device that is killed during a round has
-taken part in that round. No file name has a suffix that Flower includes in an app's bundle
-(`.json` and others).
+Each participation is written before it takes effect, so a device that is killed during
+a round has taken part in that round. No file name has a suffix that Flower includes in
+an app's bundle (`.json` and others).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _NAME_BYTES = 16
 
 
 class Refused(Exception):
-    """Raised if the device does not contribute to a round; the message gives the reason."""
+    """The device refuses to contribute to a round; the message gives the reason."""
 
 
 class DeviceStore:
-    """A device's record for one plan; several processes of the device may share it.
+    """A device's participation record for one plan; its processes may share the record.
 
     Args:
-      folder: folder that belongs to this device alone, created with mode 0700. A device
-        that loses the folder becomes a new device with a new name and a new budget:
-        keep the folder as long as the device's data.
+      folder: folder that no other device uses, created with mode 0700. A device that
+        loses the folder becomes a new device with a new name and a new budget, so keep
+        the folder as long as the device's data.
       policy: the plan's policy.
 
     Raises:
-      PermissionError: if anybody but the owner may read one of the files.
+      PermissionError: if anybody other than the owner may read one of the files.
       ValueError: if a file is damaged. The device then does not contribute.
     """
 
@@ -69,10 +69,11 @@ class DeviceStore:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Returns the `device`, `last_round`, `receipt` and `participations` for a server.
+        """The record that the device shows to a server.
 
-        The device's name is random, and remains unchanged as long as the folder exists.
-        The last round is -1 before the first participation; the receipt is the server's
+        Its keys are `device`, `last_round`, `receipt` and `participations`. The
+        device's name is random, and remains unchanged as long as the folder exists. The
+        last round is -1 before the first participation; the receipt is the server's
         receipt for the last round.
         """
         names = ("device", "last_round", "receipt", "participations")
@@ -82,7 +83,7 @@ class DeviceStore:
     def begin(
         self, round_number: int, request: str, receipt: str = ""
     ) -> list[np.ndarray] | None:
-        """Counts a participation in a round; returns only when the count is on disk.
+        """Counts a participation in a round; returns after the count is on disk.
 
         Args:
           round_number: the round that the server names.
@@ -90,13 +91,13 @@ class DeviceStore:
           receipt: the server's receipt for this round.
 
         Returns:
-          None if the device should compute the contribution and `keep` it; or the
-          stored contribution if the request is repeated. A repeated request always gets
-          the same answer, so a server that repeats a round learns nothing new.
+          None for a new request: the device should then compute its contribution and
+          store it with `keep`. The stored contribution if the request is repeated: a
+          server that repeats a request gets the same answer, and learns nothing new.
 
         Raises:
-          Refused: if the plan forbids this device to take part now, or if the request
-            is a repetition whose contribution was not stored.
+          Refused: if the plan does not permit this device to take part in the round, or
+            if the request is repeated and no contribution to it was stored.
         """
         with self._locked():
             content = self._read()
@@ -104,8 +105,8 @@ class DeviceStore:
                 kept = self._kept(request)
                 if kept is None:
                     raise Refused(
-                        f"it already began round {round_number}, and its contribution "
-                        f"was not stored"
+                        f"the device already began round {round_number}, and its "
+                        f"contribution was not stored"
                     )
                 return kept
             reason = self.policy.refusal(
@@ -123,14 +124,14 @@ class DeviceStore:
         return None
 
     def keep(self, request: str, contribution: Sequence[np.ndarray]) -> None:
-        """Stores the contribution to this request, before anything leaves the device.
+        """Stores the contribution to a request, before anything leaves the device.
 
         Raises:
-          ValueError: if another request was begun in the meantime.
+          ValueError: if the device has begun another request in the meantime.
         """
         with self._locked():
             if self._read()["request"] != request:
-                raise ValueError("This round is over, because another one has begun.")
+                raise ValueError("This round is over: another one has begun.")
             stream = io.BytesIO()
             arrays = {f"a{i}": array for i, array in enumerate(contribution)}
             np.savez(

@@ -1,4 +1,4 @@
-"""The eligibility rule for devices, shared by devices and servers."""
+"""The rule that decides whether a device may take part, for devices and servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def may_take_part(
     min_separation: int,
     max_participations: int | None,
 ) -> Any:
-    """Returns True where a device may contribute in a round (arXiv:2306.08153, section 3).
+    """Returns True for devices that may join a round (arXiv:2306.08153, section 3).
 
     Any two participations i < j of one device must have j - i >= b, and a device may
     take part at most k times.
@@ -40,6 +40,6 @@ def may_take_part(
 
 def contradicts_itself(last_round: Any, participations: Any) -> Any:
     """Returns True if a record is impossible, for example because of a negative count."""
-    # `==` would compare the identities of tensors in TFF's graphs.
+    # In TFF's graphs, `==` on tensors would compare object identities.
     is_unknown = (last_round < NEVER) | (participations < 0)
     return is_unknown | ((last_round > NEVER) ^ (participations > 0))

@@ -1,4 +1,4 @@
-"""An order-independent sum of clipped updates: the bits are equal for any order.
+"""A sum of clipped updates that is the same, bit for bit, for any order of addition.
 
 A sum of floats depends on the order of addition, and a server that sorts updates must
 keep all of them in memory. Therefore each update is rounded toward zero to integer
@@ -6,14 +6,14 @@ multiples of a unit, and these integers are added:
 
     added = trunc(update * factor / unit),   unit = 2^-24 times a power of two >= the clip
 
-Rounding toward zero does not increase any coordinate or norm, so the sensitivity is as
-for the clipped updates. An update loses less than one unit in each coordinate. The unit
-depends only on the clip norm: if it depended on the number of devices in a round, an
-additional device would change the rounding of all updates, and neighboring sums would
-differ by more than the device's update.
+Rounding toward zero does not increase the magnitude of any coordinate, so the
+sensitivity does not increase. An update loses less than one unit in each coordinate.
+The unit depends only on the clip norm: if it depended on the number of devices in a
+round, an additional device would change the rounding of all updates, and neighboring
+sums would differ by more than the device's update.
 
-For up to 127 updates, the sum (int32) takes as much memory as the model; for more
-updates, it takes twice as much (int64).
+For up to 127 updates, the sum is int32 and takes as much memory as the model; for more
+updates, it is int64 and takes twice as much.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf_federated.clipping import Bounded, bound_update
 from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
-# A coordinate of a clipped update has at most 2^24 units.
+# A coordinate of a clipped update is at most 2^24 units.
 _BITS = 24
 # The maximum numbers of updates whose sums fit into int32 and int64.
 _FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
 # The number of coordinates added at a time.
 _FOLDED = 1 << 16
-_LARGEST_EXPONENT = 80  # exponent of the clip norm; float32 also represents the unit
+_LARGEST_EXPONENT = 80  # of the clip norm, so that float32 can also represent the unit
 
 
 class ExactSum:
-    """A sum to which updates are added as they arrive, with 4 or 8 bytes per coordinate.
+    """A running sum of clipped updates, with 4 or 8 bytes per coordinate.
 
     Args:
       size: d, the number of coordinates in all arrays of an update.
@@ -74,7 +74,7 @@ class ExactSum:
           update: arrays of floats with d numbers in total.
 
         Returns:
-          The update, with its clipping factor.
+          The update with its clipping factor.
 
         Raises:
           TypeError: if an array does not contain real floats.
@@ -87,7 +87,7 @@ class ExactSum:
             raise ValueError("The sum already has its maximum number of updates.")
         self._left -= 1
         # Rounding the product to float32 adds less than the margin that `bound_update`
-        # leaves; if the factor is 1, the product is exact.
+        # leaves below the clip norm. If the factor is 1, the product is exact.
         scale = np.float32(bounded.factor / self.unit)
         ends = np.cumsum([array.size for array in bounded.update])
         sums = [self.units[n - a.size : n] for n, a in zip(ends, bounded.update)]
@@ -102,11 +102,11 @@ class ExactSum:
         The result overwrites the memory of the sum.
 
         Args:
-          noise: the noise, d float32 entries in consecutive parts.
+          noise: consecutive parts of the noise vector, which has d float32 entries.
           stddev: standard deviation of the added noise, per unit of `noise`.
           denominator: a public constant.
         """
-        # Each float32 overwrites only integers that were already read.
+        # The float32 results overwrite only integers that were already read.
         noisy = self.units.view(np.float32)[: self.units.size]
         start, grid = 0, grid_of(stddev / denominator)
         for part in noise:
@@ -118,13 +118,13 @@ class ExactSum:
                 noisy[place] = np.rint(mean, mean) * grid
             start += part.size
         if start != noisy.size:
-            raise ValueError(f"noise must have {noisy.size} numbers, found {start}.")
+            raise ValueError(f"noise must have {noisy.size} entries, found {start}.")
         self.units = np.zeros(0, self.units.dtype)
         return noisy
 
 
 def _fold(scale: np.float32, sums: np.ndarray, vector: np.ndarray) -> None:
-    """Rounds a vector toward zero to whole units, and adds them to the sum."""
+    """Rounds `scale` times a vector toward zero, and adds the integers to the sum."""
     size = min(_FOLDED, vector.size)
     scaled, whole = np.empty(size, np.float32), np.empty(size, np.int32)
     for block in blocks(0, vector.size, _FOLDED):

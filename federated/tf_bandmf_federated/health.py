@@ -1,6 +1,6 @@
-"""Log lines for the operator, one per round: device counts, and epsilon so far.
+"""Log lines for the operator, one per round, with device counts and the epsilon so far.
 
-The counts are exact and not covered by the guarantee: do not publish these lines.
+The counts are exact, and the guarantee does not cover them: do not publish these lines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tf_bandmf_federated.accounting import MeasuredParticipation, measured_guara
 
 
 class Health:
-    """Makes the log lines of one run.
+    """Makes the log lines of a run, one per round.
 
     Args:
       plan: the run's plan.
@@ -47,7 +47,7 @@ class Health:
         """
         counts = dict(metrics)
         if counts.pop("skipped", 0):
-            what = "skipped: no result, and its devices count as having taken part"
+            what = "skipped: no result, but its devices' participations are counted"
         else:
             what = "done: " + ", ".join(
                 f"{name} {int(n)}" for name, n in counts.items()

@@ -16,7 +16,7 @@ BLOCK = 1 << 15  # number of entries that NumPy processes at a time
 _CHUNK = 1 << 20  # number of entries that a thread processes at a time
 _THREADS = min(4, os.cpu_count() or 1)
 
-Part = tuple[int, slice]  # index of an array, and a slice of it
+Part = tuple[int, slice]  # index of an array, and slice of this array
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -29,16 +29,17 @@ def blocks(start: int, end: int, size: int = BLOCK) -> Iterator[slice]:
 
 
 def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
-    """Calls `work(part, ...)` for all chunks of arrays in threads; results are in order.
+    """Calls `work(chunk, ...)` for all chunks of arrays, in threads; keeps their order.
 
     The division into chunks does not depend on the number of threads. A thread processes
     several arrays together if they are smaller than a chunk. NumPy releases Python's global
     lock during its operations.
 
     Args:
-      work: function of one-dimensional parts, one part per group; each part is a view
-        of a contiguous array.
-      *groups: sequences of arrays; the arrays have the same sizes in all groups.
+      work: function whose arguments are one-dimensional chunks, one chunk per group;
+        each chunk is a view of a contiguous array.
+      *groups: sequences of arrays; arrays at the same index have the same size in all
+        groups.
     """
     flat = [[np.reshape(array, -1) for array in arrays] for arrays in groups]
     parts = [
@@ -54,7 +55,7 @@ def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
 
 
 def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
-    """Yields `work(item)` for each item, in order; threads precompute the next few results.
+    """Yields `work(item)` for each item, in order; threads compute the next few results.
 
     The items must not depend on each other.
     """
@@ -73,11 +74,11 @@ def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None
     finally:
         for one in begun:
             one.cancel()
-        concurrent.futures.wait(begun)  # after an error, threads may still be working
+        concurrent.futures.wait(begun)  # after an error, threads may still run
 
 
 def _together(parts: list[Part]) -> Iterator[list[Part]]:
-    """Yields lists of consecutive parts whose total size is at most one chunk."""
+    """Groups consecutive parts into lists whose total size is at most one chunk."""
     some: list[Part] = []
     size = 0
     for number, part in parts:
@@ -97,4 +98,4 @@ def _pool(threads: int) -> concurrent.futures.ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # a fork has no threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # forks lack threads

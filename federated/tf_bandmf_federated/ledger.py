@@ -1,29 +1,30 @@
-"""The write-ahead record of a run: the rounds that were begun, and the newest state.
+"""The write-ahead record of a run: the rounds begun so far, and the newest state.
 
-A round that is run twice, with two cohorts or two models, spends more than the plan.
-Therefore the ledger records the cohort of a round before any device is contacted, and
-the result of the round, with the resulting state, before anything is released. After a
-crash, the program repeats the interrupted round with the same cohort. This is safe even
-if the sum is now different: nothing of the round was released, and the noise is bound
-to the sum.
+If a round runs twice, with two cohorts or two models, the run spends more than the plan
+permits. Therefore the ledger records the cohort of a round before any device is
+contacted, and the result of the round, with the resulting state, before anything is
+released. After a crash, the program repeats the interrupted round with the same cohort.
+This is safe even if the sum of the updates differs the second time, because nothing of
+the round was released, and the noise is bound to the sum.
 
 The file is an SQLite database. Its journal ensures that an entry is written completely
 or not at all, and is on disk before the call returns. It has three tables:
 
 `entries`: each entry has a SHA-256 of its content and the previous entry's digest. The
-order of entries is fixed: `run`, `finished`, `released` (of the first state, as round
--1), and for each round `started`, `finished`, `released`.
+order of entries is fixed: `run`; then `finished` and `released` for the initial state,
+as round -1; then `started`, `finished` and `released` for each round.
 
 | entry | fields |
 |---|---|
-| `run` | plan's fingerprint, model and settings of the process; a secret |
+| `run` | the plan's fingerprint, and the engine's settings; a secret |
 | `started` | round, a random number, the measured participation; names of the cohort |
-| `finished` | round, digest of the state after it, why it was skipped, or null |
+| `finished` | round, digest of the new state, reason for skipping the round, or null |
 | `released` | round |
 
-`participations`: device and round, which decide who may take part. It repeats the
-  cohorts of the entries, and the two are compared when the file is opened.
-`states`: the arrays of the newest state, which `finished` replaces.
+`participations`: device and round of each participation, which determine the devices
+  that may take part. The table repeats the cohorts in `entries`; the ledger compares
+  the two when it opens the file.
+`states`: the arrays of the newest state; each `finished` entry replaces them.
 
 A skipped round has no result, so the model stays unchanged. The file contains device
 names and, in the state, the noise key, so only the owner may read it (mode 0600).
@@ -49,8 +50,8 @@ from tf_bandmf_federated.accounting import NOTHING, MeasuredParticipation
 from tf_bandmf_federated.ledger_lock import LedgerLock
 from tf_bandmf_federated.state_rows import digest_of_rows, rows_of, state_of
 
-# The digest version is part of the format, because a repeated round must produce the
-# same digests.
+# The version of the digests is part of the format, because a repeated round must
+# produce the same digests.
 _FORMAT = f"tf-bandmf-federated ledger 9, digests {digests.VERSION}"
 _BEFORE_FIRST = "0" * 64
 _AFTER = {
@@ -60,11 +61,11 @@ _AFTER = {
     "released": "started",
 }
 _NO_ROUND = -1  # round number of the entries before round 0
-_WAIT = 1.0  # seconds to wait until another connection ends
-# A transaction is on disk when it ends. The connection locks the file from its first
-# access until it is closed, even against other connections of this process, so the
-# journal does not need shared memory. `ledger_lock` explains why there is a second
-# lock.
+_WAIT = 1.0  # seconds to wait for another connection to close
+# SQLite writes a transaction to disk before the transaction ends. The connection locks
+# the file from its first access until it is closed, even against other connections of
+# this process, so the journal does not need shared memory. `ledger_lock` explains why
+# there is a second lock.
 _PRAGMAS = (
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
@@ -83,17 +84,17 @@ CREATE TABLE participations (
 CREATE TABLE states (
     number INTEGER PRIMARY KEY, name TEXT, dtype TEXT, shape TEXT, content BLOB)""",
 )
-# Selects the last round before a given round (or `NEVER`) and the number of
-# participations for each name.
+# Selects, for each name, the last participation before round ?1 (or `NEVER`) and the
+# number of participations before round ?1.
 _HISTORY = """
 SELECT
     (SELECT ifnull(max(round), -1) FROM participations WHERE device = value AND round < ?1),
     (SELECT count(*) FROM participations WHERE device = value AND round < ?1)
 FROM json_each(?2)
 """
-# Checks that the participations are exactly the cohorts of the entries: the row counts
-# are equal, and each participation has a match. CROSS JOIN fixes the join order, so
-# that the table's key is used.
+# Checks that the table of participations equals the cohorts in the entries: the numbers
+# of rows are equal, and each row has a match. CROSS JOIN fixes the join order, so that
+# SQLite uses the table's key.
 _IS_WHOLE = """
 SELECT count(*) = (SELECT count(*) FROM participations)
     AND count(*) = (SELECT count(*) FROM entries, json_each(names))
@@ -108,9 +109,9 @@ class RoundRecord:
 
     Attributes:
       round_number: the round, from 0.
-      point: SHA-256 of all entries up to the start of the round, including the digest
-        of the previous state and a random number. The noise of the round is bound to
-        this digest.
+      point: SHA-256 of all entries up to the start of the round, which include the
+        digest of the previous state and a random number. The noise of the round is
+        bound to this digest.
       measured: the participations up to and including this round.
       skipped_because: reason for skipping the round; None for a round with a result.
     """
@@ -129,13 +130,13 @@ class Ledger:
       run: the run's plan and settings, which must be the same whenever the file is opened.
 
     Attributes:
-      expected: the kind and the round of the next entry, such as ("started", 0).
+      expected: the type and the round of the next entry, such as ("started", 0).
 
     Raises:
       BlockingIOError: if another process has the file open.
       OSError: if the file cannot be read or written; every method may raise this error,
         which closes the ledger.
-      PermissionError: if anybody but the owner may read the file.
+      PermissionError: if anybody other than the owner may read the file.
       ValueError: if the file is damaged, or belongs to another run.
     """
 
@@ -152,11 +153,11 @@ class Ledger:
         self.expected = ("run", _NO_ROUND)
         self._database: sqlite3.Connection | None = None
         with self._guarded():
-            # Only a new file is opened here: closing a file that this process also has
-            # open elsewhere would release SQLite's locks.
+            # This opens only a new file. If this process already had the file open
+            # elsewhere, closing it here would release SQLite's locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-            private_files.check_mode(path)  # SQLite gives its journal the same mode
+            private_files.check_mode(path)  # the journal gets the same mode
             self._database = sqlite3.connect(path, _WAIT, isolation_level=None)
             self._read(run)
 
@@ -182,7 +183,7 @@ class Ledger:
 
     @property
     def interrupted(self) -> RoundRecord | None:
-        """The round that has begun but is not finished, or None."""
+        """The record of the round that has begun but is not finished, or None."""
         return (
             self._rounds[-1]
             if self.expected[0] == "finished" and self._rounds
@@ -209,20 +210,20 @@ class Ledger:
         return np.array(rows, np.int64).reshape(-1, 2)
 
     def point_with(self, device: str, round_number: int) -> str | None:
-        """Returns the point of a round if this device took part in the round, else None."""
+        """Returns a round's `point` if the device took part in the round, else None."""
         query = "SELECT 1 FROM participations WHERE device = ? AND round = ?"
         with self._transaction() as database:
             took_part = database.execute(query, [device, round_number]).fetchone()
         return self._rounds[round_number].point if took_part else None
 
     def seal(self, text: str) -> str:
-        """Returns a keyed digest of a text, which only this ledger can compute."""
+        """Returns a digest of a text under this ledger's secret key."""
         return hashlib.blake2b(
             text.encode(), key=self._secret, person=b"round's receipt", digest_size=16
         ).hexdigest()
 
     def measured(self, num_rounds: int) -> MeasuredParticipation:
-        """Returns separation and participations of the first `num_rounds` rounds."""
+        """Returns the measured participation of the first `num_rounds` rounds."""
         rounds = self._rounds[:num_rounds]
         skipped = tuple(r.round_number for r in rounds if r.skipped_because)
         return dataclasses.replace(
@@ -232,10 +233,10 @@ class Ledger:
         )
 
     def state(self, structure: Any) -> Any:
-        """Returns the newest state, in the structure of another state.
+        """Returns the newest state, with the nested structure of `structure`.
 
         Raises:
-          ValueError: if the state was changed, or belongs to another process.
+          ValueError: if the stored state was changed, or does not fit `structure`.
         """
         query = "SELECT name, dtype, shape, content FROM states ORDER BY number"
         with self._transaction() as database:
@@ -245,13 +246,13 @@ class Ledger:
         return state_of(rows, structure)
 
     def started(self, round_number: int, cohort: Sequence[str]) -> RoundRecord:
-        """Records that a round begins; counts a participation of each device in the cohort.
+        """Records that a round begins, and a participation for each device in the cohort.
 
         Raises:
           ValueError: if a different entry is expected next, or a name occurs twice.
         """
         if len(set(cohort)) != len(cohort):
-            raise ValueError("The cohort has a device twice. Give each name once.")
+            raise ValueError("A cohort must have each device once, found one twice.")
         if any("\0" in name for name in cohort):  # SQLite's JSON truncates there
             raise ValueError("Device names must not contain a zero character (NUL).")
         measured = self._rounds[-1].measured if self._rounds else NOTHING
@@ -271,7 +272,7 @@ class Ledger:
     def finished(
         self, round_number: int, state: Any, skipped: str | None = None
     ) -> None:
-        """Records the state after a round; from now on, the result may be released.
+        """Records the state after a round; then the round's result may be released.
 
         Args:
           round_number: -1 for the state before the first round.
@@ -280,17 +281,17 @@ class Ledger:
 
         Raises:
           TypeError: if the state has leaves other than arrays and numbers.
-          ValueError: if another entry comes next.
+          ValueError: if a different entry is expected next.
         """
         self._append(
             dict(entry="finished", round=round_number, skipped=skipped), state=state
         )
 
     def released(self, round_number: int) -> None:
-        """Records that everything that was due after the round was released.
+        """Records that all pending releases after the round are complete.
 
         Raises:
-          ValueError: if another entry comes next.
+          ValueError: if a different entry is expected next.
         """
         self._append(dict(entry="released", round=round_number))
 
@@ -319,12 +320,12 @@ class Ledger:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Opens a transaction: when it ends, all changes or none are durably written."""
+        """Opens a transaction; at its end, all of its changes or none are on disk."""
         if os.getpid() != self._owner or self._database is None:
             raise ValueError(
-                f"{self._path} is closed, or was opened by the process that forked this "
-                f"one. Two programs of one run spend more than its plan: end the other "
-                f"program, and call again."
+                f"{self._path} is closed, or was opened by the parent of this process. "
+                f"Two programs that continue the same run would spend more than its plan "
+                f"permits: end the other program, and call again."
             )
         with self._guarded():
             with self._database as database:  # commits, or rolls back
@@ -334,7 +335,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Closes the ledger after an error, because disk and memory may differ."""
+        """Closes the ledger after an error, because the file may differ from memory."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -342,13 +343,14 @@ class Ledger:
             if "locked" in str(error):
                 raise self._open_elsewhere() from error
             is_other = isinstance(error, sqlite3.OperationalError)
-            # These errors mean that a table or a column is missing, or names are not JSON.
+            # SQLite reports these errors if a table or a column is missing, or if names
+            # are not JSON.
             is_damage = any(word in str(error) for word in ("no such", "malformed"))
             if not is_other or is_damage:
                 raise ValueError(self._damaged(str(error))) from error
             raise OSError(
                 f"{self._path} cannot be used now ({error}): the disk may be full or "
-                f"read-only. Nothing was begun or released by this call. Fix the cause, "
+                f"read-only. This call has begun and released nothing. Fix the cause, "
                 f"and call again."
             ) from error
         except BaseException:
@@ -357,8 +359,8 @@ class Ledger:
 
     def _open_elsewhere(self) -> BlockingIOError:
         return BlockingIOError(
-            f"Another program has {self._path} open. Two programs of one run would "
-            f"spend more than its plan. End the other program first."
+            f"Another program has {self._path} open. Two programs of the same run would "
+            f"spend more than its plan permits. End the other program first."
         )
 
     def _read(self, run: dict[str, Any]) -> None:
@@ -384,8 +386,8 @@ class Ledger:
         if self.expected[0] == "run":
             self._append({**expected, "secret": draw()})
             private_files.sync(os.path.dirname(os.path.abspath(self._path)))
-        # A file with another schema could contain duplicate rows or have triggers that
-        # change values.
+        # The schema must be exactly ours: in a file with another schema, rows could be
+        # duplicated, or triggers could change values.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
         if self._database.execute(tables).fetchall() != [(sql,) for sql in _TABLES]:
             raise ValueError(self._damaged("Its tables"))
@@ -399,28 +401,28 @@ class Ledger:
             if entry.get(name) != expected.get(name) and name != "secret"
         )
         return (
-            f"{self._path} belongs to another run: {differences}. Continue with the "
-            f"version, the plan, the model and the settings of that run, or begin a new "
-            f"run, with a separate privacy budget, elsewhere."
+            f"{self._path} belongs to another run: {differences}. Use the version, the "
+            f"plan, the model and the settings of that run, or begin a new run, which has "
+            f"a separate privacy budget, in another folder."
         )
 
     def _damaged(self, what: str) -> str:
         return (
             f"{self._path} is damaged or was changed ({what}). The run cannot continue, "
-            f"because its releases are not known any more."
+            f"because the record of its releases is lost."
         )
 
     def _check_order(self, entry: dict[str, Any]) -> None:
-        """Raises ValueError unless the entry is the expected next one."""
+        """Raises ValueError unless the entry is the one that is expected next."""
         if (entry["entry"], entry["round"]) != self.expected:
             raise ValueError(
                 f"The ledger's next entry must be {self.expected[0]!r} of round "
-                f"{self.expected[1]}, found {entry['entry']!r} of round {entry['round']}: "
-                f"rounds must begin, finish and be released once, in order."
+                f"{self.expected[1]}, found {entry['entry']!r} of round {entry['round']}. "
+                f"Each round must be started, finished and released once, in this order."
             )
 
     def _take(self, entry: dict[str, Any], digest: str) -> None:
-        """Updates the attributes of this ledger from an entry of the file."""
+        """Updates the attributes of this object from an entry of the file."""
         self._digest = digest
         kind, number = entry["entry"], entry["round"]
         if kind == "run":

@@ -1,9 +1,9 @@
-"""A lock that gives one program exclusive use of a ledger, beyond SQLite's own locks.
+"""A lock that gives one program exclusive use of a ledger, in addition to SQLite's.
 
 SQLite uses POSIX locks, which a process loses when it closes any descriptor of the
-file, for example after copying the file. Therefore there is a second lock, on a
-separate file. In addition, a forked process would close its copy of the connection on
-exit, and thereby remove the journal that the parent process still writes.
+file, for example after copying the file. Therefore this module locks a second file. It
+also handles forks: without it, a forked process would close its copy of the connection
+on exit, and thereby remove the journal that the parent process still writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tf_bandmf.files.locks import Lock
 
 
 class LedgerLock:
-    """A lock on `<path>.lock`, not kept by forks, and a check that files stay in place.
+    """A lock on `<path>.lock`, and a check that the ledger's files are not replaced.
 
     Args:
       path: path of the ledger.
@@ -30,7 +30,7 @@ class LedgerLock:
     """
 
     def __init__(self, path: str) -> None:
-        path = os.path.realpath(path)  # SQLite puts its journal there
+        path = os.path.realpath(path)  # SQLite creates its journal next to this path
         self._paths = (path, f"{path}-wal")
         self._database: sqlite3.Connection | None = None
         self._numbers: list[int] = []
@@ -38,18 +38,18 @@ class LedgerLock:
         if os.path.exists(path) and os.stat(path).st_nlink > 1:
             self._lock.close()
             raise OSError(
-                f"{path} has another name (a hard link), under which another program could "
-                f"use it. Nothing was begun or released by this call. Remove one name; "
-                f"`find / -samefile {path}` finds them. A backup is a copy, not a link."
+                f"{path} has a second name (a hard link), by which another program could "
+                f"open it. This call has begun and released nothing. Remove one name; `find "
+                f"/ -samefile {path}` lists them. For a backup, make a copy, not a link."
             )
         _LOCKS.add(self)
 
     def watch(self, database: sqlite3.Connection) -> None:
-        """Records which files this connection has open, for `check`."""
+        """Records the files that the connection has open, for `check`."""
         self._database, self._numbers = database, self._file_numbers()
 
     def check(self) -> None:
-        """Raises OSError unless the files of the connection are still in place."""
+        """Raises OSError if the connection's files were deleted, moved or replaced."""
         try:
             is_same = self._file_numbers() == self._numbers
         except FileNotFoundError:
@@ -57,8 +57,8 @@ class LedgerLock:
         if not is_same:
             raise OSError(
                 f"{self._paths[0]} or its journal was deleted, moved or replaced while "
-                f"the program ran, so new entries would be lost. Nothing was begun or "
-                f"released by this call. Restore the run's newest files, and start again."
+                f"the program ran, so new entries would be lost. This call has begun and "
+                f"released nothing. Restore the run's newest files, and start again."
             )
 
     def close(self) -> None:
@@ -67,15 +67,15 @@ class LedgerLock:
         self._database = None
 
     def leave(self) -> None:
-        """In a forked process, leaves connection and lock to the parent process."""
+        """In a forked process, leaves the connection and the lock to the parent."""
         if self._database is not None:
-            # This reference keeps the connection from being freed, and therefore from
-            # being closed.
+            # The additional reference keeps Python from freeing, and thereby closing,
+            # the connection.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
         self._database = None
 
     def _file_numbers(self) -> list[int]:
-        # An open file keeps its inode number.
+        # A file that was replaced has another inode number than the open file.
         return [os.stat(path).st_ino for path in self._paths]
 
 

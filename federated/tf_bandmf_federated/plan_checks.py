@@ -1,4 +1,4 @@
-"""Checks plans for federated learning, and the related arguments."""
+"""Checks of plans for federated learning, and of the related arguments."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from tf_bandmf.planning.statement import PrivacyStatement
 
 
 def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
-    """Checks that federated learning can enforce a plan's participation, and returns it.
+    """Checks that devices can enforce a plan's participation, and returns it.
 
     Args:
       plan: plan whose steps are the rounds, and whose examples are the clients (user-level
         privacy).
-      num_rounds: number of rounds to run, or None.
+      num_rounds: number of rounds to run; None to skip this check.
 
     Raises:
       TypeError: if `plan` is not a plan.
       ValueError: if the participation is not `MinSep` (devices take part whenever they
-        are available, so nothing else can be enforced, and no amplification by sampling
-        can be claimed); if the plan has a reservation for private counts or
-        evaluations; or if the plan has fewer than `num_rounds` steps.
+        are available, so only their separation and number of participations can be
+        enforced, and no amplification by sampling can be claimed); if the plan reserves
+        budget for private counts or evaluations; or if the plan has fewer than
+        `num_rounds` steps.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a tf_bandmf.Plan, found {type(plan).__name__}.")
@@ -31,18 +32,18 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
         raise ValueError(
             f"A federated plan must have sampling=MinSep(min_separation=..., "
             f"max_participations=...), which devices enforce, found "
-            f"{type(participation).__name__}: a server cannot sample devices as its "
-            f"accountant assumes. Make the plan again."
+            f"{type(participation).__name__}. A server cannot sample devices as that "
+            f"participation assumes. Make a plan with MinSep."
         )
     if plan.measurements.counts or plan.measurements.evaluations:
         raise ValueError(
-            "A federated run has no private counts or evaluations. Use the plan without "
-            "Plan.reserve."
+            "A federated run has no private counts or evaluations, found a plan that "
+            "reserves budget for them. Make the plan without Plan.reserve."
         )
     if num_rounds is not None and not 1 <= num_rounds <= plan.num_steps:
         raise ValueError(
-            f"num_rounds must be in [1, {plan.num_steps}], the steps of the plan, found "
-            f"{num_rounds}. More rounds need a new plan."
+            f"num_rounds must be in [1, {plan.num_steps}], the range of the plan's steps, "
+            f"found {num_rounds}. More rounds need a new plan."
         )
     return participation
 
@@ -61,8 +62,8 @@ def check_horizon(plan: Plan, round_number: int) -> None:
     """Raises ValueError if the round is beyond the plan's last round."""
     if not 0 <= round_number < plan.num_steps:
         raise ValueError(
-            f"The plan has {plan.num_steps} rounds, found round {round_number}. Its "
-            f"privacy budget is spent; more rounds need a new plan."
+            f"The plan has {plan.num_steps} rounds, counted from 0, found round "
+            f"{round_number}. Its privacy budget is spent; more rounds need a new plan."
         )
 
 
@@ -70,23 +71,23 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
     """Returns the public denominator: the expected number of clients in a round.
 
     Raises:
-      ValueError: if neither plan nor argument gives the number, if they contradict each
-        other, or if the number is not finite and positive.
+      ValueError: if neither the plan nor the argument states the number, if the two
+        differ, or if the number is not finite and positive.
     """
     stated = plan.expected_batch_size
     if clients_per_round is None:
         clients_per_round = stated
     if clients_per_round is None:
         raise ValueError(
-            "clients_per_round is missing: the noisy sum is divided by this public "
-            "constant, never by the number of clients that came."
+            "clients_per_round is missing. It is the public constant by which the noisy "
+            "sum is divided, instead of by the actual number of clients."
         )
     check_positive("clients_per_round", clients_per_round)
     value = float(clients_per_round)
     if stated is not None and value != float(stated):
         raise ValueError(
-            f"clients_per_round must be the plan's batch size {stated:g}, found {value:g}. "
-            f"Omit one of them."
+            f"clients_per_round must be the plan's batch size, {stated:g}, found "
+            f"{value:g}. Omit clients_per_round, or make a plan with this batch size."
         )
     return value
 
@@ -95,7 +96,7 @@ def cohort_size(plan: Plan, clients_per_round: float | None) -> int:
     """Returns the number of devices to select for a round.
 
     Raises:
-      ValueError: as for `clients_per_round_of`, or if the number is not an integer.
+      ValueError: as in `clients_per_round_of`, or if the number is not an integer.
     """
     size = clients_per_round_of(plan, clients_per_round)
     if size != int(size):

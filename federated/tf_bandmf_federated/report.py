@@ -2,9 +2,10 @@
 
 The report covers the points of arXiv:2306.08153, App. K.1 (based on Ponomareva et al.,
 2023, section 5.3), and two further points: the mechanism's parameters, and exclusions
-from the guarantee. The stated facts are derived from plan and measurement, and hold for
-a run that followed the plan (as runs of `build_fed_avg` do). Facts that only the
-operator knows are quoted as the operator's statements, or marked as not stated.
+from the guarantee. The report derives its facts from the plan and the measured
+participation. They hold for a run that followed the plan, as runs of `build_fed_avg`
+do. Facts that only the operator knows are quoted as the operator's statements, or
+marked as not stated.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from tf_bandmf_federated.accounting import (
     measured_guarantee,
 )
 
-# One paragraph for each point: title, period, text. The last paragraph is the table.
+# The file has one paragraph for each point: title, period, text. Its last paragraph is
+# the table.
 _TEXT = pathlib.Path(__file__).with_name("report.txt")
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorStatements:
-    """The operator's statements about facts that plan and measurement do not contain.
+    """The operator's statements about facts that are not in the plan or the measurement.
 
-    The report attributes each sentence to the operator, and marks None as not stated.
+    The report attributes each statement to the operator, and says "not stated" for
+    None.
 
     Attributes:
       released: the released models (only the final one, or all), and their recipients.
@@ -56,13 +59,14 @@ def write_report(
     delta: float | None = None,
     operator: OperatorStatements = OperatorStatements(),
 ) -> MeasuredGuarantee:
-    """Writes the report to a file, UTF-8.
+    """Writes the privacy report of a run to a file, encoded as UTF-8.
 
     Args:
       path: path of the report.
       plan: the run's plan.
-      measured: the run's measurement: `PrivateFedAvg.measured`, `TrainingOutcome.measured`
-        of `train_model`, or `measure_participation` of a record.
+      measured: the run's measured participation: `PrivateFedAvg.measured`, the
+        `measured` of the `TrainingOutcome` that `train_model` returns, or the result of
+        `measure_participation`.
       delta: delta of the report; by default the plan's.
       operator: statements of the operator.
 
@@ -83,14 +87,14 @@ def _markdown(actual: MeasuredGuarantee, operator: OperatorStatements) -> str:
     lines = ["# Privacy report", ""]
     if actual.plan.test_seed is not None:
         lines += [
-            "**NO PRIVACY.** The noise comes from a known test seed: anyone can remove "
+            "**NO PRIVACY.** The noise comes from a known test seed, so anyone can remove "
             "it. The numbers below would hold with a secret key.",
             "",
         ]
     if not actual.is_within_plan:
         lines += [
-            "**The record does not keep the plan's participation**: the plan's guarantee "
-            "does not hold for it, the measured one does.",
+            "**The record violates the plan's participation**: for this run, the plan's "
+            "guarantee does not hold; the measured guarantee does.",
             "",
         ]
     *points, table = _TEXT.read_text("utf-8").split("\n\n")
@@ -110,7 +114,7 @@ def _values(
     planned = "The plan's guarantee does not hold."
     if actual.is_within_plan:
         planned = (
-            f"As planned, for any record that keeps the plan's participation: "
+            f"As planned, for any record that satisfies the plan's participation: "
             f"{_numbers(actual.planned)}."
         )
     assumptions = "No device took part twice."
@@ -158,23 +162,23 @@ def _skipped(measured: MeasuredParticipation) -> str:
     shown = ", ".join(map(str, rounds[:20])) + (", ..." if len(rounds) > 20 else "")
     return (
         f"{len(rounds)} of these rounds (counted from 0: {shown}) were skipped after an "
-        f"interruption: none of their results was released; their participations are "
-        f"counted. "
+        f"interruption: none of their results was released, but their participations "
+        f"are counted. "
     )
 
 
 def _kind(actual: MeasuredGuarantee) -> str:
     if not actual.sensitivity.is_exact:
         return (
-            "The values are proven upper bounds: the sensitivity is a bound "
+            "The values are proven upper bounds, because the sensitivity is a bound "
             f"({actual.sensitivity.method})."
         )
     reason = f"Sensitivity by: {actual.sensitivity.method}."
     if actual.guarantee.kind == "bound":
-        return f"The values are upper bounds: not all rounds were run. {reason}"
+        return f"The values are upper bounds, as not all rounds were run. {reason}"
     return (
-        f"The values are exact for the worst record of this separation and number of "
-        f"participations, numerical errors being on the safe side. {reason}"
+        f"The values are exact for the worst record with this separation and number of "
+        f"participations; numerical errors only increase them. {reason}"
     )
 
 
@@ -197,6 +201,6 @@ def _rho(guarantee: Guarantee) -> str:
 
 
 def _rounded_up(value: float) -> str:
-    """Returns six significant digits of the value, rounded up."""
+    """Returns the value, rounded up to six significant digits."""
     context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
     return format(float(context.create_decimal_from_float(value)), "g")

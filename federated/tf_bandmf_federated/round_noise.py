@@ -1,7 +1,8 @@
 """The noise of each round, which the server generates with the core package.
 
-A banded C needs a ring buffer, which is kept in memory and recomputed from round 0
-after a restart; BISR, BandInvMF and λ-CGD need no ring buffer.
+For a strategy with a banded C, the ring buffer of noise vectors is kept in memory, and
+is recomputed from round 0 after a restart. BISR, BandInvMF and λ-CGD need no ring
+buffer.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf_federated.large_vectors import ahead
 from tf_bandmf_federated.plan_checks import check_horizon
 
-_PART = 1 << 20  # number of normals generated at a time without a ring buffer
+_PART = 1 << 20  # number of normals generated at a time if there is no ring buffer
 
 
 class RoundNoise:
-    """The noise of each round, as a pure function of key, round and digests.
+    """The noise of each round, as a pure function of key, round number and digests.
 
     A digest binds the noise of a round to the sum to which it is added; see `bound_to`.
     If a round other than the next one is requested, the ring buffer is rebuilt from
@@ -38,8 +39,8 @@ class RoundNoise:
       num_parameters: d, the number of parameters.
 
     Raises:
-      MemoryError: if the ring buffer does not fit into memory; BISR, BandInvMF and λ-CGD
-        have none.
+      MemoryError: if the ring buffer does not fit into memory. BISR, BandInvMF and
+        λ-CGD have no ring buffer.
     """
 
     def __init__(self, plan: Plan, num_parameters: int) -> None:
@@ -55,9 +56,9 @@ class RoundNoise:
         )
         shape = [self._generator.memory_vectors, self._generator.shard_size]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
-        self._position = 0  # next round in the ring buffer
+        self._position = 0  # the round that the ring buffer can generate next
         self._reserved: str | None = None  # name of the run in the plan's ledger
-        self._secret = b""  # secret of the state used last
+        self._secret = b""  # secret key of the last state used
         self._row = tf.function(self._row_in_place)
         self._part = tf.function(self._part_of_row)
 
@@ -79,15 +80,15 @@ class RoundNoise:
             hooks.note_steps(self._plan, self._reserved, rounds)
 
     def _digest(self, number: int, total: np.ndarray, point: str) -> int:
-        """Returns a keyed digest of the sum to which the noise of a round is to be added.
+        """Returns a keyed digest of the sum to which a round's noise will be added.
 
         The digest is BLAKE2b (RFC 7693) with a secret key of the run: two different
         sums have the same digest with probability 2^-64, if BLAKE2b is computationally
         indistinguishable from a random function.
 
         Returns:
-          A signed 64-bit number, as secret as the noise; always 0 with a test seed,
-          which gives no privacy, so that runs can be compared.
+          A signed 64-bit number, as secret as the noise. With a test seed, which gives
+          no privacy anyway, the result is always 0, so that runs can be compared.
         """
         if self._plan.test_seed is not None:
             return 0
@@ -104,13 +105,13 @@ class RoundNoise:
     def bound_to(
         self, state: Mapping[str, np.ndarray], total: np.ndarray, point: str
     ) -> tuple[Iterator[np.ndarray], OrderedDict[str, np.ndarray]]:
-        """Returns the noise of a state's round, bound to the sum to which it is added.
+        """Returns the noise of the next round, bound to the sum to which it is added.
 
-        If an older state is restored and a sum now differs, the noise is independent of
-        the earlier noise, so the difference of the two releases is still noisy. Equal
-        sums at the same point get equal noise. Therefore no record of earlier releases
-        is needed. The first call reserves the run's budget in the ledger to which the
-        plan is bound.
+        If a round is repeated from an older state and its sum differs, the noise is
+        independent of the earlier noise, so the difference of the two releases is still
+        noisy. If the sum and the point are the same, the noise is the same. Therefore
+        no record of earlier releases is needed. The first call reserves the run's
+        budget in the ledger to which the plan is bound.
 
         Args:
           state: state after the previous rounds, with the digests of these rounds.
@@ -120,11 +121,11 @@ class RoundNoise:
             would have equal results, which would reveal that the sums are equal.
 
         Returns:
-          Row `round` of `C^-1 Z`, float32, in consecutive parts that are generated on
-          demand; and the state after the round. Both are secret.
+          The round's row of `C^-1 Z`, float32, in consecutive parts that are generated
+          on demand; and the state after the round. Both are secret.
 
         Raises:
-          LedgerError: if the ledger refuses the run, or is not open.
+          LedgerError: if the plan's ledger rejects the run, or is not open.
           ValueError: if the plan has no further round.
         """
         number = len(state["digests"])
@@ -170,11 +171,11 @@ class RoundNoise:
         self._position, self._digests = 0, np.zeros([0], np.int64)
 
     def _parts(self, keys: tf.Tensor, number: int) -> Iterator[tf.Tensor]:
-        """Yields a row in parts, for strategies without a buffer.
+        """Yields a noise vector in parts, for strategies without a ring buffer.
 
-        TensorFlow does not return memory to the operating system, so a whole row at
-        once would permanently occupy as much memory as the model. Threads generate the
-        next parts in advance.
+        TensorFlow does not return memory to the operating system, so a noise vector
+        generated in one step would permanently occupy as much memory as the model.
+        Threads generate the next parts in advance.
         """
         step, length = tf.constant(number, tf.int64), self._generator.shard_size
 
@@ -188,14 +189,14 @@ class RoundNoise:
     def _from_buffer(
         self, keys: tf.Tensor, number: int, digests: np.ndarray
     ) -> tf.Tensor:
-        """Returns the row of a round; first computes earlier rows missing in the buffer."""
+        """Returns a round's noise vector, after computing the earlier ones it needs."""
         position = self._position
         drawn = self._digests[:position]
         if number < position or not np.array_equal(drawn, digests[:position]):
             self._restart()
         for step in range(self._position, number + 1):
-            # An interruption here leaves the buffer in an unknown state; this position
-            # makes the next call restart from round 0.
+            # An interruption here would leave the buffer in an unknown state. With this
+            # position, the next call then restarts from round 0.
             self._position = self._plan.num_steps + 1
             row = self._row(keys, tf.constant(step, tf.int64))
             self._position = step + 1

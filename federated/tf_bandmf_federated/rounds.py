@@ -1,8 +1,8 @@
-"""The rounds of a run, with any engine, from the first ledger entry to the last release.
+"""Runs the rounds with any engine, from the first ledger entry to the last release.
 
-`tff.training` describes the order of the steps, and the recovery after a crash. An
-engine, such as TensorFlow Federated or Flower, implements `Engine`: the engine runs the
-rounds and does not use the ledger.
+`tff.training` describes the order of the steps, and the recovery after a crash.
+TensorFlow Federated and Flower each have an implementation of `Engine`. An engine
+computes each round; it does not use the ledger.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from tf_bandmf_federated.cohorts import Cohorts, Selected
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
 
-# Flower excludes files with this name from the bundle that it sends to every node.
+# Flower does not include files with this name in the bundle that it sends to all nodes.
 LEDGER_FILE = "ledger.sqlite3"
 _RESTARTS = ("replay", "skip")
 
 
 class Engine(Protocol):
-    """An engine that runs rounds. States are nested structures of arrays and numbers.
+    """An engine computes rounds. Its states are nested structures of arrays and numbers.
 
     Attributes:
       plan: plan of the run.
-      settings: further plain values that define the run; the ledger stores them.
+      settings: plain values that, with the plan, define the run; the ledger stores
+        them.
     """
 
     plan: Plan
@@ -42,25 +43,25 @@ class Engine(Protocol):
         """Returns the state before round 0 of a new run."""
 
     def no_metrics(self) -> Any:
-        """Returns the metrics of a round without a result, with the usual structure."""
+        """Returns the metrics of a round without a result, in the structure of `run`."""
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
         """Runs a round with the selected devices; returns the new state and metrics.
 
-        The noise is bound to the point, so repeating a round at the same point
-        reproduces the same bits.
+        The noise is bound to `point`, a digest of the ledger at the start of the round,
+        so repeating a round at the same point reproduces the same bits.
         """
 
     def skip_round(self, state: Any, point: str) -> Any:
-        """Skips a round that was begun at this point; returns the state after the round.
+        """Skips a round that was begun at `point`; returns the state after the round.
 
         The noise of later rounds may reuse the normals of the skipped round. These
-        normals are bound to the point; otherwise, all histories that skip the round
-        would share them.
+        normals are bound to the point; otherwise, all copies of the run that skip the
+        round would share them.
         """
 
     async def weights(self, state: Any) -> Any:
-        """Returns the model in its released form."""
+        """Returns the model's weights, in the form in which they are released."""
 
 
 class Releasing(Protocol):
@@ -75,7 +76,8 @@ class ProgramState(NamedTuple):
 
     Attributes:
       state: the engine's state.
-      metrics: metrics of the last round, kept in case a crash interrupts their release.
+      metrics: metrics of the last round, saved in case a crash interrupts their
+        release.
     """
 
     state: Any
@@ -84,20 +86,20 @@ class ProgramState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All parts of a run: engine, cohorts, ledger and releases. Runs can be resumed.
+    """A resumable run, configured by its engine, cohorts, ledger and releases.
 
     Attributes:
       engine: engine that runs the rounds.
-      cohorts: function that returns the device selector for a run's ledger.
+      cohorts: function that makes the selector of devices from the run's ledger.
       private_dir: folder for the ledger; created with mode 0700.
       clients_per_round: number of devices to select.
-      total_rounds: number of rounds of the whole run; None for the plan's.
+      total_rounds: number of rounds of the whole run; None for all rounds of the plan.
       models: destination of the model's weights.
       release_every: number of rounds between released models.
       metrics: destination of the metrics, which are not private.
       interrupted_round: "replay" an interrupted round, or "skip" it.
-      after_round: function that is called with the state after each round, once
-        everything that was due has been released.
+      after_round: function that is called with the new state after each round and its
+        releases.
     """
 
     engine: Engine
@@ -132,13 +134,13 @@ class Run:
         """Runs the remaining rounds.
 
         Returns:
-          The state after the last round; and the measured separation and
-          participations, with skipped rounds included.
+          The state after the last round; and the measured participation, which includes
+          skipped rounds.
 
         Raises:
           BlockingIOError: if another program uses `private_dir`.
           ValueError: if the ledger is damaged, or belongs to another run; or if more
-            rounds were begun than `total_rounds`. Errors within a round are passed on.
+            than `total_rounds` rounds were begun. Errors within a round are not caught.
         """
         total, engine = self.num_rounds, self.engine
         os.makedirs(self.private_dir, mode=0o700, exist_ok=True)
@@ -194,7 +196,7 @@ class Run:
         return after
 
     async def _release(self, ledger: Ledger, state: ProgramState) -> None:
-        """Releases what is due after the last round, possibly for a second time.
+        """Makes the releases that follow the last round, possibly for a second time.
 
         After a skipped round, the unchanged model is released, without metrics.
         """

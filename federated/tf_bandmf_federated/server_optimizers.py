@@ -1,10 +1,10 @@
-"""Server optimizers in NumPy, for engines that have none: SGD, Adam, Yogi.
+"""Server optimizers in NumPy (SGD, Adam, Yogi), for engines without optimizers.
 
 Each step's direction is the noisy mean of the updates, so everything that an optimizer
 computes from the direction is post-processing (Reddi et al., 2021, arXiv:2003.00295,
 Algorithm 2). Correlated noise cancels over many rounds only if the model is linear in
-the directions. The noise is designed for SGD with momentum; for Adam and Yogi, it is a
-heuristic.
+the directions. Strategies are optimized for SGD with momentum; with Adam and Yogi,
+correlated noise is a heuristic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Arrays = list[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptimizer(abc.ABC):
-    """A server optimizer: a pure function of weights, direction and state.
+    """A server optimizer, which is a pure function of weights, direction and state.
 
     Args:
       learning_rate: > 0.
@@ -48,7 +48,7 @@ class ServerOptimizer(abc.ABC):
     def apply(
         self, weights: Arrays, direction: Arrays, state: list[Arrays]
     ) -> tuple[Arrays, list[Arrays]]:
-        """Returns weights and state after a round; `direction` is the direction of descent.
+        """Returns weights and state after a round with this descent direction.
 
         All arrays are float32. `weights` and `state` stay unchanged; the results may
         reuse the memory of `direction`.
@@ -61,7 +61,7 @@ class ServerOptimizer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ServerSGD(ServerOptimizer):
-    """FedAvgM: `m <- momentum m + direction; w <- w + learning_rate m`.
+    """SGD, or FedAvgM: `m <- momentum m + direction; w <- w + learning_rate m`.
 
     Args:
       learning_rate: > 0.
@@ -72,7 +72,7 @@ class ServerSGD(ServerOptimizer):
     slots: ClassVar[int] = 1
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
-        """Returns one list of zeros; without momentum, no list, to save memory."""
+        """Returns one list of zeros; without momentum, an empty list, to save memory."""
         return super().initial_state(weights) if self.momentum else []
 
     def apply(
@@ -82,8 +82,8 @@ class ServerSGD(ServerOptimizer):
         if self.momentum:
             beta = np.float32(self.momentum)
             moments = [beta * m + g for m, g in zip(state[0], direction)]
-        # The update reuses the memory of the direction, because a large model may leave no
-        # room for another array.
+        # The results reuse the memory of `direction`, because a large model may leave
+        # no room for another array.
         for weight, moment, after in zip(weights, moments, direction):
             np.add(weight, np.multiply(rate, moment, after), after)
         return direction, [moments] if self.momentum else []
@@ -91,7 +91,7 @@ class ServerSGD(ServerOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class ServerAdam(ServerOptimizer):
-    """FedAdam, without bias correction, as published.
+    """FedAdam as published, without bias correction.
 
     Args:
       learning_rate: > 0.

@@ -1,4 +1,4 @@
-"""Converts states to database rows: arrays by name, large arrays in several parts.
+"""Converts states to database rows, and back; large arrays take several rows.
 
 A state may contain the noise key, so only the owner may read the database.
 """
@@ -17,7 +17,7 @@ import tree
 from tf_bandmf_federated.large_vectors import blocks
 
 # SQLite limits blobs to 10^9 bytes, and copies a blob when it is bound to a statement.
-_PART = 1 << 22  # numbers
+_PART = 1 << 22  # numbers per row
 
 Row = tuple[str, str, str, Any]  # name, dtype, shape, content
 
@@ -36,7 +36,7 @@ def rows_of(state: Any) -> Iterator[Row]:
             )
         flat = np.ascontiguousarray(value).reshape(-1)
         about = (name, value.dtype.str, json.dumps(value.shape))
-        for part in blocks(0, max(flat.size, 1), _PART):  # empty arrays also have a row
+        for part in blocks(0, max(flat.size, 1), _PART):  # empty arrays have one row
             yield *about, flat[part].view(np.uint8).data
 
 
@@ -50,10 +50,11 @@ def digest_of_rows(rows: Iterable[Row]) -> str:
 
 
 def state_of(rows: Iterable[Row], structure: Any) -> Any:
-    """Restores a state from its rows; `structure` is a state with the same structure.
+    """Restores a state from its rows; `structure` is any state of the same structure.
 
     Raises:
-      ValueError: if `structure` has different names, dtypes or numbers of dimensions.
+      ValueError: if the arrays of `structure` have other names, dtypes or numbers of
+        dimensions.
     """
     kinds: dict[str, tuple[str, str]] = {}
     parts: dict[str, list[bytes]] = {}
@@ -61,7 +62,7 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
         kinds[name] = dtype, shape
         parts.setdefault(name, []).append(content)
     expected = dict(_named(structure))
-    other = "The run's state is of another process: it "
+    other = "The run's state was saved by another process: it "
     if list(parts) != list(expected):
         raise ValueError(f"{other}holds {[*parts]}, expected {[*expected]}.")
     leaves = []

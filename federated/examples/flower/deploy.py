@@ -1,11 +1,12 @@
-"""A real deployment on one machine, with a SuperLink, SuperNodes, and kill -9 midway.
+"""A real deployment on one machine, in which kill -9 ends processes midway.
 
     .venv-flower/bin/python federated/examples/flower/deploy.py --rounds 30
 
-Each SuperNode is a device with one speaker's lines and a separate store. The SuperLink with
-its server is killed once and restarted; two SuperNodes are killed, one of them permanently.
-All processes listen only on 127.0.0.1, without TLS. SuperLink keeps the devices' updates
-only in memory (without `--database`), and only this user may read the files.
+Each SuperNode is a device with one speaker's lines and a separate store. The SuperLink
+and its server are killed once and restarted; two SuperNodes are killed, and one of them
+is not restarted. All processes listen only on 127.0.0.1, without TLS. SuperLink keeps
+the devices' updates only in memory, because it runs without `--database`, and only the
+user who runs this script may read its files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BIN = pathlib.Path(sys.executable).parent
 
 
 class Deployment:
-    """The processes, each with its own group, by name."""
+    """The processes of the deployment, by name; each has a separate process group."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Deployment:
     ) -> None:
         self.folder, self.port, self.text, self.app = folder, port, text, app
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.shown = 0  # number of printed progress lines
+        self.shown = 0  # number of progress lines printed so far
         home = folder / "flwr"
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text(
@@ -75,7 +76,7 @@ class Deployment:
             self.start("warm", sys.executable, str(HERE / "warm.py"), str(folder))
 
     def start(self, name: str, *command: str, **environment: str) -> None:
-        """Starts a program in BIN or at a path; its output goes to the file NAME.log."""
+        """Starts a program, from BIN or a path, with output to the file NAME.log."""
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -87,7 +88,7 @@ class Deployment:
             )
 
     def start_link(self, *options: str) -> None:
-        """Starts the SuperLink; the server is its child."""
+        """Starts the SuperLink, which starts the server as its child process."""
         self.start(
             "superlink",
             "flower-superlink",
@@ -114,7 +115,7 @@ class Deployment:
         )
 
     def kill(self, name: str) -> None:
-        """Kills a process and its descendants with signal 9, without time to clean up."""
+        """Kills a process and its descendants with signal 9, so they cannot clean up."""
         process = self.processes.pop(name)
         for pid in _family(process.pid, warm.parents(self.folder)):
             with contextlib.suppress(ProcessLookupError):
@@ -122,14 +123,14 @@ class Deployment:
         process.wait()
 
     def kill_now(self, name: str) -> None:
-        """Does the same as `kill`, and prints it."""
+        """Calls `kill`, and prints the time and the name."""
         self.kill(name)
         print(f"{time.strftime('%H:%M:%S')} kill -9 {name}", flush=True)
 
     def submit(
         self, rounds: int, per_round: int, *options: str, **config: float
     ) -> None:
-        """Calls `flwr run` until the SuperLink answers."""
+        """Calls `flwr run` repeatedly, until the SuperLink accepts the run."""
         given = (
             f'folder="{self.folder}" rounds={rounds} per-round={per_round} '
             f'text="{self.text}" '
@@ -153,14 +154,14 @@ class Deployment:
         raise SystemExit(f"flwr run failed: {done.stdout}\n{done.stderr}")
 
     def progress(self) -> list[list[str]]:
-        """Returns a line per completed round: round, time, loss, accuracy."""
+        """Returns, for each completed round: round number, time, loss, accuracy."""
         path = self.folder / "progress"
         if not path.exists():
             return []
         return [line.split() for line in path.read_text().splitlines()]
 
     def wait_for(self, rounds: int, limit: float) -> None:
-        """Waits until this many rounds are completed, and prints their progress."""
+        """Waits until `rounds` rounds are completed, and prints their progress."""
         end = time.monotonic() + limit
         while True:
             lines = self.progress()
@@ -172,11 +173,13 @@ class Deployment:
             if lines and int(lines[-1][0]) >= rounds:
                 return
             if time.monotonic() > end:
-                raise SystemExit(f"Not {rounds} rounds in {limit:.0f} s: see *.log.")
+                raise SystemExit(
+                    f"The run did not reach {rounds} rounds in {limit:.0f} s. See *.log."
+                )
             time.sleep(0.5)
 
     def summary(self) -> str:
-        """Returns the end of the report, which the server writes after the last round."""
+        """Waits for the report of the server, and returns its last lines."""
         report = self.folder / "privacy.md"
         while not report.exists():
             time.sleep(0.5)
@@ -189,11 +192,11 @@ class Deployment:
 
 
 def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
-    """Returns a process and its descendants; Flower gives some of them separate sessions.
+    """Returns a process and its descendants, some of which have separate sessions.
 
     Args:
       pid: number of the process.
-      forked: further processes, each with the number of the process to which it belongs.
+      forked: (process, parent) pairs of processes that `warm.py` forked for a parent.
     """
     listed = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
@@ -201,7 +204,7 @@ def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
     running = dict(map(int, line.split()) for line in listed.stdout.splitlines())
     parents = [*running.items(), *(pair for pair in forked if pair[0] in running)]
     family = [pid]
-    for member in family:  # the list grows meanwhile
+    for member in family:  # the loop appends to the list
         family.extend(child for child, parent in parents if parent == member)
     return family
 
@@ -209,7 +212,7 @@ def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
 def write_plan(
     folder: pathlib.Path, rounds: int, separation: int, epsilon: float
 ) -> None:
-    """Writes the plan of the server, and the policy of the devices."""
+    """Writes the plan for the server, and the policy for the devices."""
     plan = tf_bandmf.plan(
         f"banded:{separation}",
         epsilon=epsilon,
@@ -223,7 +226,7 @@ def write_plan(
 
 
 def participations(folder: pathlib.Path) -> list[int]:
-    """Returns the number of participations of each device, from its own store."""
+    """Returns each device's number of participations, from the device's store."""
     stores = (folder / "devices").glob("*/*.device")
     records = [json.loads(Journal(str(path)).read()[0]) for path in sorted(stores)]
     return [record["participations"] for record in records]
@@ -235,21 +238,21 @@ def main() -> None:
     parser.add_argument("--out", default="flower-output", help="folder; is replaced")
     parser.add_argument("--go-on", action="store_true", help="with what is in --out")
     parser.add_argument(
-        "--stop-after", type=int, help="kill -9 everything after so many rounds"
+        "--stop-after", type=int, help="kill -9 all processes after this round"
     )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--per-round", type=int, default=2)
     parser.add_argument("--separation", type=int, default=3)
     parser.add_argument("--epsilon", type=float, default=100.0)
-    parser.add_argument("--data", default="", help="speeches; made up if it is missing")
+    parser.add_argument("--data", default="", help="file of speeches; default: random")
     parser.add_argument("--port", type=int, default=18120)
     parser.add_argument(
-        "--cold", action="store_true", help="a new Python for each message to a device"
+        "--cold", action="store_true", help="start a Python per message to a device"
     )
     parser.add_argument("--no-kills", action="store_true")
     options = parser.parse_args()
-    os.umask(0o077)  # also for the processes started here
+    os.umask(0o077)  # child processes inherit this
     folder = pathlib.Path(options.out).resolve()
     if not options.go_on:
         shutil.rmtree(folder, ignore_errors=True)
@@ -260,7 +263,7 @@ def main() -> None:
     text = str(pathlib.Path(options.data).resolve()) if options.data else ""
     run = Deployment(folder, options.port, text, options.cold)
     began = time.monotonic()
-    # If this program is terminated, it also ends the processes that it started.
+    # If this program is terminated, it raises SystemExit, and so ends its processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         run.start_link()
@@ -279,7 +282,7 @@ def main() -> None:
             run.kill_now("superlink")
             run.kill_now("device 1")  # permanently
             run.start_link()
-            # The new SuperLink does not know the nodes, and unknown SuperNodes terminate.
+            # The new SuperLink does not know the old SuperNodes, which then terminate.
             for number in range(options.devices):
                 if number != 1:
                     if f"device {number}" in run.processes:
@@ -291,7 +294,7 @@ def main() -> None:
     finally:
         run.end()
     print(f"{rounds} rounds in {time.monotonic() - began:.0f} s")
-    print(f"participations that devices counted: {participations(folder)}")
+    print(f"participations by the devices' records: {participations(folder)}")
     print(summary)
 
 

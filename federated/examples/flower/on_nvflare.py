@@ -1,9 +1,9 @@
-"""The app on NVIDIA FLARE, which transports Flower's messages between its sites.
+"""The example app on NVIDIA FLARE, which transports Flower's messages between sites.
 
     python federated/examples/flower/on_nvflare.py --devices 4
 
-The sites are processes of NVFlare's simulator. Each is a device with its store in
-`OUT/devices`; server, mod, ledger and report are those of `deploy.py`.
+The sites are processes of NVFlare's simulator. Each site is a device, with its store in
+`OUT/devices`. The server, mod, ledger and report are the same as in `deploy.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
     )
     work = str(folder / "nvflare")
     recipe.execute(SimEnv(num_clients=options.devices, workspace_root=work))
-    print(f"participations that devices counted: {deploy.participations(folder)}")
+    print(f"participations by the devices' records: {deploy.participations(folder)}")
     print("\n".join((folder / "privacy.md").read_text().splitlines()[-12:]))
 
 

@@ -1,10 +1,10 @@
-"""The app for many devices, in Flower's simulation, whose nodes are Ray tasks.
+"""The example app with many devices in Flower's simulation, whose nodes are Ray tasks.
 
     .venv-flower/bin/python -m pip install "flwr[simulation]==1.41.0"
     .venv-flower/bin/python federated/examples/flower/simulate.py --devices 200
 
-Each device has its store in `OUT/devices`, as in a deployment; server, mod, ledger and
-report are the same.
+Each device has its store in `OUT/devices`, as in a deployment. The server, mod, ledger
+and report are the same as in `deploy.py`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def main() -> None:
     parser.add_argument("--per-round", type=int, default=10)
     parser.add_argument("--separation", type=int, default=10)
     parser.add_argument("--epsilon", type=float, default=100.0)
-    parser.add_argument("--data", default="", help="speeches; made up if it is missing")
+    parser.add_argument("--data", default="", help="file of speeches; default: random")
     parser.add_argument("--port", type=int, default=18320)
     options = parser.parse_args()
     if importlib.util.find_spec("ray") is None:
-        raise SystemExit('Flower simulates on Ray: pip install "flwr[simulation]"')
+        raise SystemExit("Ray is missing: pip install 'flwr[simulation]'")
     folder = pathlib.Path(options.out).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
@@ -62,8 +62,8 @@ def main() -> None:
     counts = deploy.participations(folder)
     print(f"{options.rounds} rounds in {time.monotonic() - began:.0f} s")
     print(
-        f"participations that devices counted: {sum(counts)} of {len(counts)} devices, "
-        f"{max(counts)} of one at most"
+        f"participations by the devices' records: {sum(counts)} of {len(counts)} "
+        f"devices, at most {max(counts)} of one device"
     )
     print(summary)
 

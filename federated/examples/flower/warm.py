@@ -1,11 +1,11 @@
-"""Flower's programs for devices, forked from one process that has already imported them.
+"""Forks Flower's programs for devices from one process that has imported them.
 
 Flower starts a Python process for each message to a device, which takes 2 processor
-seconds, nearly all for imports. That is harmless on separate devices, but eight devices on
-one machine with two processors hardly make progress. Therefore `deploy.py` puts small
-programs with the names of Flower's programs first on the nodes' PATH: each of them makes
-the process of this file fork, and the child runs Flower's program with the given arguments
-and outputs.
+seconds, nearly all for imports. That is harmless on separate devices, but eight devices
+on one machine with two processors hardly make progress. Therefore `deploy.py` puts
+small programs with the names of Flower's programs first on the nodes' PATH. Each small
+program asks the process of this script to fork; the child process runs Flower's program
+with the arguments and outputs of the small program.
 
     python warm.py FOLDER    # serves the programs of FOLDER/bin
 """
@@ -38,7 +38,7 @@ server.recv(1)
 
 
 def write_programs(folder: pathlib.Path) -> pathlib.Path:
-    """Writes the small programs; returns their folder, for PATH."""
+    """Writes the small programs; returns their folder, which must come first on PATH."""
     place = folder / "bin"
     place.mkdir(exist_ok=True)
     for name in PROGRAMS:
@@ -49,7 +49,7 @@ def write_programs(folder: pathlib.Path) -> pathlib.Path:
 
 
 def parents(folder: pathlib.Path) -> list[tuple[int, int]]:
-    """Returns forked processes, each paired with the process that requested it."""
+    """Returns (process, parent) pairs of forked processes and those that requested them."""
     path = folder / "forked"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]
@@ -68,7 +68,7 @@ def serve(folder: pathlib.Path) -> None:
         "flower-superexec": flwr.supercore.cli.flower_superexec,
         "flwr-clientapp": flwr.supernode.cli.flwr_clientapp,
     }
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps children
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(folder / "warm.socket"))
     server.listen(64)

@@ -140,7 +140,7 @@ def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path, monkeyp
     assert all(len(rounds) == K for rounds in before.values())
     # A server without the record notices this from the names, before any round
     # begins.
-    with pytest.raises(RuntimeError, match=r"4 say .* were not begun here"):
+    with pytest.raises(RuntimeError, match=r"4 claim .* has not begun"):
         start(make_strategy(tmp_path / "another"), grid)
     assert came(grid) == before
     # If the server skips this check, the devices refuse.
@@ -163,7 +163,7 @@ def test_a_receipt_of_a_later_round_ends_the_run(tmp_path):
     before = came(grid)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "backup", folder)
-    with pytest.raises(RuntimeError, match=r"receipt for round \d.* 2 rounds .* older"):
+    with pytest.raises(RuntimeError, match=r"receipt for round \d.* 2 rounds .* old"):
         start(make_strategy(tmp_path), grid)
     assert came(grid) == before
 
@@ -394,7 +394,7 @@ def test_its_parts_are_refused_outside_of_start(tmp_path):
         for what in ("train", "evaluate"):
             with pytest.raises(RuntimeError, match="call start"):
                 getattr(strategy, f"{act}_{what}")(1, initial_arrays())
-    with pytest.raises(ValueError, match="Nothing was measured"):
+    with pytest.raises(ValueError, match="No round has run"):
         strategy.measured  # noqa: B018
 
 
@@ -405,7 +405,7 @@ def test_its_parts_are_refused_outside_of_start(tmp_path):
         (dict(clients_per_round=None), "clients_per_round is missing"),
         (dict(over_selection=0.5), "over_selection"),
         (dict(interrupted_round="again"), "interrupted_round"),
-        (dict(over_selection=1.5, timeout=None), "needs start's timeout"),
+        (dict(over_selection=1.5, timeout=None), "start must get a timeout"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_sent(tmp_path, options, text):
@@ -516,7 +516,7 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
         changed = {**first, "batches": np.array(8, np.int64)}
         arrays = ArrayRecord({name: Array(value) for name, value in changed.items()})
         strategy.start(grid, arrays, timeout=60.0)
-    with pytest.raises(ValueError, match="not_trained must name"):
+    with pytest.raises(ValueError, match="not_trained must contain"):
         start(strategy, grid)
 
 
@@ -579,7 +579,7 @@ def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, lines):
 def test_devices_too_few_to_take_turns_are_told_before_the_first_round(tmp_path, lines):
     # Two devices, two per round, separation two: every other round lacks devices.
     grid = make_grid(tmp_path, number=2)
-    with pytest.raises(RuntimeError, match="rest until 1 other rounds") as stopped:
+    with pytest.raises(RuntimeError, match="must pause for 1 rounds") as stopped:
         start(make_strategy(tmp_path), grid)
     assert "need 4 devices" in str(stopped.value)
     assert all(rounds == [0] for rounds in came(grid).values())

@@ -2,7 +2,7 @@
 
 The server uses the strategy `PrivateFedAvg`. Devices use `private_client_app`, or
 `ParticipationMod` in a custom app. The rules that server and devices enforce are in
-engine-independent modules.
+modules that do not depend on Flower.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# The module that defines each public name. Imports are lazy, so devices do not load
-# TensorFlow.
+# Maps each public name to the module that defines it. Imports are lazy, so devices do
+# not load TensorFlow.
 _MODULES = {
     "ParticipationMod": "client",
     "private_client_app": "client",

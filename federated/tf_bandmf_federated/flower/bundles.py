@@ -1,4 +1,4 @@
-"""Keeps secrets out of the bundle that Flower sends to every node."""
+"""Keeps secrets out of the app bundle that Flower sends to every node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _APP = "tool.flwr"  # section of an app's pyproject.toml
 
 
 def check_outside_of_apps(folder: str, what: str) -> None:
-    """Raises ValueError if a folder is a Flower app's folder, or inside one.
+    """Raises ValueError if a folder is, or is inside, the folder of a Flower app.
 
     `flwr run` bundles the files in an app's folder, and every SuperNode gets the bundle.
 
@@ -22,6 +22,6 @@ def check_outside_of_apps(folder: str, what: str) -> None:
         if project.is_file() and _APP in project.read_text(errors="replace"):
             raise ValueError(
                 f"{what} must be outside of a Flower app, found {folder} in the app at "
-                f"{parent}: flwr run bundles files of an app's folder and sends them to "
-                f"every node. Give another folder."
+                f"{parent}. flwr run bundles the files of an app's folder, and sends "
+                f"them to every node. Choose another folder."
             )

@@ -1,4 +1,4 @@
-"""The device side: counts rounds, refuses requests, clips, and sends only the update."""
+"""The device side of Flower: enforces the plan's limits, and sends only the update."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ Where = str | Callable[[Context], str]
 
 
 class ParticipationMod:
-    """A Flower mod that enforces a plan's limits on the device.
+    """A Flower mod that enforces the limits of a plan on the device.
 
-    On a `train` message, the device durably counts the round before calling the app.
-    The app's `ArrayRecord` of new weights becomes the update, clipped to the plan's
-    norm; all other records of the reply are dropped. If the device's record forbids a
-    participation, the answer is a refusal, and the app is not called. A repeated
-    message gets the stored first answer.
+    On a `train` message, the device records the participation on disk before it calls
+    the app. The change of the weights in the app's `ArrayRecord`, clipped to the plan's
+    clip norm, is sent as the update; all other records of the app's reply are dropped.
+    If the device's record forbids the participation, the device refuses the request,
+    and the app is not called. The answer to a repeated message is the stored first
+    answer.
 
-    Put the mod first in the list of mods, so that the others run inside it, and call
-    `install`: without this call, the app does not answer the server's query for the
+    Put this mod first in the list of mods, so that all other mods run inside it. Then
+    call `install`: without it, the app does not answer the server's query for the
     device's name. Messages other than `train` and this query are refused, because the
     answers would not be private.
 
     Args:
       policy: the plan's policy, `DevicePolicy.from_plan(plan)`. Requests for another plan
         are refused.
-      store: folder of this device, or a function that returns the folder for Flower's
-        context (for example from `context.node_config`). The folder must outlive the
-        app, and belong to one device only.
+      store: folder for the device's record, or a function that maps Flower's context to
+        that folder (for example, by reading `context.node_config`). The folder must
+        outlive the app, and belong to one device only.
     """
 
     def __init__(self, policy: DevicePolicy, store: Where) -> None:
@@ -52,7 +53,7 @@ class ParticipationMod:
     def __call__(
         self, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
-        """Handles a message, by Flower's calling convention for mods."""
+        """Handles a message; the signature is the one that Flower requires of mods."""
         kind = message.metadata.message_type
         category, _, action = kind.partition(".")
         if category == "train":
@@ -69,7 +70,7 @@ class ParticipationMod:
         return app
 
     def answer(self, message: Message, context: Context) -> Message:
-        """Returns the device's name and record, by which the server selects devices."""
+        """Returns the device's name and participation record to the server."""
         record = self._open(context).record
         about = ConfigRecord({"plan": self._policy.plan, **record})
         return Message(RecordDict({messages.REPLY: about}), reply_to=message)
@@ -94,7 +95,7 @@ class ParticipationMod:
             if config[messages.PLAN] != self._policy.plan:
                 raise Refused("the server and this device have different plans")
             store = self._open(context)
-            # The server compares this record, from before the round, with the ledger.
+            # The server compares the record from before this round with its ledger.
             record = store.record
             about.update(last_round=record["last_round"], receipt=record["receipt"])
             request = _digest((self._policy.plan, run, number, trained), before)
@@ -110,8 +111,8 @@ class ParticipationMod:
             try:
                 update = self._update(message, context, call_next, before, trained)
             except Exception as error:
-                # The error's text and type may contain private data, so they stay on the
-                # device.
+                # The error's message and type may reveal private data, so they stay on
+                # the device.
                 log(WARNING, "Round %d failed: %r", number, error)
                 about["problem"] = messages.FAILED
                 return _reply(message, about)
@@ -129,28 +130,28 @@ class ParticipationMod:
         before: dict[str, np.ndarray],
         trained: list[str],
     ) -> list[np.ndarray]:
-        """Returns the clipped update of the trained arrays from the app's reply."""
+        """Computes the clipped update of the trained arrays from the app's reply."""
         reply = call_next(message, context)
         if reply.has_error():
             raise RuntimeError(reply.error.reason)
         records = reply.content.array_records
         if len(records) != 1:
             raise ValueError(
-                f"The app's reply must have one ArrayRecord, the weights after its "
-                f"training, found {len(records)}."
+                f"The app's reply must have one ArrayRecord, with the weights after "
+                f"training; the number of ArrayRecords found is {len(records)}."
             )
         (weights,) = records.values()
         after = {name: array.numpy() for name, array in weights.items()}
         if _kinds(after) != _kinds(before):
             raise ValueError(
-                "The app's weights must have the names, shapes and dtypes of the "
-                "weights that it received."
+                "The weights in the app's reply must have the same names, shapes and "
+                "dtypes as the weights that the app received."
             )
         with np.errstate(over="ignore", invalid="ignore"):
             update = [after[name] - before[name] for name in trained]
         clipped = clip_update(update, self._policy.l2_norm_clip)
         if not clipped.is_finite:
-            log(WARNING, "The new weights are not finite, so this device adds zeros.")
+            log(WARNING, "The new weights are not finite; this device sends zeros.")
         return clipped.update
 
 
@@ -159,7 +160,7 @@ def private_client_app(
     store: Where,
     mods: Iterable[Mod] = (),
 ) -> ClientApp:
-    """Returns a `ClientApp` with an installed `ParticipationMod`.
+    """Returns a `ClientApp` in which `ParticipationMod` is installed.
 
     Register the training function as with any `ClientApp`:
 

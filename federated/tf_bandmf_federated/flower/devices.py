@@ -1,9 +1,9 @@
-"""The devices behind Flower's nodes.
+"""Maps Flower's nodes to the names of the devices that run them.
 
-A node number is valid only as long as the node's connection. A device name is part of
-the device's store, and lasts as long as the participation record there. Therefore the
-server asks nodes for device names: as many nodes as a round needs, in random order. A
-node that does not answer delays no round.
+A node's number is valid only as long as the node's connection lasts. A device's name is
+kept in the device's store, and lasts as long as the participation record in that store.
+Therefore the server asks nodes for device names. It asks as many nodes as a round
+needs, in random order. A node that does not answer delays no round.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tf_bandmf_federated.flower.messages import QUERY, REPLY
 from tf_bandmf_federated.flower.receipts import Receipts
 
 log = getLogger("flwr").log  # Flower's logger
-# Seconds between a failed query and the next query to the same node; doubled after each
-# failure, up to the longest pause.
+# Seconds between a failed query and the next query to the same node. The pause doubles
+# after each failure, up to the longest pause.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # The pattern of device names, as made by `DeviceStore`.
 _NAME = re.compile("[0-9a-f]{16,64}")
@@ -37,11 +37,11 @@ class Devices:
 
     Args:
       grid: Flower's grid.
-      plan: the plan's fingerprint; devices with another plan are left out.
-      begun: number of rounds that the server has begun. A device that claims to have taken
-        part in a later round is left out.
+      plan: the plan's fingerprint; devices with another plan are ignored.
+      begun: function that returns the number of rounds that the server has begun. A
+        device that claims to have taken part in a later round is ignored.
       receipts: the run's receipts.
-      timeout: time in seconds to wait for the answers of queried nodes.
+      timeout: seconds to wait for the answers of queried nodes.
 
     Attributes:
       nodes: the nodes that were connected when last checked.
@@ -59,13 +59,13 @@ class Devices:
         self._plan = plan
         self._begun, self._receipts = begun, receipts
         self._timeout = timeout
-        self.nodes: list[int] = []  # updated by `present`; there may be a million
+        self.nodes: list[int] = []  # updated by `present`; up to a million nodes
         self._names: dict[int, str] = {}  # device names of usable nodes
         self._problems: dict[int, str] = {}  # reasons why nodes are unusable
-        # The time of the next query to nodes whose query failed, and the pause after the
-        # next failure.
+        # For each node whose query failed: the time of the next query, and the pause
+        # after the next failure.
         self._failed: dict[int, tuple[float, float]] = {}
-        self._asked: dict[str, tuple[int, float]] = {}  # node and time, by message
+        self._asked: dict[str, tuple[int, float]] = {}  # message -> (node, time)
 
     def present(self) -> list[str]:
         """Returns the names of connected devices that have answered the query.
@@ -85,10 +85,10 @@ class Devices:
         """Asks more nodes for their names.
 
         Args:
-          count: number of wanted names, including pending queries.
+          count: number of queries that should be pending after this call.
 
         Returns:
-          True if answers are pending.
+          True if answers are still pending.
         """
         now = time.monotonic()
         awaited = sum(now - when < self._timeout for _, when in self._asked.values())
@@ -101,7 +101,7 @@ class Devices:
             if node not in self._names and node not in settled
         )
         new = list(itertools.islice(unknown, max(0, count - awaited)))
-        # An answer is used even if it arrives long after its timeout.
+        # An answer is used even if it arrives long after the timeout.
         ttl = 20 * self._timeout
         queries = [Message(RecordDict(), node, QUERY, ttl=ttl) for node in new]
         for node, sent in zip(new, self._grid.push_messages(queries) if new else ()):
@@ -110,13 +110,13 @@ class Devices:
         return bool(new or awaited)
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
-        """Returns the node of each named device, as of the last call of `present`."""
-        # If a device has two nodes, only the later node is alive.
+        """Maps device names to node numbers, as of the last call of `present`."""
+        # If two nodes have the same device name, only the later node is alive.
         nodes = {name: node for node, name in self._names.items()}
         return {name: nodes[name] for name in names if name in nodes}
 
     def gone(self, nodes: Iterable[int]) -> set[int]:
-        """Returns the subset of the given nodes that are no longer connected."""
+        """Returns those of the nodes that are no longer connected."""
         return set(nodes).difference(self._grid.get_node_ids())
 
     def _look(self) -> None:
@@ -162,10 +162,10 @@ class Devices:
                 self._problems[node] = problem
 
     def _is_of_this_run(self, name: str, about: ConfigRecord) -> bool:
-        """Returns True if a device claims only participations in rounds begun here.
+        """Returns True if the device's last round is one that this server has begun.
 
-        Any device can falsely claim a later round, so a later round ends the run only
-        if the device shows a receipt.
+        Any device can falsely claim a later round. Therefore a later round stops the
+        run only if the device shows a valid receipt for it.
         """
         last_round = about.get("last_round")
         if not isinstance(last_round, int):
@@ -175,8 +175,8 @@ class Devices:
             return True
         log(
             WARNING,
-            "A device says that it took part in round %d, which was not begun here: it "
-            "is left out.",
+            "A device claims that it took part in round %d, which this server has not "
+            "begun. The device is ignored.",
             last_round,
         )
         return False

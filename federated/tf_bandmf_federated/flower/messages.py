@@ -3,16 +3,16 @@
 | message | record | entries |
 |---|---|---|
 | `train` | `arrays` | the model's weights |
-| | `config` | `PLAN`, `RUN`, `ROUND`, `NOT_TRAINED`, and the user's own |
-| | `GIVEN` | `RECEIPT`, another one for each device |
+| | `config` | `PLAN`, `RUN`, `ROUND`, `NOT_TRAINED`, and the user's entries |
+| | `GIVEN` | `RECEIPT`, different for each device |
 | its reply | `arrays` | the clipped update |
 | | `REPLY` | `plan`, `run`, `round`, `device`, `problem`, `last_round`, `receipt` |
 | `QUERY` | none | |
 | its reply | `REPLY` | `plan`, `device`, `last_round`, `receipt`, `participations` |
 
 `problem` is "" if the device took part, "refused: ..." if the device's record forbids
-it, and "failed" if the app raised an error. Nothing else leaves a device: training
-metrics would be exact, without noise.
+the participation, and "failed" if the app raised an error. Nothing else leaves a
+device, because training metrics, for example, would be exact values without noise.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Receipts for rounds, from which a server detects rounds that its ledger lacks.
+"""Receipts for rounds, by which a server detects rounds that its ledger lacks.
 
-A device that is asked to take part gets a receipt, which only the server's ledger can
-make, and stores it with its participation record. The device shows the receipt when
-asked for its name, and with each answer and refusal. If, according to the ledger, the
-device was not in the cohort of the round that the receipt names, the receipt was issued
-by another copy of the run, or before an older copy of the folder was restored.
+The server sends each selected device a receipt, which only the server's ledger can
+make. The device stores the receipt with its participation record, and shows it when
+asked for its name, and in each reply to a training request. If the ledger does not list
+the device in the cohort of the receipt's round, then either another copy of the run
+issued the receipt, or the server's folder was later replaced by an older copy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tf_bandmf_federated.ledger import Ledger
 
 
 class Receipts:
-    """Issues and checks receipts; each one is for a device, a round and its ledger state.
+    """Issues and checks receipts, each for one device, one round and the round's start.
 
     Args:
       ledger: the run's ledger.
@@ -35,7 +35,7 @@ class Receipts:
     def check(self, device: str, about: ConfigRecord) -> None:
         """Raises an error if a device's valid receipt contradicts the ledger.
 
-        Anything other than this server's receipt for this device is ignored.
+        A receipt from another server, or for another device, is ignored.
 
         Raises:
           RuntimeError: if the receipt is valid, but the ledger lacks this
@@ -51,11 +51,11 @@ class Receipts:
         if point is None or point[:32] != draw:
             raise RuntimeError(
                 f"A device has this server's receipt for round {number}, but private_dir "
-                f"does not match it: {len(self._ledger.rounds)} rounds were begun "
-                f"there. The folder is older than the run (a backup, a snapshot), or "
-                f"a copy of it runs elsewhere. No noise is used twice, but both histories "
-                f"spend more than the plan. Bring back the newest private_dir, or begin "
-                f"a new run with a plan and device stores of its own."
+                f"does not match it: {len(self._ledger.rounds)} rounds were begun there. "
+                f"It is an old copy (a backup, a snapshot), or another program uses a copy "
+                f"of it. No noise is used twice, but both histories together spend more "
+                f"than the plan permits. Restore the newest private_dir, or begin a new "
+                f"run with a new plan and new device stores."
             )
 
     def _receipt(self, device: str, round_number: int, draw: str) -> str:

@@ -1,4 +1,4 @@
-"""The server side: a strategy with a ledger, which can continue an interrupted run."""
+"""The server side: a Flower strategy that can continue an interrupted run."""
 
 from __future__ import annotations
 
@@ -43,27 +43,29 @@ _PAUSE = 0.05  # seconds between two polls of the SuperLink
 _GONE = 5.0  # seconds between two checks for nodes that left during a round
 _DEFAULT_TIMEOUT = 3600.0  # Flower's default
 _ASKED = 1_000  # minimum number of nodes queried for their names
-_SHOWN = 200  # maximum number of characters of a device's answer in the log
-_PULLED_BYTES = 1 << 26  # bytes per pull (at least one update)
+_SHOWN = 200  # maximum number of characters of a device's answer in a log line
+_PULLED_BYTES = 1 << 26  # bytes per pull; at least one update is pulled
 
 
 class PrivateFedAvg(Strategy):
-    """Federated averaging with correlated noise, enforced separation and a ledger.
+    """Federated averaging with correlated noise, enforced min separation and a ledger.
 
-    Formal guarantee: user-level (epsilon, delta)-DP as the plan states, zero-out
-    adjacency of one device's whole data, for the models of all rounds and everything
-    computed from them, over all restarts, if `private_dir` and each device's store stay
-    private and whole. The server is trusted with the devices' updates.
+    Formal guarantee: the models of all rounds, and everything computed from them, are
+    (epsilon, delta)-DP as the plan states. The privacy unit is all data of one device,
+    with zero-out adjacency. The guarantee covers all restarts, if `private_dir` and
+    each device's store stay private and undamaged. The server is trusted with the
+    devices' updates.
 
-    The devices of a round are chosen by their records in the ledger, which is updated
-    before anything is sent. Each reply is clipped again; the sum has uniform weights,
-    gets the noise of the round no matter who replied, and is divided by a constant.
-    `start` continues an interrupted run; `server_round` in Flower's records is the
-    plan's round plus 1. `tf_bandmf_federated.tff.training` describes the recovery after
-    a crash.
+    The devices of a round are selected by their participation records in the ledger,
+    which is updated before anything is sent. The server clips each update again, adds
+    up the updates with uniform weights, adds the noise of the round, no matter how many
+    devices replied, and divides by a constant. `start` continues an interrupted run;
+    `server_round` in Flower's records is the plan's round plus 1.
+    `tf_bandmf_federated.tff.training` describes the recovery after a crash.
 
-    The metrics in `start`'s result are exact counts of devices, for the operator. Devices
-    do not send metrics; evaluate on public data with `evaluate_fn`.
+    The metrics in the result of `start` are exact counts of devices; they are meant for
+    the operator, and are not private. Devices do not send metrics; evaluate on public
+    data with `evaluate_fn`.
 
     Args:
       plan: plan with `MinSep` participation, whose steps are rounds.
@@ -73,26 +75,26 @@ class PrivateFedAvg(Strategy):
       clients_per_round: public denominator, and number of devices to select; by default
         the plan's batch size.
       server_optimizer: server optimizer; by default SGD with learning rate 1.
-      over_selection: factor >= 1 by which the number of asked devices exceeds
-        `clients_per_round`, so that about `clients_per_round` answer within the
-        `timeout` of `start`, which is required if the factor is above 1. All updates
-        that arrive in time are added up; the denominator stays `clients_per_round`. A
-        round ends at the timeout, or when every device that is still connected has
-        answered, so that no device's training time or failure affects the inclusion of
-        another device's update. Later replies are counted as late.
+      over_selection: factor >= 1; `over_selection * clients_per_round` devices are
+        asked, so that about `clients_per_round` answer within the `timeout` of `start`.
+        If the factor is above 1, `timeout` is required. All updates that arrive in time
+        are added up; the denominator stays `clients_per_round`. A round ends at the
+        timeout, or when every device that is still connected has answered. Therefore no
+        device's training time or failure affects whether another device's update is
+        included. Replies after the end of a round are counted as late.
       min_available: number of eligible devices to wait for before a round begins; by
         default `clients_per_round`.
       max_wait: seconds to wait for `min_available` devices. After this time, the round
-        runs with the available devices; if there are none, `start` raises an error, and
+        runs with the eligible devices; if there are none, `start` raises an error, and
         no round is spent.
-      query_timeout: seconds to wait for the names of nodes while too few names are
-        known.
-      not_trained: names of arrays that are not part of the update, of any dtype, such
-        as counters and moving averages: devices get these arrays unchanged from
-        `initial_arrays`.
-      models: destination of the weights (a list of arrays) after each round; the key is
-        the number of completed rounds, and a new value must replace an earlier value
-        with the same key.
+      query_timeout: seconds to wait for nodes to answer the query for their device
+        names, while too few names are known.
+      not_trained: names of arrays that are not trained, such as counters and moving
+        averages. They may have any dtype, and are not part of the update; devices get
+        them unchanged from `initial_arrays`.
+      models: destination of the weights (a list of arrays), which are released after
+        each round. The key of a release is the number of completed rounds; a new
+        release must replace an earlier release with the same key.
       interrupted_round: "replay" an interrupted round, or "skip" it.
 
     Attributes:
@@ -133,25 +135,25 @@ class PrivateFedAvg(Strategy):
         self._health = Health(plan)
         self._measured: MeasuredParticipation | None = None
         self._devices: Devices  # set by `start`
-        self._sent: ArrayRecord  # the round's model
+        self._sent: ArrayRecord  # the model of the current round
         self._receipts: Receipts
         self._ledger: Ledger
         self._waiting_since: float | None = None
-        self._unanswered: list[str] = []  # messages of the last round
+        self._unanswered: list[str] = []  # ids of the last round's messages
 
     @property
     def measured(self) -> MeasuredParticipation:
-        """The measured separation and participations of the run, for `write_report`.
+        """The run's measured min separation and participations, for `write_report`.
 
         Raises:
           ValueError: before `start` has returned.
         """
         if self._measured is None:
-            raise ValueError("Nothing was measured yet. Call start first.")
+            raise ValueError("No round has run yet. Call start first.")
         return self._measured
 
     def summary(self) -> None:
-        """Logs a description of the run."""
+        """Logs the privacy statement of the run."""
         for line in str(statement_of(self.plan)).splitlines():
             log(INFO, "\t%s", line)
 
@@ -169,16 +171,17 @@ class PrivateFedAvg(Strategy):
 
         Args:
           grid: Flower's grid.
-          initial_arrays: weights before round 0, float32. After a restart their values
-            are ignored; names and shapes must be the same.
+          initial_arrays: weights before round 0, float32. After a restart, their values
+            are ignored, but names and shapes must be the same as before.
           num_rounds: number of rounds of the whole run, over all restarts; by default
             the plan's.
           timeout: seconds to wait for the replies of a round, by default an hour; the
             round lasts this long if a device stays connected without answering.
-          train_config: record that is sent to devices with the model.
-          evaluate_config: must be None, because results computed from the data on
-            devices must not leave them without noise.
-          evaluate_fn: function of `server_round` and weights that evaluates on public data.
+          train_config: additional settings that are sent to devices with the model.
+          evaluate_config: must be None, because evaluations on the devices' data would
+            leave the devices without noise.
+          evaluate_fn: function that evaluates weights on public data; its arguments are
+            `server_round` and the weights.
 
         Raises:
           ValueError: if `evaluate_config` is given, or if `over_selection` is above 1
@@ -186,22 +189,22 @@ class PrivateFedAvg(Strategy):
         """
         if evaluate_config is not None:
             raise ValueError(
-                "evaluate_config must be None: what devices evaluate is not private. "
-                "Evaluate on public data with evaluate_fn."
+                "evaluate_config must be None: evaluation results of devices are not "
+                "private. Evaluate on public data with evaluate_fn."
             )
         if timeout is None and self._over_selection > 1.0:
             raise ValueError(
-                "over_selection > 1 needs start's timeout, the seconds that a round may "
-                "last. Otherwise a round would end when enough devices have answered, and "
-                "one device's training time would affect the use of another's update."
+                "With over_selection > 1, start must get a timeout in seconds. Without "
+                "it, a round would end when enough devices have answered, so a device's "
+                "training time would affect whether another device's update is used."
             )
         self.summary()
         arrays = dict(initial_arrays.items())
         missing = set(self._not_trained) - set(arrays)
         if missing:
             raise ValueError(
-                f"not_trained must name arrays of initial_arrays, {list(arrays)}, "
-                f"found {sorted(missing)}."
+                f"not_trained must contain names from initial_arrays, {list(arrays)}, "
+                f"found the unknown names {sorted(missing)}."
             )
         self._fixed = {name: arrays[name] for name in self._not_trained}
         self._order = list(arrays)
@@ -270,11 +273,11 @@ class PrivateFedAvg(Strategy):
         return result
 
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
-        """Rejects a call by Flower, because only `start` may begin rounds."""
+        """Raises RuntimeError, because only `start` may begin rounds."""
         raise RuntimeError(
-            "PrivateFedAvg runs its rounds itself: call start, and wrap it in no "
-            "other strategy, which would break its guarantee. It has no evaluation on "
-            "devices, whose results are not private."
+            "PrivateFedAvg must run its rounds itself: call start, and do not wrap it in "
+            "another strategy, which would break the guarantee. Devices do not evaluate "
+            "the model, because their results would not be private."
         )
 
     configure_train = aggregate_train = _refuse
@@ -287,14 +290,14 @@ class PrivateFedAvg(Strategy):
         return ArrayRecord({name: arrays[name] for name in self._order})
 
     def _wait(self, available: int, eligible: int) -> bool:
-        """Asks nodes for their names, and waits for eligible devices.
+        """Asks nodes for their device names, and waits for eligible devices.
 
         Returns:
-          True to look again.
+          True if the caller should search for eligible devices again.
 
         Raises:
-          RuntimeError: if there is no eligible device after `max_wait`, because a round
-            without devices would waste one of the plan's rounds on noise alone.
+          RuntimeError: if there is no eligible device after `max_wait`; a round without
+            devices would waste one of the plan's rounds on noise.
         """
         wanted = math.ceil(self._wanted * self._over_selection)
         lacking = max(wanted, self._min_available) - eligible
@@ -314,27 +317,27 @@ class PrivateFedAvg(Strategy):
             raise RuntimeError(self._why_nobody())
         log(
             WARNING,
-            "%d devices may take part, %d were awaited: the round goes on with them.",
+            "%d devices are eligible, fewer than min_available = %d. They run the round.",
             eligible,
             self._min_available,
         )
         return False
 
     def _search(self) -> bool:
-        """Asks more nodes for their names, to find the devices of an interrupted round."""
+        """Asks more nodes for device names, to find the devices of an interrupted round."""
         awaits = self._devices.ask(_ASKED)
         if awaits:
             time.sleep(_PAUSE)
         return awaits
 
     def _warn_of_too_few(self) -> None:
-        """Warns before round 0 if too few devices are connected to keep the separation."""
+        """Warns before round 0 if too few devices are connected for the min separation."""
         b, connected = self._participation.min_separation, len(self._devices.nodes)
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
                 WARNING,
-                "%d nodes are connected; rounds of %d, whose devices then rest for %d "
-                "rounds, need %d. Unless others connect, the run stops after %d rounds.",
+                "%d nodes are connected. Rounds of %d devices that then pause for %d rounds "
+                "need %d. Unless more nodes connect, the run stops after %d rounds.",
                 connected,
                 self._wanted,
                 b - 1,
@@ -343,7 +346,7 @@ class PrivateFedAvg(Strategy):
             )
 
     def _why_nobody(self) -> str:
-        """Returns the error message, with advice, for a round without any eligible node."""
+        """Returns an error message, with advice, for a round without eligible devices."""
         b, wanted = self._participation.min_separation, self._wanted
         k = self._participation.participations(self.plan.num_steps)
         names = self._devices.present()
@@ -351,35 +354,34 @@ class PrivateFedAvg(Strategy):
         spent = int(np.sum(counts >= k))
         problems = self._devices.problems()
         reasons = {
-            "have the policy of another plan: put DevicePolicy.from_plan(plan) of this one "
-            "into their app": problems.get(devices.OTHER_PLAN, 0),
+            "have the policy of another plan: put DevicePolicy.from_plan(plan) of this "
+            "run's plan into their app": problems.get(devices.OTHER_PLAN, 0),
             "answer the query for their name with an error: their app needs "
             "private_client_app, or ParticipationMod.install": problems.get(
                 devices.FAILED, 0
             ),
-            "say that they took part in rounds that were not begun here: an earlier run of "
-            "the plan began them, and both together would spend more than the plan. Go on "
-            "with that run's private_dir, or begin a new run with a plan and device stores "
-            "of its own": problems.get(devices.STRANGER, 0),
-            f"took part {k} times, all that the plan permits: connect other devices": spent,
-            f"rest until {b - 1} other rounds are over: rounds of {wanted} with a "
-            f"separation of {b} need {wanted * b} devices. Connect more and call start "
-            f"again, or make a plan with fewer clients per round or a smaller separation": (
-                len(names) - spent
-            ),
+            "claim that they took part in rounds that this run has not begun: an earlier "
+            "run of the plan began them, and both runs together would spend more than the "
+            "plan permits. Continue with that run's private_dir, or begin a new run with a "
+            "new plan and new device stores": problems.get(devices.STRANGER, 0),
+            f"took part {k} times, the plan's maximum: connect other devices": spent,
+            f"must pause for {b - 1} rounds: rounds of {wanted} devices with a min "
+            f"separation of {b} need {wanted * b} devices. Connect more devices and call "
+            f"start again, or make a plan with fewer clients per round or a smaller min "
+            f"separation": (len(names) - spent),
             "have not answered": len(self._devices.nodes)
             - len(names)
             - sum(problems.values()),
         }
         counted = " ".join(f"{n} {text}." for text, n in reasons.items() if n > 0)
         return (
-            f"No device may take part in the next round, which spends nothing. Of "
+            f"No device may take part in the next round, so the round was not begun. Of "
             f"{len(self._devices.nodes)} connected nodes: {counted or 'there are none.'}"
         )
 
     def _exchange(self, request: Request, add: Add) -> Replies:
-        """Sends a round's model to its devices, and adds updates that arrive in time."""
-        # Replies to the previous round are late and discarded.
+        """Sends the model to a round's devices; adds updates that arrive in time."""
+        # Replies that belong to the previous round are late, and are discarded.
         late = len([*self._grid.pull_messages(self._unanswered)])
         nodes = self._devices.nodes_of(request.names)
         asked = self._send(request, nodes)
@@ -397,7 +399,8 @@ class PrivateFedAvg(Strategy):
                     refused += 1
                 else:
                     failed += 1
-                    # With %r, a device cannot insert lines into the log.
+                    # %r escapes line breaks, so a device cannot insert lines into the
+                    # log.
                     log(INFO, "device %s: %r", name[:8], answer[:_SHOWN])
             if time.monotonic() > look:
                 look = time.monotonic() + _GONE
@@ -411,7 +414,7 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """Yields arrived replies; pulls a few at a time, as each is as large as a model."""
+        """Yields the arrived replies; pulls few at a time, as each has a model's size."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])
@@ -430,8 +433,8 @@ class PrivateFedAvg(Strategy):
         )
         self._sent = self._record(request.weights)
         receipts = self._receipts.give(nodes, request.round_number)
-        # All devices share the same records, because making a record costs as much as
-        # an update.
+        # The messages to all devices share these records, because making a record costs
+        # as much as adding an update.
         common = {messages.ARRAYS: self._sent, messages.CONFIG: config}
         given = {
             name: ConfigRecord({messages.RECEIPT: receipt})
@@ -459,27 +462,27 @@ class PrivateFedAvg(Strategy):
             return f"error {reply.error.code}"
         about = reply.content.get(messages.REPLY)
         if not isinstance(about, ConfigRecord):
-            return "it does not run ParticipationMod, so its answer is not used"
+            return "the device does not run ParticipationMod; its answer is not used"
         self._receipts.check(name, about)
         if about.get("problem"):
             return str(about["problem"])
         expected = (self._fingerprint, request.run, request.round_number, name)
         stated = tuple(about.get(key) for key in ("plan", "run", "round", "device"))
         if stated != expected:
-            return "it answers another request, or its node is now another device"
+            return "the answer belongs to another request or another device"
         arrays = reply.content.get(messages.ARRAYS)
         if not isinstance(arrays, ArrayRecord) or list(arrays.keys()) != self._names:
-            return "it did not send the model's arrays"
+            return "the device did not send exactly the arrays of the model"
         try:
             return [_numbers(arrays[name], self._sent[name]) for name in self._names]
-        except Exception as error:  # a malformed reply must not end the training
-            return f"its arrays cannot be read: {type(error).__name__}"
+        except Exception as error:  # a malformed reply must not stop the training
+            return f"the arrays cannot be read: {type(error).__name__}"
 
 
 def _numbers(array: Array, sent: Array) -> np.ndarray:
-    """Returns `array.numpy()`; makes no copy if the header equals the one that was sent.
+    """Returns `array.numpy()`, without a copy if its header equals the header of `sent`.
 
-    Parsing a header takes as long as all other operations on a small array together.
+    For a small array, parsing the header takes as long as all other operations.
     """
     start = len(sent.data) - 4 * math.prod(sent.shape)  # float32 data
     header = sent.data[:start]

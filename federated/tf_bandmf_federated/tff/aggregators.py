@@ -1,9 +1,9 @@
 """Aggregation factories with bounded sums, correlated noise, and a public denominator.
 
-`CorrelatedNoiseFactory` is a drop-in `model_aggregator` of TFF's
-`build_unweighted_fed_avg`. `AdmittingFactory`, which `build_fed_avg` uses, also decides
-which clients are admitted: TFF passes the client tags in place of weights, which a
-private mean cannot have.
+`CorrelatedNoiseFactory` is a drop-in `model_aggregator` for TFF's
+`build_unweighted_fed_avg`. `AdmittingFactory`, which `build_fed_avg` uses, also rejects
+clients that the plan does not permit to take part. It gets the clients' tags where TFF
+normally passes the clients' weights, because a private mean must not be weighted.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """The noisy mean of clipped updates: `(sum + stddev * (C^-1 Z)[round]) / clients`.
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
-    plan's (epsilon, delta) guarantee for a client's whole data, IF every client keeps
-    the plan's `MinSep` and takes part at most once in a round. This factory does not
-    see which clients take part; enforce the participation elsewhere, or use
-    `build_fed_avg`.
+    plan's (epsilon, delta) guarantee, with all data of one client as the privacy unit,
+    IF every client satisfies the plan's `MinSep` and takes part at most once in a
+    round. This factory does not see which clients take part; enforce the participation
+    elsewhere, or use `build_fed_avg`.
 
-    The measurements are exact client counts, int32, for the operator: they contain no
-    noise and are not part of the guarantee.
+    The measurements are int32 counts of clients, for the operator: they are exact, and
+    the guarantee does not cover them.
 
     Args:
       plan: plan with `MinSep` participation, whose steps are rounds.
@@ -55,8 +55,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         check_plan(plan)
         if hooks.is_needed(plan):
             raise ValueError(
-                "The plan is bound to a ledger, in which TFF's own process cannot reserve "
-                "the run's budget. Use build_fed_avg."
+                "The plan must not be bound to a ledger, because TFF's own process cannot "
+                "reserve the run's budget there. Use build_fed_avg."
             )
         self._plan = plan
         self._denominator = clients_per_round_of(plan, clients_per_round)
@@ -87,9 +87,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
     """`CorrelatedNoiseFactory` that admits a client only if the plan's `MinSep` permits.
 
-    A client that takes part too early or too often contributes exact zeros, which
-    replace the update on the client, before the sum. `early_clients` counts these
-    clients. Only devices know their own past, so they send `tags.DEVICE_TAGS` in place
+    If a client takes part too early or too often, its update is replaced by exact zeros
+    on the client, before the sum. `early_clients` counts these clients. Only the
+    devices know their earlier participations, so they send `tags.DEVICE_TAGS` in place
     of weights.
 
     Args:
@@ -104,7 +104,7 @@ class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
     def create(
         self, value_type: tff.Type, weight_type: tff.Type
     ) -> tff.templates.AggregationProcess:
-        """Creates the aggregation process for a structure of float32 tensors, and tags.
+        """Creates the aggregation process for tags and a structure of float32 tensors.
 
         Raises:
           TypeError: if a leaf is not float32.
@@ -139,7 +139,7 @@ class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 def num_parameters_of(value_type: tff.Type) -> int:
-    """Returns d, the number of floats in a value.
+    """Returns d, the number of floats in a value of this type.
 
     Raises:
       TypeError: if a leaf is not float32 or its shape is not static.
@@ -148,7 +148,7 @@ def num_parameters_of(value_type: tff.Type) -> int:
         shape = tf.TensorShape(value_type.shape)
         if value_type.dtype != np.float32 or not shape.is_fully_defined():
             raise TypeError(
-                f"Updates must be float32 tensors of static shape, found {value_type}."
+                f"Updates must be float32 tensors with static shapes, found {value_type}."
             )
         return int(shape.num_elements())
     if isinstance(value_type, tff.StructType):
@@ -157,7 +157,7 @@ def num_parameters_of(value_type: tff.Type) -> int:
 
 
 class _Core:
-    """The computations that both factories share."""
+    """The TFF computations that the two factories of this module share."""
 
     def __init__(self, plan: Plan, denominator: float, value_type: tff.Type) -> None:
         size = num_parameters_of(value_type)

@@ -2,9 +2,9 @@
 
 Devices are available when they are charged, idle and on an unmetered network
 (arXiv:2306.08153, section 3 and App. K), so the number of available devices varies with
-the hour. An availability is a function of round and device name that returns the
-probability that the device is available, or a bool. No privacy is claimed for this
-randomness.
+the hour. An availability is a function that maps a round number and a device name to
+the probability that the device is available, or to a bool. No privacy is claimed for
+this randomness.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def diurnal(
 
     Args:
       rounds_per_day: the period, > 0; not necessarily an integer.
-      peak: largest probability, in (0, 1].
-      trough: smallest probability, in [0, peak].
-      spread: fraction of the day, in [0, 1], over which a hash of the names spreads the
-        peaks of the devices: 1 for devices all over the world, 0 if all devices peak in
-        the same hour.
+      peak: maximum probability, in (0, 1].
+      trough: minimum probability, in [0, peak].
+      spread: fraction of the day, in [0, 1], over which the devices' peaks are spread,
+        by a hash of their names: 1 for devices all over the world, 0 if all devices
+        have their peak at the same time.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -54,7 +54,7 @@ def diurnal(
 def present(
     availability: Availability, round_number: int, names: Sequence[str], seed: bytes
 ) -> list[str]:
-    """Returns the devices available in a round, drawn independently from a 32-byte seed.
+    """Returns the devices available in a round; each is drawn independently.
 
     Raises:
       ValueError: if the availability returns anything other than probabilities.
@@ -74,5 +74,5 @@ def present(
 
 @functools.lru_cache(maxsize=1 << 20)
 def _fraction(name: str) -> float:
-    """Returns a pseudorandom number in [0, 1) for a name, the same on every machine."""
+    """Maps a name to a pseudorandom number in [0, 1), the same on every machine."""
     return random.Random(f"availability {name}").random()

@@ -1,4 +1,4 @@
-"""TFF client work that trains on the examples and passes tags to the aggregator."""
+"""TFF client work that trains on tagged data and passes the tags to the aggregator."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tf_bandmf_federated.tff.tags import CARRIED
 def tagged_client_work(
     inner: tff.learning.templates.ClientWorkProcess,
 ) -> tff.learning.templates.ClientWorkProcess:
-    """Returns client work for tagged elements.
+    """Wraps client work so that it accepts tagged data; see `tags`.
 
     Args:
       inner: client work that trains on examples, with uniform weights: the weight is 0
         if the update was not finite (in which case TFF sends zeros), and 1 otherwise.
 
     Returns:
-      A process whose update weights are the `DEVICE_TAGS`. The tags of `CARRIED` are in
-      all elements of the data, and are read from the first one; without data, they
-      are `NEVER`.
+      Client work whose update weights are the `DEVICE_TAGS`. The tags named in
+      `CARRIED` are the same in all elements of a client's data, and are read from the
+      first element. If a client has no data, they are `NEVER`.
     """
     state_type, weights_type, examples_type = inner.next.type_signature.parameter
     example_type = examples_type.member.element
@@ -33,8 +33,9 @@ def tagged_client_work(
     data_type = tff.SequenceType(tff.to_type(element))
 
     # This is a single computation, because a second computation per client would cost
-    # as much as a training step of a small model. It takes the first element without
-    # `reduce`, whose function TensorFlow would prepare for each client.
+    # as much as a training step of a small model. It does not use `reduce` to get the
+    # first element, because TensorFlow would prepare the function of `reduce` anew for
+    # each client.
     @tff.tensorflow.computation(data_type)
     def examples_and_tags(dataset):
         absent = tf.nest.map_structure(_empty, dataset.element_spec)
@@ -72,5 +73,5 @@ def tagged_client_work(
 
 
 def _empty(spec: tf.TensorSpec) -> tf.Tensor:
-    """The smallest tensor that fits a spec: sizes that it leaves open are 0."""
+    """Returns an empty tensor that fits a spec: unknown dimensions become 0."""
     return tf.zeros([size or 0 for size in spec.shape or ()], spec.dtype)

@@ -1,4 +1,4 @@
-"""Federated averaging with correlated noise and an enforced b-min-separation.
+"""Federated averaging with correlated noise and enforced b-min-separation, in TFF.
 
     process = build_fed_avg(model_fn, plan, client_optimizer_fn=..., clients_per_round=20)
     state = process.initialize()
@@ -11,10 +11,10 @@
         output = process.next(state, data)
         state = output.state
 
-`round_number(state)` is the round that `next` runs on a state. `skip_round` skips a
-round that was begun and must not be repeated. Within one process, `next` refuses to
-compute a second result of a round; the ledger of `train_model` enforces this across
-processes. A saved state contains the noise key.
+`round_number(state)` is the round that `next` would run from a state. `skip_round`
+skips a round that was begun and must not be repeated. Within one Python process, `next`
+refuses to compute a second result of a round; the ledger of `train_model` also prevents
+this across processes. A saved state contains the noise key.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ Model = Union[
 
 
 class PrivateLearningProcess(tff.learning.templates.LearningProcess):
-    """A `LearningProcess` that knows its plan and its next round.
+    """A `LearningProcess` with a plan, which computes each round at most once.
 
-    Build a process with `build_fed_avg`. Its `next` is a TFF computation. When called
-    on values, `next` raises ValueError if the round already has a result in this
-    process.
+    Use `build_fed_avg` to build a process. Its `next` is a TFF computation. When called
+    on values, `next` raises ValueError if this object has already computed a result for
+    the round.
 
     Attributes:
       plan: plan of the run.
-      settings: further plain values that define the process; the ledger of a run stores
-        them.
+      settings: plain values that, with the plan, define the process; the ledger of a
+        run stores them.
     """
 
     def __init__(
@@ -85,26 +85,28 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         self.plan = plan
         self.num_parameters = num_parameters
         self.settings = dict(settings)
-        self._done: set[tuple[bytes, int]] = set()  # (run, round) pairs of this process
+        self._done: set[tuple[bytes, int]] = set()  # (run, round) pairs with a result
         self._reserved: set[str] = set()
 
     def statement(self) -> PrivacyStatement:
-        """Returns the plan's privacy statement, for devices instead of examples."""
+        """Returns the plan's privacy statement, with a device as the privacy unit."""
         return statement_of(self.plan)
 
     def round_number(self, state: Any) -> int:
-        """Returns the round, from 0, that `next` runs on this state."""
+        """Returns the round, from 0, that `next` would run from this state."""
         return int(_aggregator(state)["round"])
 
     def prepare(self, state: Any, inputs: str) -> Any:
-        """Returns a state whose next round may be repeated, with the same bits.
+        """Returns a copy of a state whose next round may be repeated, with the same bits.
 
-        This is for programs that record when a round begins, such as `train_model`.
+        This method is for programs, such as `train_model`, that record the start of
+        each round.
 
         Args:
           state: state before the round.
-          inputs: text that identifies the inputs of the round, such as digests of
-            cohort, data and model; the noise of the round is bound to this text.
+          inputs: text that identifies the inputs of the round, such as digests of the
+            cohort, the data and the model. The noise of the round is bound to this
+            text.
 
         Raises:
           ValueError: past the plan's last round.
@@ -118,9 +120,9 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     def skip_round(self, state: Any, inputs: str = "") -> Any:
         """Skips a round, and returns the state after it; the model is unchanged.
 
-        This is for a round that was begun and must not be repeated with its noise. The
-        clients' participations in the round count. The guarantee holds, because the
-        releases are a subset of the plan's releases.
+        Use this method for a round that was begun and must not be repeated. The
+        clients' participations in the round are counted. The guarantee holds, because
+        the releases are a subset of those that the plan permits.
 
         Args:
           state: state before the round.
@@ -139,18 +141,18 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return _with_noise(state, after, current + 1)
 
     def begin(self, state: Any) -> tuple[bytes, int] | None:
-        """Checks that `next` may compute a result for a state; returns its run and round.
+        """Checks that `next` may compute a result from a state; returns its run and round.
 
-        The result is None if run and round are unknown (while TFF traces, for value
-        references in TFF programs, and for anything other than a state of this
-        process), or if a second result does no harm (with a test seed, or after
-        `prepare`). The first call for a run reserves the run's budget in the ledger to
-        which the plan is bound.
+        The return value is None in two cases: if the run and the round are unknown
+        (while TFF traces, for value references in TFF programs, and for anything other
+        than a state of this process), or if a second result does no harm (with a test
+        seed, or after `prepare`). The first call for a run reserves the run's budget in
+        the ledger to which the plan is bound.
 
         Raises:
           ValueError: if the round already has a result, and `prepare` was not called
             for it.
-          LedgerError: if the ledger refuses the run.
+          LedgerError: if the plan's ledger rejects the run.
         """
         try:
             noise, current = _aggregator(state)["noise"], self.round_number(state)
@@ -171,14 +173,14 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         use = (secret, current)
         if use in self._done:
             raise ValueError(
-                f"Round {current} was already used: a second result of one round spends "
-                f"more than the plan. Continue with the state that next returned."
+                f"Round {current} already has a result; a second one would spend more than "
+                f"the plan permits. Continue with the state that next returned."
             )
         self._done.add(use)
         return use
 
     def has_failed(self, use: tuple[bytes, int]) -> None:
-        """Records that a round admitted by `begin` failed, and so has no result."""
+        """Records that a round which `begin` permitted has failed, without a result."""
         self._done.discard(use)
 
     def note_rounds(self, rounds: int) -> None:
@@ -188,7 +190,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
 
 
 class _NextOnce(tff.framework.ConcreteComputation):
-    """The `next` of a process; refuses to compute a second result of a round.
+    """The computation `next` of a process, which refuses a second result of a round.
 
     Args:
       computation: the wrapped `next` computation of TFF.
@@ -216,7 +218,7 @@ class _NextOnce(tff.framework.ConcreteComputation):
 
 
 def _aggregator(state: Any) -> Any:
-    """Returns the part of a process state that contains "round" and "noise".
+    """Returns the aggregator's part of a process state, with "round" and "noise".
 
     Raises:
       TypeError: if the state has no such part.
@@ -225,13 +227,13 @@ def _aggregator(state: Any) -> Any:
     if isinstance(aggregator, Mapping) and {"noise", "round"} <= set(aggregator):
         return aggregator
     raise TypeError(
-        f"state must be of a process with correlated noise, found "
+        f"state must be a state of a process from build_fed_avg, found "
         f"{type(state).__name__}."
     )
 
 
 def _secret(state: Any) -> bytes:
-    """Returns a secret that all states of a run share."""
+    """Returns the digest key, a secret that all states of a run share."""
     return np.asarray(_aggregator(state)["noise"]["digest_key"]).tobytes()
 
 
@@ -252,30 +254,30 @@ def build_fed_avg(
     clients_per_round: float | None = None,
     metrics_aggregator: Callable[..., Any] | None = None,
 ) -> PrivateLearningProcess:
-    """Builds private federated averaging.
+    """Builds a process for federated averaging with correlated noise.
 
-    A client trains on its data; the change of the weights is clipped to the plan's norm
-    on the client; the server adds a row of `C^-1 Z` to the sum and divides by a
-    constant. A client contributes exact zeros and is counted if it takes part before
-    the plan's separation has passed or too often, or if its update is not finite.
-    Weights are uniform. Rounds without clients also get noise.
+    A client trains on its data, and clips its update, the change of the weights, to the
+    plan's clip norm. The server adds up the updates with uniform weights, adds a row of
+    `C^-1 Z` and divides by a constant. If a client takes part too early or too often,
+    or if its update is not finite, its update is replaced by exact zeros, and the
+    client is counted in the metrics. Rounds without clients also get noise.
 
-    Formal guarantee: user-level (epsilon, delta)-DP as the plan states, zero-out
-    adjacency of one client's whole data, for the model weights of all rounds and
-    everything computed from them, if the clients' tags are truthful and no client takes
-    part twice in one round (`train_model` ensures both). Metrics are outside the
-    guarantee.
+    Formal guarantee: the model weights of all rounds, and everything computed from
+    them, are (epsilon, delta)-DP as the plan states, if the clients' tags are truthful
+    and no client takes part twice in one round (`train_model` ensures both). The
+    privacy unit is all data of one client, with zero-out adjacency. Metrics are outside
+    the guarantee.
 
     Args:
       model_fn: see `tff.learning.algorithms.build_unweighted_fed_avg`.
-      plan: with `MinSep` participation; its steps are rounds.
+      plan: plan with `MinSep` participation, whose steps are rounds.
       client_optimizer_fn: a TFF optimizer.
       server_optimizer_fn: a TFF optimizer; by default SGD with learning rate 1.
       clients_per_round: expected number of clients, used as the public denominator; by
         default the plan's batch size.
-      metrics_aggregator: None for no training metrics. TFF's
-        `tff.learning.metrics.sum_then_finalize` gives exact metrics WITHOUT noise: they
-        are not private.
+      metrics_aggregator: aggregator of the training metrics; None to release no
+        training metrics. TFF's `tff.learning.metrics.sum_then_finalize` gives exact
+        metrics WITHOUT noise: they are not private.
 
     Returns:
       A `tff.learning.templates.LearningProcess`. Elements of the clients' data must be
@@ -312,7 +314,7 @@ def build_fed_avg(
 
 
 def _initial_weights(model_fn: Model) -> tff.Computation:
-    """Builds the initial weights as TFF's `build_weighted_fed_avg` does."""
+    """Builds the initial weights in the same way as TFF's `build_weighted_fed_avg`."""
     if isinstance(model_fn, tff.learning.models.FunctionalModel):
         trainable, non_trainable = model_fn.initial_weights
 
@@ -357,7 +359,8 @@ def _client_work(
         optimizer=optimizer,
         client_weighting=tff.learning.ClientWeighting.UNIFORM,
         metrics_aggregator=metrics_aggregator,
-        # TFF's default is a `reduce`, whose function TensorFlow prepares for each client.
+        # TFF's default loop is a `reduce`, whose function TensorFlow prepares anew for
+        # each client.
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )
 

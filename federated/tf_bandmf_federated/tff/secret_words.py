@@ -1,8 +1,8 @@
 """Random 64-bit words from the operating system, read while the graph runs.
 
 TFF traces `initialize` once, so random numbers drawn in Python would become constants
-in the graph, the same in every execution. TensorFlow does not document how its
-generators are seeded. Therefore the graph itself reads the operating system's random
+of the graph, the same in every execution. TensorFlow does not document how its own
+random generators are seeded. Therefore the graph reads the operating system's random
 device at each execution.
 """
 
@@ -14,26 +14,27 @@ import tensorflow as tf
 
 _DEVICE = "/dev/urandom"
 _BLOCK = 4096  # number of bytes per read
-# Bytes read as text lines never contain \n or \r. The sum of this many bytes (mod 256)
-# is uniform up to a relative error of (2 / 254)^4 = 4e-9.
+# Random bytes are read as text lines, which never contain \n or \r. The sum of this
+# many such bytes (mod 256) is uniform up to a relative error of (2 / 254)^4 = 4e-9.
 _SUMMANDS = 4
 
 
 def fresh_words(shape: list[int]) -> tf.Tensor:
-    """Returns independent uniform uint64 numbers, drawn anew at each execution.
+    """Returns independent uniform uint64 numbers, drawn at each execution of the graph.
 
     Raises:
       FailedPreconditionError, NotFoundError: at run time, if there is no random device (on
         systems other than Linux and macOS).
     """
     count = math.prod(shape) * 8 * _SUMMANDS
-    # Lines have a mean length of 256 bytes, so this many lines contain several times
-    # the required bytes; the probability of too few bytes is below 1e-30.
+    # Lines have a mean length of 256 bytes, so this number of lines contains several
+    # times the required number of bytes. The probability of too few bytes is below
+    # 1e-30.
     num_lines = count // 128 + 64
     lines = tf.data.TextLineDataset(_DEVICE, buffer_size=_BLOCK)
     text = tf.strings.reduce_join(lines.batch(num_lines).take(1).get_single_element())
     enough = tf.debugging.assert_greater_equal(
-        tf.strings.length(text), count, "The random device gave too few bytes."
+        tf.strings.length(text), count, "The random device returned too few bytes."
     )
     with tf.control_dependencies([enough]):
         raw = tf.io.decode_raw(tf.strings.substr(text, 0, count), tf.uint8)

@@ -1,4 +1,4 @@
-"""Simulated clients: data and availability in each round.
+"""Simulated clients, with their data and their availability in each round.
 
 source = SimulatedClients(client_data, plan, availability=diurnal(24, 0.5, 0.05))
 outcome = asyncio.run(train_model(process, source, private_dir="run/private"))
@@ -33,29 +33,28 @@ class SimulatedClients:
     """Clients with data on this machine, for `train_model`.
 
     Cohorts are selected uniformly among the available clients that may take part.
-    Clients may join and leave a run between two calls of `train_model`. A name must
-    always belong to the same device; under a second name, a device would get a second
-    budget.
+    Clients may join and leave a run between two calls of `train_model`. Each device
+    must always have the same name: with a second name, it would get a second budget.
 
     Args:
-      clients: TFF's `ClientData`, or a dictionary from client names to functions that
-        make the client's data set. After `preprocess`, elements must be batches that
-        match the model's `input_spec`.
+      clients: TFF's `ClientData`, or a dictionary that maps each client's name to a
+        function that makes the client's data set. After `preprocess`, elements must be
+        batches that match the model's `input_spec`.
       plan: plan with `MinSep` participation.
-      availability: pure function of round and client's name that returns the probability
-        that the client is available, such as `diurnal(24)`, or a bool. By default, all
-        clients are always available.
+      availability: pure function, such as `diurnal(24)`, that maps a round number and a
+        client's name to the probability that the client is available, or to a bool. By
+        default, all clients are always available.
       preprocess: function that is applied to the data set of each client before tags
         are added.
-      on_shortage: "error", or "fewer" to run a round with too few clients on those
-        available, possibly none. The public denominator of the noisy sum does not
-        change, so a round with fewer clients has a smaller mean update, with the same
-        privacy.
+      on_shortage: what to do in a round with too few eligible clients: "error" raises
+        ValueError; "fewer" runs the round with the eligible clients, possibly none. The
+        public denominator of the noisy sum does not change, so a round with fewer
+        clients has a smaller mean update, with the same privacy.
       seed: integer >= 0, for reproducible cohorts; None for a fresh seed from the operating
         system. No privacy is claimed for this randomness.
 
     Raises:
-      TypeError, ValueError: if an argument is not as described.
+      TypeError, ValueError: if an argument is invalid.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class SimulatedClients:
             self._seed = hashlib.sha256(b"tf-bandmf cohorts %d" % number).digest()
 
     def available(self, round_number: int) -> list[str]:
-        """Returns the names of the clients available in a round; deterministic."""
+        """Returns the names of a round's available clients, always the same ones."""
         return present(self.availability, round_number, self.names, self._seed)
 
     def cohorts(self, ledger: Ledger, wanted: int, num_rounds: int) -> Cohorts:
@@ -113,9 +112,9 @@ class SimulatedClients:
                 raise ValueError(
                     f"Round {len(ledger.rounds)} needs {wanted} clients, found {eligible} "
                     f"eligible of {available} available of {len(self.names)} clients, "
-                    f"under {self.participation}. Use fewer "
+                    f"with {self.participation}. Use fewer "
                     f"clients per round, make a plan with a smaller min_separation or "
-                    f'more participations, or give on_shortage="fewer".'
+                    f'more participations, or set on_shortage="fewer".'
                 )
             return False
 
@@ -123,7 +122,7 @@ class SimulatedClients:
             ledger,
             self.available,
             self.participation,
-            enough=len(self.names),  # all, for an exact count
+            enough=len(self.names),  # look up all clients, for an exact count
             wait=check,
             seed=self._seed.hex(),
         )
@@ -131,24 +130,24 @@ class SimulatedClients:
     def check_enough(self, size: int, num_rounds: int) -> None:
         """Raises ValueError if there are too few clients for rounds of this size.
 
-        Within any b consecutive rounds, all clients must be different, and each client
-        may take part at most k times. Even if there are enough clients for both
-        conditions, too few may be available when needed.
+        A client may take part at most once in any b consecutive rounds, and at most k
+        times in total. Even if there are enough clients for both conditions, too few of
+        them may be available in some round.
         """
         b = min(self.participation.min_separation, num_rounds)
         k = self.participation.participations(num_rounds)
         needed = max(size * b, -(-size * num_rounds // k))
         if len(self.names) < needed:
             raise ValueError(
-                f"{num_rounds} rounds of {size} clients need at least {needed} clients, if "
-                f"a client takes part once in {b} rounds and {k} times in total, found "
-                f"{len(self.names)}. Use fewer clients per round, make a plan with a "
-                f"smaller min_separation or more participations, or give "
-                f'on_shortage="fewer".'
+                f"{num_rounds} rounds of {size} clients need at least {needed} clients, "
+                f"because a client may take part at most once in {b} rounds and {k} times "
+                f"in total, found {len(self.names)} clients. Use fewer clients per round, "
+                f"make a plan with a smaller min_separation or more participations, or "
+                f'set on_shortage="fewer".'
             )
 
     def tagged(self, selected: Selected, round_number: int) -> list[tf.data.Dataset]:
-        """Returns the data of the selected clients, tagged with each client's own record.
+        """Returns the selected clients' data, each tagged with the client's own record.
 
         Omits clients that have left since an interrupted round began.
         """
@@ -165,7 +164,7 @@ class SimulatedClients:
 def _clients(
     clients: Clients,
 ) -> tuple[tuple[str, ...], Callable[[str], tf.data.Dataset]]:
-    """Returns the sorted names, and a function that makes a client's data set by name."""
+    """Returns the sorted names, and a function that maps a name to its data set."""
     if isinstance(clients, tff.simulation.datasets.ClientData):
         names, make = clients.client_ids, clients.create_tf_dataset_for_client
     elif isinstance(clients, Mapping):
@@ -173,7 +172,7 @@ def _clients(
     else:
         raise TypeError(
             f"clients must be a tff.simulation.datasets.ClientData, or a mapping from "
-            f"names to functions that make a tf.data.Dataset, found "
+            f"names to functions that return a tf.data.Dataset, found "
             f"{type(clients).__name__}."
         )
     if not names:
@@ -182,5 +181,5 @@ def _clients(
         if not isinstance(name, str):
             raise TypeError(f"Names of clients must be strings, found {name!r}.")
     if len(set(names)) != len(names):
-        raise ValueError("clients must have distinct names. Give each device one name.")
+        raise ValueError("clients must have distinct names, found a name twice.")
     return tuple(sorted(names)), make

@@ -1,8 +1,9 @@
-"""Noise generation within TFF's state, which holds all round keys and the ring buffer.
+"""Noise whose generator is a part of TFF's state: round keys and ring buffer.
 
-The noise is a pure function for TFF's server computations, with a dictionary of tensors
-as state. In each round, the state is sent to TFF's worker and back, which takes about
-20 times the state's size in memory, so a large ring buffer is an error.
+TFF's server computations need the noise as a pure function, with a dictionary of
+tensors as state. In each round, TFF sends the state to its worker and back, which takes
+memory of about 20 times the state's size. Therefore a large ring buffer raises an
+error.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import halves
 from tf_bandmf_federated.tff.secret_words import fresh_words
 
-MAX_STATE_FLOATS = 5_000_000  # largest ring buffer
-_UNSAID = np.int64(0)  # default `inputs` of a round
+MAX_STATE_FLOATS = 5_000_000  # maximum size of the ring buffer
+_UNSAID = np.int64(0)  # value of `inputs` if the caller sets none
 
 State = collections.OrderedDict
 
@@ -31,26 +32,30 @@ def check_fits(plan: Plan, num_parameters: int) -> None:
     vectors = plan.strategy.memory_vectors
     if vectors * num_parameters > MAX_STATE_FLOATS:
         raise ValueError(
-            f"The noise of {plan.mechanism} keeps {vectors} vectors of "
-            f"{num_parameters:,} numbers; TFF's state, which travels to its worker and "
-            f"back in every round, holds {MAX_STATE_FLOATS:,} numbers. Make the plan with "
-            f'a mechanism that keeps none: BISR ("bisr"), BandInvMF ("bandinv") or '
-            f'λ-CGD ("lambda_cgd"); or use Flower, whose server keeps them.'
+            f"The ring buffer of {plan.mechanism} has {vectors} vectors of "
+            f"{num_parameters:,} numbers. TFF copies its state to its worker and back in "
+            f"every round, so at most {MAX_STATE_FLOATS:,} numbers are allowed. Make the "
+            f'plan with a mechanism without ring buffer: BISR ("bisr"), BandInvMF '
+            f'("bandinv") or λ-CGD ("lambda_cgd"); or use Flower.'
         )
 
 
 class NoiseInState:
-    """Generates the noise of each round from a state with round keys and ring buffer.
+    """Generates the noise of each round from a state with round keys and a ring buffer.
 
-    `step_keys`, uint64 [num_steps, 2], has 128 bits from the operating system for each
-    round (16 bytes each; with ChaCha20 [num_steps, 5], 320 bits). The key of each
-    completed round is bound to the sum to which the noise was added, by a digest with
-    the key `digest_key`, int32, and to `inputs`, int64, a number that identifies the
-    inputs of the round. If the caller gives no `inputs` (0), the running graph draws a
-    random number. Therefore the noise after restoring an older state is independent.
-    With a test seed, which gives no privacy, the noise depends only on the rounds.
-    `buffer`, float32 [memory_vectors, num_parameters], is empty for strategies with a
-    banded inverse.
+    The state contains:
+
+    - `step_keys`, uint64 [num_steps, 2]: 128 bits from the operating system for each
+      round (with ChaCha20 [num_steps, 5], 320 bits). The key of a completed round is
+      bound to the sum to which the noise was added, by a digest under `digest_key`, and
+      to `inputs`. With a test seed, which gives no privacy, the noise depends only on
+      the round number.
+    - `digest_key`, int32: the secret key of the digests.
+    - `inputs`, int64: a number that identifies the inputs of the next round. If it is
+      0, the default, the graph draws a random number when it runs. Therefore the noise
+      is independent of the earlier noise if a round is repeated from an older state.
+    - `buffer`, float32 [memory_vectors, num_parameters]: the ring buffer, which is empty
+      for strategies with a banded inverse.
 
     Args:
       plan: plan that determines the strategy, and the test seed if it has one.
@@ -58,7 +63,7 @@ class NoiseInState:
     """
 
     def __init__(self, plan: Plan, num_parameters: int) -> None:
-        # TFF's worker executes graphs without XLA.
+        # XLA is off, because TFF's worker executes graphs without it.
         self._generator = NoiseGenerator(
             plan.strategy,
             num_parameters,
@@ -68,13 +73,13 @@ class NoiseInState:
         self._test_seed = plan.test_seed
 
     def initial_state(self) -> State:
-        """Returns the state before round 0, created while the graph runs."""
+        """Returns the state before round 0; its keys are drawn when the graph runs."""
         n, d = self._generator.num_steps, self._generator.num_parameters
         if self._test_seed is None:
             keys = fresh_words([n, self._generator.key_words])
             words = fresh_words([digests.KEY_SIZE // 2])
-            # A bitcast of the words would not work here, because Grappler would merge
-            # it with the previous bitcast.
+            # `tf.bitcast` would not work here, because Grappler would merge it with the
+            # bitcast in `fresh_words`.
             parts = [tf.cast(half, tf.int32) for half in halves(words)]
             digest_key = tf.concat(parts, axis=0)
         else:
@@ -119,10 +124,11 @@ class NoiseInState:
         return noise, State(state, step_keys=keys, inputs=unsaid, buffer=buffer)
 
     def skip(self, state: State, round_number: int, inputs: str) -> State:
-        """Skips a round without releasing its noise; works on arrays, outside of TFF.
+        """Returns the state after a skipped round; works on arrays, outside of TFF.
 
-        The normals of the round, which later rounds may need, are bound to `inputs`, so
-        no other history that skips the round has the same normals.
+        The noise of later rounds may need the normals of the skipped round. These
+        normals are bound to `inputs`, so two copies of the run that skip the round with
+        different inputs have different normals.
         """
         keys = np.array(state["step_keys"])
         if self._test_seed is None:
@@ -134,7 +140,7 @@ class NoiseInState:
 
 
 def number_of_inputs(inputs: str) -> np.int64:
-    """Converts a text to the `inputs` of a state: a 63-bit digest, never 0."""
+    """Converts a text to the number `inputs` of a state: a 63-bit digest, never 0."""
     digest = hashlib.blake2b(inputs.encode(), digest_size=8).digest()
     return np.frombuffer(digest, np.int64)[0] | np.int64(1)
 

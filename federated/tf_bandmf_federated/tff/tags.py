@@ -1,12 +1,12 @@
-"""Tags, which carry a device's participation record within the elements of its data.
+"""Tags, which carry a device's participation record in the elements of its data set.
 
-TFF gives `next` exactly one argument per client, a sequence. Therefore each element is
-a dictionary with `example`, a batch for the model, and `tags`, which are the same in
-all elements: the values of `CARRIED`, in that order, int32.
+TFF gives `next` exactly one argument per client: a sequence of elements. Therefore each
+element is a dictionary with two entries: `example`, a batch for the model; and `tags`,
+the int32 values named in `CARRIED`, in that order, which are the same in all elements.
 
 | tag | known to | purpose |
 |---|---|---|
-| `last_round`, `participations` | the device | production: the server keeps no record |
+| `last_round`, `participations` | the device | enforcement if the server keeps no record |
 | `round` | whoever tagged the data | rejection of data that were tagged for another round |
 """
 
@@ -21,9 +21,9 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import NEVER, contradicts_itself
 
 CARRIED = ("last_round", "participations", "round")
-# The values that a client passes to the aggregator with its update. `round` is `NEVER` if
-# the client has no data; `weight` is 0 if its update was not finite (TFF then sends zeros),
-# 1 otherwise.
+# The types of the values that a client passes to the aggregator with its update.
+# `round` is `NEVER` if the client has no data. `weight` is 0 if the client's update was
+# not finite, in which case TFF sends zeros, and 1 otherwise.
 DEVICE_TAGS = collections.OrderedDict(
     **dict.fromkeys(CARRIED, np.int32),
     weight=np.float32,
@@ -33,17 +33,18 @@ DEVICE_TAGS = collections.OrderedDict(
 def tag_dataset(
     dataset: tf.data.Dataset, last_round: int, participations: int, round_number: int
 ) -> tf.data.Dataset:
-    """Returns a client's data, tagged with the device's own record.
+    """Returns a client's data, tagged with the device's participation record.
 
     Args:
       dataset: data set of batches that match the model's `input_spec`.
-      last_round: round (from 0) of the device's last participation, or -1. The device
-        must record a participation durably before the contribution leaves the device.
+      last_round: round (from 0) of the device's last participation; -1 if there is
+        none. The device must write a participation to disk before its contribution
+        leaves the device.
       participations: number of the device's earlier participations.
       round_number: the round for which the data are tagged, from
-        `process.round_number(state)`. In any other round, these tags raise an error, so
-        make new tags for every round, from a record that includes the last
-        participation.
+        `process.round_number(state)`. In any other round, `next` raises an error for
+        these tags, so make new tags for every round, from a record that includes the
+        last participation.
 
     Raises:
       ValueError: if a number is not an integer or out of range, or if the numbers
@@ -57,8 +58,8 @@ def tag_dataset(
             f"last_round must be -1 and participations 0, or last_round >= 0 and "
             f"participations >= 1, found {last_round} and {participations}."
         )
-    # `Dataset.map` would take ten times as long, because it traces a function for each
-    # client.
+    # This zips the data with constant tags, because `Dataset.map` would trace a
+    # function for each client, and take ten times as long.
     tags = tf.data.Dataset.from_tensors(tf.constant([last, count, now], tf.int32))
     return tf.data.Dataset.zip(
         collections.OrderedDict(example=dataset, tags=tags.repeat())

@@ -5,13 +5,14 @@
                     model_output_manager=..., train_metrics_manager=...)
     )
 
-However the program ended, call `train_model` again with the same arguments to continue.
-The steps of a round are
+If the program was interrupted in any way, call `train_model` again with the same
+arguments to continue. The steps of a round are
 
     select -> ledger: started -> prepare, next -> ledger: finished, with the state
            -> release -> ledger: released
 
-and each arrow waits until the previous step is on disk. Therefore, after a crash:
+and each step begins after the entry of the previous step is on disk. Therefore, after a
+crash:
 
 | the ledger's last entry | next step |
 |---|---|
@@ -21,9 +22,9 @@ and each arrow waits until the previous step is on disk. Therefore, after a cras
 
 Nothing of a round is released before the result is in the ledger, and the noise is
 bound to the sum, so the round may be repeated, even with different data. With
-`interrupted_round="skip"`, the round is skipped instead: its clients count as having
-taken part, and the unchanged model is released again if a release is due. No release is
-ever repeated with different content.
+`interrupted_round="skip"`, the round is skipped instead: its clients' participations
+are counted, and the unchanged model is released again if `release_every` requires a
+release. No release is ever repeated with different content.
 
 TFF's own `tff.learning.programs.train_model` is not suitable: it does not wait until a
 state is saved, and it releases the whole state, including the noise key.
@@ -52,8 +53,8 @@ class TrainingOutcome:
 
     Attributes:
       model_weights: the weights after the last round; private as the plan states.
-      measured: measured separation and participations, for `measured_guarantee` and
-        `write_report`, with skipped rounds included.
+      measured: measured participation, including skipped rounds, for
+        `measured_guarantee` and `write_report`.
     """
 
     model_weights: tff.learning.models.ModelWeights
@@ -81,32 +82,34 @@ async def train_model(
 
     Args:
       process: a process from `build_fed_avg`.
-      clients: clients with the same plan. Clients may join and leave between two calls;
-        each name keeps its record.
+      clients: simulated clients, made with the plan of `process`. Clients may join and
+        leave between two calls; the ledger keeps the record of each name.
       private_dir: folder for the ledger, which contains the state with the noise key;
-        created with mode 0700. The folder is as secret as the key, and needed to
+        created with mode 0700. Keep the folder as secret as the key; it is needed to
         continue a run.
       clients_per_round: number of clients to select; by default the plan's
         `expected_batch_size`.
       total_rounds: number of rounds of the whole run; by default the plan's.
-      model_output_manager: destination of the model's weights; the key is the number of
-        completed rounds. A new value must replace an earlier value with the same key.
+      model_output_manager: destination of the model's weights. The key of a release is
+        the number of completed rounds; a new release must replace an earlier release
+        with the same key.
       release_every: number of rounds between released models; the last model is always
         released. After a skipped round, the previous model is released again.
-      train_metrics_manager: destination of the process's metrics, with exact counts of
-        clients, for the operator only: they are NOT private.
+      train_metrics_manager: destination of the process's metrics, which include exact
+        counts of clients. They are for the operator only, and NOT private.
       interrupted_round: "replay" an interrupted round, or "skip" it.
 
     Raises:
       BlockingIOError: if another program uses `private_dir`.
       TypeError, ValueError: if an argument is invalid, such as `total_rounds` below the
         number of rounds already begun; or if the file in `private_dir` is damaged, or
-        belongs to another run, plan or model. Errors within a round are passed on; call
-        `train_model` again to continue.
+        belongs to another run, plan or model. Errors within a round are not caught;
+        call `train_model` again to continue.
     """
     _check_same_plan(process, clients)
     first = await tff.program.materialize_value(process.initialize())
-    # TFF would silently use the hyperparameters of the restored state.
+    # The ledger compares the hyperparameters, because TFF would silently use those of
+    # the restored state.
     given = await tff.program.materialize_value(process.get_hparams(first))
     engine = _TffEngine(process, clients, first, tf.nest.map_structure(str, given))
     wanted = cohort_size(process.plan, clients_per_round)
@@ -163,19 +166,19 @@ class _TffEngine:
 def _check_same_plan(
     process: PrivateLearningProcess, clients: SimulatedClients
 ) -> None:
-    """Raises an error unless `process` is private and `clients` have the same plan."""
+    """Raises an error unless `process` is private and has the plan of `clients`."""
     if not isinstance(process, PrivateLearningProcess):
         raise TypeError(
-            f"process must be made by build_fed_avg, found {type(process).__name__}."
+            f"process must come from build_fed_avg, found {type(process).__name__}."
         )
     if not isinstance(clients, SimulatedClients):
         raise TypeError(
             f"clients must be SimulatedClients, found {type(clients).__name__}."
         )
     if clients.plan.fingerprint != process.plan.fingerprint:
-        raise ValueError("process and clients must have the same plan.")
+        raise ValueError("process and clients must have the same plan, found two.")
 
 
 def _zeros(tensor_type: tff.TensorType) -> np.ndarray:
-    """Returns zeros for a TFF tensor type."""
+    """Returns an array of zeros that fits a TFF tensor type."""
     return np.zeros([size or 0 for size in tensor_type.shape or ()], tensor_type.dtype)

@@ -1,4 +1,4 @@
-"""Admits and clips the update of a client before it enters the sum."""
+"""Checks whether a client may take part, and clips its update, before the sum."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tf_bandmf_federated.eligibility import NEVER, contradicts_itself, may_take_
 def is_early(
     tags: collections.OrderedDict, round_number: tf.Tensor, participation: MinSep
 ) -> tf.Tensor:
-    """Returns True if the plan's participation forbids a device to contribute now.
+    """Returns True if the plan does not permit a device to take part in this round.
 
     Args:
       tags: `last_round` and `participations`, int32 scalars.
       round_number: int64 scalar, from the server.
-      participation: b, and k if it is stated.
+      participation: the plan's participation: b, and k if it is limited.
 
     Returns:
-      bool scalar. A last round at or after this round also counts as early, and so do
-      values that are impossible in a valid record, such as a last round of -5.
+      bool scalar. It is also True if the last round is this round or later, and for
+      tags that are impossible in a valid record, such as a last round of -5.
     """
     last, count = tf.cast(tags["last_round"], tf.int64), tags["participations"]
     b, k = participation.min_separation, participation.max_participations
@@ -34,19 +34,19 @@ def is_early(
 
 
 def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Operation:
-    """Returns an assertion that a client's data were tagged for this round.
+    """Returns an assertion that a client's data are tagged for this round.
 
-    A program that reuses the tags of another round does not update its participation
+    If a program reuses the tags of another round, it does not update the participation
     records, and therefore does not enforce the separation.
 
     Raises:
-      InvalidArgumentError: at run time, if the data were tagged for another round.
+      InvalidArgumentError: at run time, if the data are tagged for another round.
     """
     same = tf.equal(tf.cast(tags["round"], tf.int64), round_number)
     message = (
-        "The data were tagged for another round than the state's. Tag them for "
-        "every round, with process.round_number(state) and "
-        "from a record that the last participation updated. Tagged for, and round:"
+        "The data must be tagged for the round of the state. Tag them again for every "
+        "round, with process.round_number(state) and a record that includes the last "
+        "participation. Round of the tags, and round of the state:"
     )
     absent = tags["round"] <= NEVER
     return tf.debugging.Assert(absent | same, [message, tags["round"], round_number])
@@ -58,7 +58,7 @@ def bounded_record(
     finite: tf.Tensor | bool = True,
     admitted: tf.Tensor | bool = True,
 ) -> tuple[Any, collections.OrderedDict]:
-    """Returns the clipped update, and indicators (0 or 1) of what was changed.
+    """Returns the clipped update, and int32 indicators (0 or 1) for the metrics.
 
     The result is `update * min(1, l2_norm_clip / norm)`, or exact zeros if the client
     is not admitted, or if a value or the norm is not finite.
@@ -66,8 +66,8 @@ def bounded_record(
     Args:
       update: nested structure of float32 tensors.
       l2_norm_clip: zeta.
-      finite: bool scalar, False if the client has already replaced non-finite values.
-      admitted: bool scalar.
+      finite: bool scalar; False if TFF has replaced an update that was not finite.
+      admitted: bool scalar; False if the plan does not permit the client to take part.
     """
     # The norm is computed in float64, so that rounding does not make it too small.
     norm = tf.linalg.global_norm(
@@ -77,7 +77,7 @@ def bounded_record(
     finite = tf.math.is_finite(norm) & finite
     contributes = admitted & finite
     is_clipped = norm > l2_norm_clip
-    # The margin ROOM exceeds the rounding errors of factor and products.
+    # The margin 1 - ROOM exceeds the rounding errors of the factor and of the products.
     factor = tf.where(is_clipped, l2_norm_clip * ROOM / norm, 1.0)
     factor = tf.cast(tf.where(contributes, factor, 0.0), tf.float32)
     # The result is zero even where the value is NaN.
@@ -95,7 +95,7 @@ def bounded_record(
 
 
 def flat(total: Any) -> tf.Tensor:
-    """Flattens a nested structure of float32 tensors to one vector (`tf.nest` order)."""
+    """Flattens a nested structure of float32 tensors to one vector, in `tf.nest` order."""
     return tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(total)], 0)
 
 
@@ -116,6 +116,6 @@ def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -
         (leaf + stddev * tf.reshape(part, leaf.shape)) / denominator
         for leaf, part in zip(leaves, parts)
     ]
-    grid = grid_of(stddev / denominator)  # float32 divides by a power of two exactly
+    grid = grid_of(stddev / denominator)  # a power of two: division is exact
     noisy = [tf.round(mean / grid) * grid for mean in means]
     return tf.nest.pack_sequence_as(total, noisy)

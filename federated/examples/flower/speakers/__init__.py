@@ -1,1 +1,1 @@
-"""A Flower app with a server, and devices that each have one speaker's lines."""
+"""A Flower app whose devices each train on the lines of one speaker."""

@@ -1,4 +1,4 @@
-"""The device's app, with one speaker's lines, a store, and the plan's limits."""
+"""The app on a device, which trains on one speaker's lines within the plan's limits."""
 
 import os
 
@@ -16,13 +16,13 @@ def _policy() -> DevicePolicy:
 
 
 def _speaker(context: Context) -> int:
-    """Returns the number of the device's speaker; in a simulation, that of the node."""
+    """Returns the number of the device's speaker; in a simulation, the partition id."""
     config = context.node_config
     return int(config.get("speaker", config.get("partition-id", 0)))
 
 
 def _store(context: Context) -> str:
-    """Returns the device's folder; in a simulation, one folder contains all of them."""
+    """Returns the folder of the device's store; simulated devices use subfolders."""
     path = context.node_config.get("store")
     return str(path or f"{os.environ['SPEAKERS_STORES']}/{_speaker(context)}")
 
@@ -32,7 +32,7 @@ app = private_client_app(_policy(), store=_store)
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Trains for one pass over the speaker's lines."""
+    """Trains for one epoch on the speaker's lines."""
     arrays, config = message.content["arrays"], message.content["config"]
     path = context.node_config.get("text") or os.environ.get("SPEAKERS_TEXT", "")
     after = fit(

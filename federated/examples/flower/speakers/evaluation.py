@@ -1,4 +1,4 @@
-"""The server's evaluation of a model, and its file of progress."""
+"""The server's evaluation of the models, which it writes to a progress file."""
 
 import os
 import time
@@ -11,9 +11,10 @@ from speakers.text import examples
 
 
 def evaluation(folder: str, text: str) -> Callable[[int, ArrayRecord], MetricRecord]:
-    """Returns a strategy's `evaluate_fn`, for examples of a speaker that no device has.
+    """Returns an `evaluate_fn`, which tests on speakers that are not on any device.
 
-    Each round becomes a line of `folder/progress`: round, time in seconds, loss, accuracy.
+    It appends a line per round to `folder/progress`: round, time in seconds, loss,
+    accuracy.
     """
     test = examples(text, -1, 4000)
 

@@ -1,6 +1,7 @@
-"""A next-character model in NumPy, small enough for a device's app to start quickly.
+"""A next-character model in NumPy, which a device's app can import quickly.
 
-The model is softmax(tanh(embeddings of the last characters . A + a) . B + b).
+The model is softmax(tanh(E A + a) B + b), where E are the embeddings of the previous
+characters, concatenated.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ NAMES = ("embedding", "A", "a", "B", "b")
 
 
 def initial_weights(seed: int = 0, hidden: int = 32) -> list[np.ndarray]:
-    """Returns 2,327 initial weights, or 279 and 64 for each hidden unit."""
+    """Returns 279 + 64 `hidden` initial weights; by default 2,327."""
     rng, size = np.random.default_rng(seed), len(ALPHABET)
     shapes = ((size, _EMBEDDING), (CONTEXT * _EMBEDDING, hidden), (hidden, size))
     embedding, a, b = (
@@ -33,7 +34,7 @@ def _forward(weights: list[np.ndarray], contexts: np.ndarray) -> tuple[np.ndarra
 
 
 def evaluate(weights: list[np.ndarray], contexts: np.ndarray, after: np.ndarray):
-    """Returns mean loss and accuracy."""
+    """Returns the mean loss and the accuracy on examples."""
     log_probabilities = _forward(weights, contexts)[2]
     loss = -log_probabilities[np.arange(len(after)), after].mean()
     return float(loss), float((log_probabilities.argmax(axis=1) == after).mean())
@@ -46,7 +47,7 @@ def train(
     rate: float,
     proximal: float = 0.0,
 ) -> list[np.ndarray]:
-    """Runs one pass of SGD; `proximal` is FedProx's mu (arXiv:1812.06127)."""
+    """Runs one epoch of SGD; `proximal` is FedProx's mu (arXiv:1812.06127)."""
     start, weights = weights, [w.copy() for w in weights]
     for begin in range(0, len(after), _BATCH):
         part = slice(begin, begin + _BATCH)

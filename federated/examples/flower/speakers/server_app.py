@@ -1,4 +1,4 @@
-"""The server's app, which runs the plan's remaining rounds."""
+"""The app on the server, which runs the plan's remaining rounds."""
 
 import os
 
@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
         max_wait=float(config["wait"]),
         query_timeout=float(
             config["query-timeout"]
-        ),  # killed nodes remain listed for a while
+        ),  # killed nodes stay in the list for a while
     )
     start = initial_weights(hidden=int(config["hidden"]))
     weights = dict(zip(NAMES, start, strict=True))

@@ -1,4 +1,4 @@
-"""Speeches, either generated or from a file of speeches such as tiny Shakespeare."""
+"""Speeches, either generated or from a file such as tiny Shakespeare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import string
 import numpy as np
 
 ALPHABET = " " + string.ascii_lowercase + ".,'\n"
-CONTEXT = 4  # number of characters from which the next one is predicted
+CONTEXT = 4  # number of characters that predict the next one
 _WORDS = (
     "the king and queen of night come to our house with love and fear my lord will "
     "speak no more but hear this word that men shall keep in heart and hand"
@@ -16,11 +16,12 @@ _WORDS = (
 
 
 def examples(path: str, speaker: int, limit: int = 600) -> tuple[np.ndarray, ...]:
-    """Returns contexts and next characters of one device.
+    """Returns the contexts and next characters of one device's speaker.
 
     Args:
-      path: path of speeches ("NAME:", lines, an empty line), or "" for generated ones.
-      speaker: number of the speaker; -1 for speakers who are not devices, for testing.
+      path: path of a file with speeches ("NAME:", lines, an empty line), or "" to
+        generate them.
+      speaker: number of the speaker; -1 for testing: all speakers that are not devices.
       limit: maximum number of examples.
 
     Returns:
