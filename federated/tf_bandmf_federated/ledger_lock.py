@@ -39,8 +39,8 @@ class LedgerLock:
             self._lock.close()
             raise OSError(
                 f"{path} has a second name (a hard link), by which another program could "
-                f"open it. This call has begun and released nothing. Remove one name; `find "
-                f"/ -samefile {path}` lists them. For a backup, make a copy, not a link."
+                f"open it. This call has begun and released nothing. Remove one name (see "
+                f"`find / -samefile {path}`). For a backup, make a copy, not a link."
             )
         _LOCKS.add(self)
 

@@ -336,8 +336,8 @@ class PrivateFedAvg(Strategy):
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
                 WARNING,
-                "%d nodes are connected. Rounds of %d devices that then pause for %d rounds "
-                "need %d. Unless more nodes connect, the run stops after %d rounds.",
+                "%d nodes are connected. Rounds of %d devices, which then pause for %d "
+                "rounds, need %d. Unless more connect, the run stops after %d rounds.",
                 connected,
                 self._wanted,
                 b - 1,
