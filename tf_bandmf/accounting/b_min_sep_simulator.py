@@ -44,7 +44,7 @@ from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Sta
 # the next noise level. The maximum is high because a step with many draws costs little
 # more than a step with few draws.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
-# The shifts that `certain_tilts` tries, in standard deviations of a draw along a mean.
+# The shifts of means that `certain_tilts` tries, in standard deviations of the draws.
 _CERTAIN_STRENGTHS = tuple(
     s / 20 for s in (2, 4, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 120)
 )

@@ -35,7 +35,7 @@ from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Sta
 _STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
 _ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
 _PILOT_DRAWS = 400, 250
-# The shifts that `certain_tilts` tries, in standard deviations of a draw.
+# The shifts of means that `certain_tilts` tries, in standard deviations of the draws.
 _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
 # The maximum number of entries of the n x b matrix (sums of columns for each bin) that
 # is built for a strategy that is neither Toeplitz nor banded.
@@ -114,9 +114,9 @@ class Tilt:
     """One component of a proposal distribution for importance sampling.
 
     Attributes:
-      single: the multiple of `m_j`, for the bin j of the draw, that is added to the
-        mean of the target distribution.
-      common: the multiple of the average of all `m_j` that is added to the mean.
+      single: `single * m_j`, for the bin j of the draw, is added to the mean of the
+        target distribution.
+      common: `common` times the average of all `m_j` is added to the mean.
     """
 
     single: float = 0.0
@@ -158,7 +158,7 @@ class BinsSimulator(Simulator):
         return self._grid(_ROUGH_STRENGTHS if is_rough else _STRENGTHS)
 
     def _grid(self, strengths: Sequence[float]) -> list[Tilt]:
-        """Returns the untilted target, then one or more tilts of each strength."""
+        """Returns the target distribution, then one or more tilts of each strength."""
         unit = 1.0 / math.sqrt(2.0 * float(self.half.max()))
         common = 1.0 / math.sqrt(self.common_squared)
         if self.add:

@@ -72,8 +72,9 @@ class Calibration:
     """The noise standard deviation for a strategy, and the guarantee of a run with it.
 
     Attributes:
-      noise_stddev: sigma on the **raw** `C`, for l2_norm_clip = 1: `C x` is released
-        with noise of this standard deviation in every entry.
+      noise_stddev: sigma on the **raw** `C` (not scaled to sensitivity 1), for
+        l2_norm_clip = 1: `C x` is released with noise of this standard deviation in
+        every entry.
       guarantee: guarantee of a run with this noise.
     """
 

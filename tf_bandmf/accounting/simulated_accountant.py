@@ -143,10 +143,10 @@ class SimulatedAccountant(Accountant):
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """Returns the minimum noise that meets the budget, rounded up.
 
-        An estimate of delta plus two standard errors is within the budget for the draws
-        of the search, and the estimate is within the budget for independent draws. A
-        bound on delta at the `confidence` is within the budget for draws that the
-        search did not use.
+        An estimate of delta from the draws of the search, plus two standard errors, is
+        within the budget, and so is an estimate from independent draws. With a
+        `confidence`, a bound on delta at this confidence is within the budget; it is
+        computed from draws that the search did not use.
 
         Raises:
           ValueError: on invalid input.
@@ -190,10 +190,11 @@ class SimulatedAccountant(Accountant):
         near: float,
         safety: float = 0.0,
     ) -> float:
-        """Returns the noise for which the estimate plus a safety margin is `delta`.
+        """Returns the noise whose estimated delta plus a safety margin is `delta`.
 
-        The draws are the same at every noise level, and for every accountant with the same
-        number of bins.
+        The random numbers are the same at every noise level. For balls-in-bins
+        sampling, they are also the same for every accountant with the same number of
+        bins.
 
         Args:
           proposals: what `proposals` of this accountant, or of a similar one, returned.

@@ -116,7 +116,7 @@ class Simulator(abc.ABC):
 
     @abc.abstractmethod
     def pilot_tilts(self, is_rough: bool = False) -> list[Any]:
-        """Returns the tilts of a pilot run, of which the first is the target."""
+        """Returns the tilts of a pilot run, starting with the target distribution."""
 
     @abc.abstractmethod
     def certain_tilts(self) -> list[Any]:
@@ -134,7 +134,11 @@ class Simulator(abc.ABC):
     def chunks(
         self, proposal: Proposal, stage: Stage, count: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields chunks of draws: `log dP/dQ` [N] and log densities of tilts [T, N]."""
+        """Yields chunks of draws as (privacy losses, log densities of the tilts).
+
+        For N draws and T tilts, the losses are `log dP/dQ`, shape [N], and the log
+        densities are relative to Q, shape [T, N].
+        """
 
     def generator(self, *which: int) -> np.random.Generator:
         """Returns the random generator for a stage and chunk, given as integers."""
@@ -274,7 +278,11 @@ class Simulator(abc.ABC):
     def _pilot(
         self, is_rough: bool = False, more: tuple[Any, ...] = ()
     ) -> tuple[tuple[Any, ...], Run, np.ndarray]:
-        """Returns all tilts, a run with equal shares, and density ratios [T, N]."""
+        """Makes a pilot run; returns its tilts, its draws, and density ratios.
+
+        The draws come from all tilts in equal shares. The ratios, shape [T, N], are the
+        densities of the T tilts relative to this mixture.
+        """
         tilts = (*self.pilot_tilts(is_rough), *more)
         even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
         count = self._pilot_draws[is_rough] * len(tilts)

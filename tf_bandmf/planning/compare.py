@@ -81,8 +81,8 @@ class Row:
         it.
       sensitivity_is_exact: False if `sensitivity` is an upper bound.
       noise_multiplier: `noise_stddev` divided by `sensitivity`, as in a plan.
-      noise_stddev: noise standard deviation for C without rescaling, for l2_norm_clip =
-        1.
+      noise_stddev: noise standard deviation on the raw C (not scaled to sensitivity 1),
+        for l2_norm_clip = 1.
       is_rough: True if the noise is accurate only to one percent, because exact
         accounting is slow.
       converged: True if the optimizer converged, or the mechanism has a closed form.
@@ -582,7 +582,7 @@ class Search:
     def _strategy(
         self, family: Family, options: Mapping[str, Any], is_draft: bool
     ) -> Strategy:
-        """Builds a strategy; cyclic sampling uses as many parts as bands."""
+        """Builds a strategy; for cyclic sampling, the data has one part per band."""
         participation = self.data.participation(options.get("bands", 1))
         if self.data.is_cyclic:
             participation.check_accounting(self.workload.num_steps)

@@ -285,7 +285,7 @@ class Release:
         return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
 
     def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
-        """Returns the release as Gaussian queries (perhaps on samples), or None."""
+        """Returns the release as Gaussian queries, sampled or not, or None."""
         queries = self.kinds
         if not queries or None in queries:
             return None
@@ -323,7 +323,7 @@ class Release:
     # entry.
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a dictionary of the known values, for a ledger entry."""
+        """Returns the known values of the release as a dictionary for a ledger."""
         names = ("epsilon", "delta", "rho", "noise_multiplier", "risk")
         record = {name: getattr(self, name) for name in names if getattr(self, name)}
         if self.event is not None:

@@ -208,7 +208,7 @@ class Plan:
 
     @property
     def unit_noise_stddev(self) -> float:
-        """The noise standard deviation on the raw `C`, for l2_norm_clip = 1."""
+        """The noise standard deviation for clip norm 1, multiplier * sensitivity."""
         assert self.sensitivity is not None  # set by __post_init__
         return self.noise_multiplier * self.sensitivity.value
 
