@@ -12,8 +12,8 @@ The squared sensitivity is then the maximum of `<X, G>` in
 
 which has a unique maximizer G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`.
 
-In all other cases under min-separation, no exact value is known, and the sensitivity of
-the Toeplitz majorant is used instead (see `analysis.sensitivity.upper_bound`).
+In all other cases, no exact value is known or affordable, and the sensitivity of the
+Toeplitz majorant is used instead (see `analysis.sensitivity.upper_bound`).
 """
 
 from __future__ import annotations

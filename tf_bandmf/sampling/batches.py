@@ -144,7 +144,7 @@ class BatchSchedule:
 
     @functools.cached_property
     def padded_batch_size(self) -> int:
-        """A batch size that any batch of a run exceeds with probability at most 1e-12.
+        """A batch size that some batch of a run exceeds with probability at most 1e-12.
 
         This size is independent of the sample, and so reveals nothing about it.
         """

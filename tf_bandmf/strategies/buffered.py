@@ -157,10 +157,11 @@ class _Problem:
         return math.log(error[0] * response[0]), tails / (1.0 + np.exp(variables))
 
     def _response(self, change: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Returns the squared sensitivity, and its products with the derivatives.
+        """Returns the squared sensitivity, and inner products for its derivatives.
 
         The squared sensitivity is the squared norm of the sum of the columns of `C` in
-        which an example takes part; see `_of_output`.
+        which an example takes part. The inner products are those of this sum with its
+        derivatives; see `_of_output`.
         """
         others, size = self._participations - 1, start.size
         # The next participation adds a new start to the old state after b steps.

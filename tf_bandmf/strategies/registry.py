@@ -83,8 +83,8 @@ class Family:
         has a value if `is_optimized`.
       numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
       aliases: other names by which users can request the family.
-      auto: rank in the tables of "auto" and of `compare`, above that of the family that
-        this one refines; None if the family is in neither table.
+      auto: rank in the tables of "auto" and of `compare`, where a family comes after
+        the family that it refines; None if the family is in neither table.
       banded: the matrix that has few bands: "C", which permits amplification by cyclic
         sampling; "inverse" for `C^-1`, whose earlier normals are regenerated instead of
         stored; None for neither.
