@@ -21,7 +21,7 @@ import urllib.parse
 
 _HOST = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}")
 _ARXIV = re.compile(r"/(abs|pdf)/(\d{2}(0[1-9]|1[0-2])\.\d{4,5}(v\d+)?|[a-z-]+/\d{7})")
-# Word stems of subjects in the search index, each with the page that the search must
+# For each subject, as word stems in the search index: the page that the search must
 # find.
 SUBJECTS = {
     "earli stop": "private-metrics",

@@ -38,7 +38,7 @@ exclude_patterns = ["_build"]
 nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-# Single backticks in docstrings mark names in code.
+# In docstrings, single backticks mark names in code.
 default_role = "code"
 
 # The federated package needs a separate environment; see federated/README.md.
@@ -60,7 +60,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(ROOT / "docs" / "_static" / "scorer.js")
 html_show_sourcelink = False
-# These pages have no neighboring pages, so they need no navigation sidebar.
+# These pages have no sibling pages, so they need no navigation sidebar.
 html_sidebars = {name: [] for name in ("index", "keras", "recipes", "pitfalls")}
 html_theme_options = {
     "navigation_depth": 2,

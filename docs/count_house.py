@@ -305,7 +305,7 @@ def main() -> None:
     if arguments.check:
         above = above_ceilings(counts_of(ROOT))
         advice = [
-            "Ceilings only go down: remove as many code lines (docs/count_house.py)."
+            "Ceilings only go down. Remove this many code lines (docs/count_house.py)."
         ]
         sys.exit("\n".join(above + advice) if above else 0)
     if arguments.trace:

@@ -123,7 +123,8 @@ def _tuned(
 
 
 # Learning rates are a geometric sequence with ratio 2, extended until the best rate is
-# at neither end. It starts at half of the published rate without sampling.
+# at neither end. The sequence starts at half of the rate that is published for training
+# without sampling.
 TUNED = (
     _tuned("BISR", "bisr:4", "fixed-order", "no sampling", (0.35, 0.7, 1.4)),
     _tuned("DP-SGD", "identity", "fixed-order", "no sampling", (0.05, 0.1, 0.2)),

@@ -37,7 +37,7 @@ class Features:
         for part in self.parts():
             rows = values[part]
             squares = np.einsum("ij,ij->i", rows, rows) - 2 * rows @ self.centre
-            # The bias is a constant feature, whose square is 1.
+            # The bias is a constant feature, whose square adds 1 to the squared norm.
             self.squared_norms[part] = squares + self.centre @ self.centre + 1.0
 
     def parts(self) -> Iterator[slice]:

@@ -38,8 +38,8 @@ class Setting:
     client_learning_rate: float
     server_learning_rate: float
 
-    # The cache keeps every Setting alive until the program ends, which is harmless
-    # here.
+    # The cache keeps every `Setting` in memory until the program ends, which is
+    # harmless.
     @functools.cache  # noqa: B019
     def plan(
         self, mechanism: str | tf_bandmf.Strategy, epsilon: float | None = None
@@ -158,7 +158,8 @@ def tree_noise(plan: tf_bandmf.Plan) -> float:
     momentum.
     """
     n = plan.num_steps
-    estimates = np.zeros((n, 2 * n))  # [prefix, node]: weight of the node's noise
+    # For each prefix (row) and node (column), the weight of the node's noise.
+    estimates = np.zeros((n, 2 * n))
     numbers: dict[tuple[int, int], int] = {}
 
     def add(row: np.ndarray, level: int, start: int, weight: float) -> None:

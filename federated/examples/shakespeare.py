@@ -205,8 +205,8 @@ def report(
             "speakers on which no device trained.",
             public_data="none; the alphabet is fixed.",
             devices="a speaker is a user with one device.",
-            enforcement="by the learning process, which rejects early devices, from the "
-            "record of a ledger, which also selected the devices.",
+            enforcement="by the learning process, which rejects devices that take part "
+            "too early, and by the ledger from which the devices were selected.",
             verifiability="federated/examples of the tf-bandmf repository.",
         ),
     )

@@ -34,7 +34,8 @@ _BITS = 24
 _FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
 # The number of coordinates added at a time.
 _FOLDED = 1 << 16
-_LARGEST_EXPONENT = 80  # of the clip norm, so that float32 can also represent the unit
+# The maximum exponent of the clip norm, so that float32 can also represent the unit.
+_LARGEST_EXPONENT = 80
 
 
 class ExactSum:

@@ -157,7 +157,8 @@ class Ledger:
             # elsewhere, closing it here would release SQLite's locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-            private_files.check_mode(path)  # the journal gets the same mode
+            # SQLite gives its journal the same mode as this file.
+            private_files.check_mode(path)
             self._database = sqlite3.connect(path, _WAIT, isolation_level=None)
             self._read(run)
 
@@ -386,8 +387,8 @@ class Ledger:
         if self.expected[0] == "run":
             self._append({**expected, "secret": draw()})
             private_files.sync(os.path.dirname(os.path.abspath(self._path)))
-        # The schema must be exactly ours: in a file with another schema, rows could be
-        # duplicated, or triggers could change values.
+        # The schema must be exactly this one: with another schema, a file could contain
+        # duplicate rows, or triggers that change values.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
         if self._database.execute(tables).fetchall() != [(sql,) for sql in _TABLES]:
             raise ValueError(self._damaged("Its tables"))

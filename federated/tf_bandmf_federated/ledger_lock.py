@@ -75,7 +75,7 @@ class LedgerLock:
         self._database = None
 
     def _file_numbers(self) -> list[int]:
-        # A file that was replaced has another inode number than the open file.
+        # If a file was replaced, its path has another inode number than the open file.
         return [os.stat(path).st_ino for path in self._paths]
 
 

@@ -195,8 +195,8 @@ class RoundNoise:
         if number < position or not np.array_equal(drawn, digests[:position]):
             self._restart()
         for step in range(self._position, number + 1):
-            # An interruption here would leave the buffer in an unknown state. With this
-            # position, the next call then restarts from round 0.
+            # If this step is interrupted, the state of the buffer is unknown. The
+            # position that is set here then makes the next call restart from round 0.
             self._position = self._plan.num_steps + 1
             row = self._row(keys, tf.constant(step, tf.int64))
             self._position = step + 1

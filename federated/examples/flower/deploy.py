@@ -263,7 +263,7 @@ def main() -> None:
     text = str(pathlib.Path(options.data).resolve()) if options.data else ""
     run = Deployment(folder, options.port, text, options.cold)
     began = time.monotonic()
-    # If this program is terminated, it raises SystemExit, and so ends its processes.
+    # On SIGTERM, the program raises SystemExit, so that `finally` kills its processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         run.start_link()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-_APP = "tool.flwr"  # section of an app's pyproject.toml
+_APP = "tool.flwr"  # section in the pyproject.toml of a Flower app
 
 
 def check_outside_of_apps(folder: str, what: str) -> None:

@@ -134,7 +134,7 @@ class PrivateFedAvg(Strategy):
         self._interrupted_round = interrupted_round
         self._health = Health(plan)
         self._measured: MeasuredParticipation | None = None
-        self._devices: Devices  # set by `start`
+        self._devices: Devices  # `start` sets this attribute
         self._sent: ArrayRecord  # the model of the current round
         self._receipts: Receipts
         self._ledger: Ledger

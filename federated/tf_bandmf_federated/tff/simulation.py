@@ -122,7 +122,7 @@ class SimulatedClients:
             ledger,
             self.available,
             self.participation,
-            enough=len(self.names),  # look up all clients, for an exact count
+            enough=len(self.names),  # all clients, so that the count is exact
             wait=check,
             seed=self._seed.hex(),
         )

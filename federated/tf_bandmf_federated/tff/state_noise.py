@@ -1,4 +1,4 @@
-"""Noise whose generator is a part of TFF's state: round keys and ring buffer.
+"""Generates noise from TFF's state, which contains the round keys and the ring buffer.
 
 TFF's server computations need the noise as a pure function, with a dictionary of
 tensors as state. In each round, TFF sends the state to its worker and back, which takes

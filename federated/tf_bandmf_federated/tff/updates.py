@@ -73,14 +73,14 @@ def bounded_record(
     norm = tf.linalg.global_norm(
         [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(update)]
     )
-    # If any value is NaN or infinite, so is the norm.
+    # If any value is NaN or infinite, then the norm is not finite.
     finite = tf.math.is_finite(norm) & finite
     contributes = admitted & finite
     is_clipped = norm > l2_norm_clip
     # The margin 1 - ROOM exceeds the rounding errors of the factor and of the products.
     factor = tf.where(is_clipped, l2_norm_clip * ROOM / norm, 1.0)
     factor = tf.cast(tf.where(contributes, factor, 0.0), tf.float32)
-    # The result is zero even where the value is NaN.
+    # With a factor of 0, the product is 0 even if the value is NaN.
     record = tf.nest.map_structure(
         lambda leaf: tf.math.multiply_no_nan(leaf, factor), update
     )
@@ -116,6 +116,7 @@ def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -
         (leaf + stddev * tf.reshape(part, leaf.shape)) / denominator
         for leaf, part in zip(leaves, parts)
     ]
-    grid = grid_of(stddev / denominator)  # a power of two: division is exact
+    # The grid is a power of two, so dividing a float32 by it is exact.
+    grid = grid_of(stddev / denominator)
     noisy = [tf.round(mean / grid) * grid for mean in means]
     return tf.nest.pack_sequence_as(total, noisy)
