@@ -85,9 +85,8 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         self.plan = plan
         self.num_parameters = num_parameters
         self.settings = dict(settings)
-        self._done: set[tuple[bytes, int]] = (
-            set()
-        )  # (run, round) pairs that have a result
+        # (run, round) pairs that already have a result.
+        self._done: set[tuple[bytes, int]] = set()
         self._reserved: set[str] = set()
 
     def statement(self) -> PrivacyStatement:
