@@ -100,7 +100,7 @@ class Passes:
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
-        # After its rest, an example takes part again after a geometric number of steps.
+        # After its rest, an example waits a geometrically distributed number of steps.
         while rows.size:
             now = free + generator.geometric(probability[rows]) - 1
             within = now < self.num_steps
@@ -186,8 +186,8 @@ class Passes:
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                # Examples whose rest ends become free: the rest after a participation
-                # at step t - b or, for t < b, an initial rest.
+                # Adds the sets S whose rest ends at step t: a rest after a
+                # participation at step t - b or, for t < b, an initial rest.
                 free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
             if t % period == period - 1:

@@ -134,7 +134,7 @@ class BMinSepSimulator(Simulator):
         return self.noise / math.sqrt(max(expected, self.passes.squares.max()))
 
     def _log_weights(self, tilt: Tilt) -> np.ndarray:
-        """Returns the log weight of a participation at each step, shape [n]."""
+        """Returns the log of a participation's weight in `w_S` at each step, [n]."""
         moved = 0.5 * tilt.scale * (tilt.scale - 1.0) / self.noise**2
         return moved * self.passes.squares
 

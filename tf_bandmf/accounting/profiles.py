@@ -30,7 +30,7 @@ _LENGTHS, _BISECTIONS = 512, 60
 def pair_profile(epsilon: float, delta: float) -> Profile:
     """Returns a profile that holds for any (epsilon, delta)-DP mechanism.
 
-    The profile is the one of the worst such mechanism, which reveals everything with
+    The profile is that of the worst such mechanism, which reveals everything with
     probability delta and otherwise performs randomized response (Kairouz, Oh,
     Viswanath, 2015, arXiv:1311.0776, Theorem 3.3).
     """

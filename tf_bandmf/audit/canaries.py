@@ -194,7 +194,7 @@ class GradientCanaries:
         return self.sums() + self.plan.noise_stddev * noise
 
     def _rehearsed_threshold(self, confidence: float) -> float:
-        """Returns the best threshold for another run, simulated with its own coins."""
+        """Returns the best threshold of a simulated run with independent coins."""
         other = GradientCanaries.for_plan(
             self.plan,
             self.num_parameters,
@@ -296,7 +296,7 @@ def sampled_patterns(
     """Samples the steps at which each canary takes part.
 
     The participation's sampler draws the steps. The canaries are the first examples of
-    a data set. If there are more canaries than examples, the batches of further data
+    a data set. If there are more canaries than examples, the batches of additional data
     sets are sampled, too.
 
     Returns:

@@ -275,7 +275,7 @@ def compare(
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
-      ArithmeticError: if the list has one mechanism, whose numbers cannot be computed.
+      ArithmeticError: if the only mechanism in the list cannot be computed.
     """
 
     def one(sampling: str | Participation | None) -> Comparison:
@@ -380,7 +380,7 @@ class Search:
         Raises:
           ValueError: if the list is empty, if a name is unknown, or if no mechanism has
             a row.
-          ArithmeticError: if the list has one mechanism, which cannot be computed.
+          ArithmeticError: if the only mechanism in the list cannot be computed.
         """
         if mechanisms is None:
             is_simulated = self.data.sampling.is_simulated

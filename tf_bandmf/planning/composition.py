@@ -18,7 +18,7 @@ runs.
 Every other release is represented by a privacy loss that dominates it (Zhu, Dong, Wang,
 2022, arXiv:2106.08567, Theorem 10). If the exact privacy loss of the release is known,
 it is used: it comes from `accounting.tilted` for Gaussian queries on samples, or from
-dp-accounting's deltas for an event. Otherwise, the privacy loss is the one of the worst
+dp-accounting's deltas for an event. Otherwise, the privacy loss is that of the worst
 mechanism that satisfies all known bounds: a pair (epsilon, delta) (Kairouz, Oh,
 Viswanath, 2015, arXiv:1311.0776, Theorem 3.3), a rho, or, for a run, the Gaussian
 mechanism without amplification. The rhos of several releases are added (Bun and
@@ -251,7 +251,7 @@ class Release:
         return replaced and self.adjacency == "zero-out"
 
     def stated(self, replaced: bool) -> tuple[float, float] | None:
-        """Returns the (epsilon, delta) of the release for one adjacency, or None."""
+        """Returns the stated (epsilon, delta) for one adjacency, or None if unknown."""
         if self.epsilon is None or not self.is_doubled(replaced):
             return None if self.epsilon is None else (self.epsilon, self.delta)
         # A replacement is two zero-outs, so group privacy applies.
@@ -433,7 +433,7 @@ class JointGuarantee:
         return Guarantee(delta=delta, **best._asdict(), **others)  # type: ignore[arg-type]
 
     def bound_at(self, delta: float) -> Bound | None:
-        """Returns the best bound at delta (epsilon may be <= 0), or None if unknown.
+        """Returns the best epsilon at delta (perhaps <= 0), or None if none is known.
 
         Raises:
           ValueError: if delta is not in (0, 1).

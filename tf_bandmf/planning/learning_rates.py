@@ -145,7 +145,7 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
 def expected_share(
     noise: float, num_parameters: int, num_steps: int, l2_norm_clip: float = 1.0
 ) -> float:
-    """Returns a model's expected improvement as a share of the one without privacy.
+    """Returns a model's expected improvement, as a share of that without privacy.
 
     The share is P / (P + 0.12 sqrt(k d)), where P is the `progress` with the
     recommended learning rate for classification, and k is the result of `_excess`. The
