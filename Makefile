@@ -137,7 +137,7 @@ lint: .venv/.installed
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
-	.venv/bin/lint-imports
+	PYTHONPATH=federated .venv/bin/lint-imports
 	.venv/bin/python docs/count_house.py --check
 
 format: .venv/.installed

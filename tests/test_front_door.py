@@ -1,9 +1,6 @@
 """Which packages `import tf_bandmf` and the command line load; public names."""
 
-import importlib
-import inspect
 import pathlib
-import pkgutil
 import re
 import subprocess
 import sys
@@ -64,18 +61,3 @@ def test_the_public_names_exist():
     assert sorted(listed) == sorted(tf_bandmf.__all__)
     with pytest.raises(AttributeError, match="no attribute 'magic'"):
         tf_bandmf.magic  # noqa: B018
-
-
-def test_no_name_is_both_a_module_and_a_function():
-    packages = [tf_bandmf.__name__] + [
-        actual.name
-        for actual in pkgutil.walk_packages(tf_bandmf.__path__, "tf_bandmf.")
-        if actual.ispkg and ".keras" not in actual.name
-    ]
-    for name in packages:
-        package = importlib.import_module(name)
-        for actual in pkgutil.iter_modules(package.__path__):
-            attribute = getattr(package, actual.name, None)
-            assert attribute is None or inspect.ismodule(attribute), (
-                f"{name}.{actual.name} is a module and {attribute}"
-            )

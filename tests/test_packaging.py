@@ -68,14 +68,3 @@ def test_the_sdist_can_be_built_from(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "setup.py", "README.md", "LICENSE"} <= names
     assert not any("__pycache__" in name or name.endswith(".npz") for name in names)
-
-
-@pytest.mark.slow
-def test_twine_accepts_both(built):
-    pytest.importorskip("twine")
-    paths = [str(path) for path in built[2].iterdir()]
-    subprocess.run(
-        [sys.executable, "-m", "twine", "check", "--strict", *paths],
-        check=True,
-        capture_output=True,
-    )

@@ -74,8 +74,6 @@ def test_record_that_cannot_be_is_refused():
     ("fields", "message"),
     [
         ((9, 2, None, 2, 3), "no client took part twice"),
-        ((9, 2, 3, 1, 2), "no client took part twice"),
-        ((9, 2, 0, 2, 3), "num_rounds must leave room"),
         ((9, 2, 5, 3, 4), "num_rounds must leave room"),
     ],
 )

@@ -120,19 +120,3 @@ def test_selection_is_uniform_among_the_eligible(ledger, monkeypatch):
     assert not resting & set(counts)
     # 4000 choices among 8 devices: 500 each, with a standard deviation of 20.
     assert len(counts) == 8 and all(abs(n - 500) < 100 for n in counts.values())
-
-
-def test_of_many_devices_the_eligible_are_estimated(ledger, monkeypatch):
-    monkeypatch.setattr(cohorts_module, "_LOOKED_UP", 50)
-    generator = random.Random(5)
-    monkeypatch.setattr(random, "Random", lambda seed: generator)
-    names = [str(i) for i in range(1000)]
-    cohorts = make(ledger, names, b=5, k=9)
-    begin(cohorts, ledger, 500)
-    actual = cohorts.select(1, 10)
-    assert actual.available == 1000 and 200 < actual.eligible < 800
-
-
-def test_what_cannot_be_is_refused(ledger):
-    with pytest.raises(ValueError, match="over_selection"):
-        make(ledger, over_selection=0.9)

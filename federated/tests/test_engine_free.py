@@ -1,6 +1,5 @@
 """Engine-independent modules import no engine."""
 
-import ast
 import importlib
 import pathlib
 import subprocess
@@ -65,34 +64,3 @@ def test_what_needs_the_engine_says_so():
         pytest.skip("TensorFlow Federated is here")
     with pytest.raises(ModuleNotFoundError, match="tensorflow_federated"):
         tf_bandmf_federated.build_fed_avg  # noqa: B018
-
-
-# Layers, from engines down to devices: a file imports only files of lower layers.
-LAYERS = [
-    "flower tff",
-    "averaging rounds",
-    "cohorts round_noise server_optimizers",
-    "ledger health report",
-    "accounting ledger_lock state_rows",
-    "device_store exact_sum",
-    "clipping device_policy",
-    "eligibility large_vectors plan_checks",
-    "__init__",
-    "_version",
-]
-
-
-def test_files_import_only_what_is_below_them():
-    root = ROOT
-    layer = {name: i for i, line in enumerate(LAYERS) for name in line.split()}
-    files = {path.stem for path in root.iterdir() if path.suffix == ".py"}
-    assert set(layer) == {*files, "flower", "tff"}
-    for path in root.rglob("*.py"):
-        place = path.relative_to(root).with_suffix("").parts[0]
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if not isinstance(node, ast.ImportFrom):
-                continue
-            package, _, module = (node.module or "").partition(".")
-            if package == "tf_bandmf_federated":
-                below = (module or node.names[0].name).split(".")[0]
-                assert below == place or layer[below] > layer[place], (path, below)

@@ -1,40 +1,13 @@
-"""Results from several threads keep their order, and work stops after an error."""
+"""A forked process has threads of its own, and its results are in order."""
 
-import itertools
 import os
 import signal
 import threading
 
-import numpy as np
-import pytest
 from forks import in_a_child
 
 from tf_bandmf_federated import large_vectors
-from tf_bandmf_federated.large_vectors import ahead, in_chunks
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request, monkeypatch):
-    monkeypatch.setattr(large_vectors, "_THREADS", request.param)
-    return request.param
-
-
-@pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_every_number_comes_once_and_in_order(threads, chunk, monkeypatch):
-    monkeypatch.setattr(large_vectors, "_CHUNK", chunk)
-    sizes = [3, 0, 9, 1, 1, 1, 20]
-    numbers = [np.arange(size) + 100 * i for i, size in enumerate(sizes)]
-    results = [np.zeros([size, 1]) for size in sizes]
-
-    def work(part, out):
-        out[:] = -part
-        return part.tolist()
-
-    actual = in_chunks(work, numbers, results)
-    assert len(actual) == sum(-(-size // chunk) for size in sizes)
-    assert list(itertools.chain(*actual)) == np.concatenate(numbers).tolist()
-    for array, result in zip(numbers, results):
-        np.testing.assert_array_equal(result[:, 0], -array)
+from tf_bandmf_federated.large_vectors import ahead
 
 
 def test_a_forked_process_has_threads_of_its_own(monkeypatch):

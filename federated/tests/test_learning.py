@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
-from linear import INPUT_SPEC, examples, model_fn
+from linear import examples, model_fn
 from plans import min_sep_plan
 
 import tf_bandmf
@@ -137,30 +137,6 @@ def test_metrics_of_training_are_released_on_demand_only():
     )
     output = process.next(process.initialize(), first_time(0))
     assert output.metrics["client_work"]["train"]["num_examples"] == 8
-
-
-def test_functional_models():
-    @tf.function
-    def predict(weights, x, training):
-        return x @ weights[0][0] + weights[0][1]
-
-    @tf.function
-    def loss(output, label, sample_weight=None):
-        return tf.reduce_mean(tf.square(output - label))
-
-    model = tff.learning.models.FunctionalModel(
-        initial_weights=(
-            (np.zeros([3, 1], np.float32), np.zeros([1], np.float32)),
-            (),
-        ),
-        predict_on_batch_fn=predict,
-        loss_fn=loss,
-        input_spec=INPUT_SPEC,
-    )
-    process = build_fed_avg(model, make_plan(), OPTIMIZER, clients_per_round=3)
-    actual, _ = run(process, [first_time(0, 1)])
-    expected, _ = run(in_state(), [first_time(0, 1)])
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-3)
 
 
 def test_wrong_arguments():

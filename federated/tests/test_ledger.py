@@ -240,20 +240,6 @@ def connecting(statement):
     return connect
 
 
-def test_a_file_that_another_program_has_locked_is_not_called_damaged(
-    path, monkeypatch
-):
-    rounds_of(path)
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    monkeypatch.setattr(sqlite3, "connect", connecting("PRAGMA busy_timeout = 10"))
-    with pytest.raises(BlockingIOError, match="Another program"):
-        Ledger(path, RUN)
-    other.execute("ROLLBACK")
-    other.close()
-    assert rounds_of(path) == []
-
-
 @pytest.mark.parametrize(
     "statement, match",
     [("PRAGMA max_page_count = 1", "full"), ("PRAGMA query_only = 1", "readonly")],

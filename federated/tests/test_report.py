@@ -8,7 +8,6 @@ from plans import min_sep_plan
 
 from tf_bandmf_federated import (
     MeasuredParticipation,
-    OperatorStatements,
     measured_guarantee,
     write_report,
 )
@@ -131,15 +130,6 @@ def test_test_seed_is_no_privacy(report):
     text = report(dataclasses.replace(PLAN, test_seed=1), AS_PLANNED)
     assert text.splitlines()[2].startswith("**NO PRIVACY.**")
     assert "NO PRIVACY" not in report(PLAN, AS_PLANNED)
-
-
-def test_what_only_the_operator_knows_is_marked(report):
-    assert report(PLAN, AS_PLANNED).count("not stated by the operator") == 5
-    fields = dataclasses.fields(OperatorStatements)
-    operator = OperatorStatements(**{f.name: f"Words on {f.name}." for f in fields})
-    text = report(PLAN, AS_PLANNED, operator=operator)
-    for field in fields:
-        assert text.count(f"as the operator states: Words on {field.name}.") == 1
 
 
 def test_nothing_is_written_of_a_run_in_which_nobody_took_part(tmp_path):

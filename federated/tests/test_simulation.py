@@ -97,33 +97,6 @@ def test_takes_client_data_of_tff_and_preprocesses_it(ledger):
         assert batches[0][0, 0] == data[name]["x"][0, 0]
 
 
-# --- Availability.
-
-
-@pytest.mark.parametrize(
-    "availability",
-    [
-        lambda t, name: 1.0,
-        lambda t, name: 0.3,
-        lambda t, name: name != "c000",
-        diurnal(8, peak=0.9, trough=0.1),
-    ],
-)
-def test_clients_are_there_as_often_as_they_should_be(availability):
-    # 2,000 rounds of 12 clients; with six standard deviations per client, the false-alarm
-    # rate is below 1e-7.
-    source, rounds = source_of(availability=availability), 2000
-    expected = np.array(
-        [[availability(t, name) for name in source.names] for t in range(rounds)], float
-    )
-    counts = collections.Counter()
-    for t in range(rounds):
-        counts.update(source.available(t))
-    actual = np.array([counts[name] for name in source.names])
-    deviation = np.sqrt((expected * (1 - expected)).sum(axis=0))
-    assert np.all(np.abs(actual - expected.sum(axis=0)) <= 6 * deviation + 1e-9)
-
-
 # --- Too few clients, too many, and wrong arguments.
 
 
@@ -158,20 +131,13 @@ def test_says_beforehand_that_there_are_too_few_clients(ledger, size, rounds, ne
 def test_wrong_arguments_are_refused():
     amplified = min_sep_plan("identity", N, B, K, sampling=tf_bandmf.Poisson(100, 10))
     for options, message in (
-        (dict(clients=[examples(0)]), "clients must be"),
         (dict(clients={}), "clients must not be empty"),
         (dict(clients={3: lambda: examples(0)}), "must be strings, found 3"),
-        (dict(on_shortage="wait"), "on_shortage must be one of"),
-        (dict(seed=-1), "seed must be"),
-        (dict(availability=0.5), "availability must be"),
         (dict(plan=amplified), "must have sampling=MinSep"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             source_of(**options)
     with pytest.raises(ValueError, match=r"probabilities in \[0, 1\]"):
         source_of(availability=lambda t, name: 1.5).available(0)
-    with pytest.raises(ValueError, match="rounds_per_day"):
-        diurnal(0)
-    for wrong in (dict(peak=0.2, trough=0.3), dict(peak=0), dict(spread=2.0)):
-        with pytest.raises(ValueError, match="trough in"):
-            diurnal(24, **wrong)
+    with pytest.raises(ValueError, match="trough in"):
+        diurnal(24, peak=0.2, trough=0.3)

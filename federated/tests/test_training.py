@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import importlib
-import json
 import signal
 import sqlite3
 import types
@@ -23,7 +21,6 @@ from tf_bandmf_federated import (
     SimulatedClients,
     build_fed_avg,
     ledger,
-    measure_participation,
     measured_guarantee,
     train_model,
 )
@@ -108,13 +105,6 @@ def train(path, process, models=None, metrics=None, source=None, dies=None, **mo
         )
 
 
-def cohorts_of(path):
-    """Returns the names of the devices of each round."""
-    with contextlib.closing(sqlite3.connect(path / LEDGER)) as database:
-        rows = database.execute("SELECT names FROM entries WHERE names IS NOT NULL")
-        return [json.loads(names) for (names,) in rows]
-
-
 def test_a_run_releases_every_model_and_measures_participation(tmp_path, process):
     models, metrics = Models(), Metrics()
     outcome = train(tmp_path, process, models, metrics=metrics)
@@ -154,43 +144,11 @@ def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
     assert [key for key, _ in metrics.releases] == list(range(1, N + 1))
 
 
-@pytest.mark.parametrize("change", ["data", "a client left", "told to skip"])
-def test_an_interrupted_round_goes_on_with_what_is_there(tmp_path, process, change):
-    before, after = Models(), Models()
-    with pytest.raises(Crash):
-        train(tmp_path, process, before, dies=("before", 2))
-    (*_, cohort) = cohorts_of(tmp_path)
-    other = make_source(PLAN, shift=0.5)
-    if change == "a client left":
-        other = make_source(PLAN)
-        other.names = tuple(name for name in other.names if name != cohort[0])
-    skip = change == "told to skip"
-    options = {"interrupted_round": "skip"} if skip else {}
-    outcome = train(tmp_path, process, after, source=other, **options)
-    assert [key for key, _ in before.releases + after.releases] == [1, 2, 3, 4, 5]
-    assert (after.releases[0][1] == before.releases[1][1]) == skip
-    # The interrupted round counts: its clients rest for b rounds.
-    cohorts = cohorts_of(tmp_path)
-    assert cohorts[2] == cohort and not set(cohort) & set(cohorts[3])
-    assert outcome.measured == dataclasses.replace(
-        measure_participation(dict(enumerate(cohorts))),
-        skipped_rounds=(2,) if skip else (),
-    )
-
-
 def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path, process):
     with pytest.raises(ValueError, match="More rounds need a new plan"):
         train(tmp_path, process, total_rounds=N + 1)
-    with pytest.raises(TypeError, match="build_fed_avg"):
-        train(tmp_path, "process")
-    with pytest.raises(TypeError, match="SimulatedClients"):
-        train(tmp_path, process, source=[1])
     with pytest.raises(ValueError, match="have the same plan"):
         train(tmp_path, build(make_plan(noise_multiplier=2.0)))
-    with pytest.raises(ValueError, match="interrupted_round"):
-        train(tmp_path, process, interrupted_round="retry")
-    with pytest.raises(ValueError, match="release_every"):
-        train(tmp_path, process, release_every=0)
 
 
 @pytest.mark.invariant(10)

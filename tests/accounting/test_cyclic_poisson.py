@@ -1,67 +1,13 @@
 """Cyclic Poisson sampling: published values, special cases, properties, misuse."""
 
-import dp_accounting
 import floors
 import numpy as np
 import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting import event_losses, gaussian
 from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
-
-
-@pytest.mark.slow_cases("1000-0.01-1.0-1e-05-1.41463")
-@pytest.mark.parametrize(
-    "queries, probability, epsilon, delta, noise",
-    [
-        # DP-SGD with 1000 steps, q = 0.01: jax_privacy finds 1.41463.
-        (1000, 0.01, 1.0, 1e-5, 1.41463),
-        # Banded, 1000 steps, 10 parts, k = 10 (q = 0.1): jax_privacy finds 3.94165.
-        (100, 0.1, 1.0, 1e-5, 3.94165),
-    ],
-)
-def test_values_of_jax_privacy(queries, probability, epsilon, delta, noise):
-    accountant = CyclicPoissonAccountant(queries, probability)
-    actual = accountant.calibrate(epsilon, delta).noise_stddev
-    assert actual == pytest.approx(noise, rel=1e-4)
-    assert accountant.delta(epsilon, actual) <= delta
-    assert accountant.epsilon(delta, actual) == pytest.approx(epsilon, rel=1e-3)
-
-
-def test_event_has_ceil_of_n_over_b_queries_of_the_largest_column_norm():
-    strategy = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 11)
-    accountant = CyclicPoissonAccountant.of_strategy(strategy, 4, 0.3)
-    assert accountant.num_queries == 3
-    assert accountant.column_norm == pytest.approx(np.sqrt(1.3125))
-    event = accountant.event(2.0 * accountant.column_norm)
-    assert event.count == 3 and event.event.sampling_probability == 0.3
-    assert event.event.event == dp_accounting.GaussianDpEvent(2.0)
-
-
-@pytest.mark.parametrize(
-    "build, message",
-    [
-        (
-            lambda: CyclicPoissonAccountant.of_strategy(
-                matrices.ToeplitzBanded(np.ones(5), 20), 4, 0.1
-            ),
-            "num_parts >= 5, fewer bands, or BallsInBins",
-        ),
-        (
-            lambda: CyclicPoissonAccountant.of_strategy(
-                strategies.lambda_cgd(20, 0.5).matrix, 4, 0.1
-            ),
-            "Use BallsInBins",
-        ),
-        (lambda: CyclicPoissonAccountant(3, 1.1), "sampling_probability must be"),
-        (lambda: CyclicPoissonAccountant(3, 0.1).delta(1.0, np.nan), "finite"),
-    ],
-)
-def test_overlapping_participations_and_impossible_numbers_are_refused(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
 
 
 class TestFixedSize:
@@ -82,13 +28,6 @@ class TestFixedSize:
         assert delta * 0.998 < exact.get_delta_for_epsilon(1.0) < delta * 1.0001
         assert fixed.epsilon(delta, noise) == pytest.approx(1.0, rel=1e-3)
         fixed.validate(noise, actual.guarantee)
-
-    def test_replacing_counts_twice(self):
-        fixed = CyclicFixedSizeAccountant(7, 1000, 20)
-        event = fixed.event(3.0)
-        assert event.count == 7 and event.event.event.noise_multiplier == 1.5
-        assert event.event.source_dataset_size == 1000
-        assert event.event.sample_size == 20
 
     def test_where_sampling_does_not_help_the_gaussian_mechanism_counts(self):
         for batch in (9, 10):
@@ -111,14 +50,6 @@ class TestFixedSize:
             floor = floors.replaced_step(q, noise, epsilon)
             assert floor >= floors.one_step(q, noise, epsilon)
             assert actual >= floor or floor < 1e-290
-
-    def test_impossible_batches_and_strategies_without_bands_are_refused(self):
-        with pytest.raises(ValueError, match="batch_size must be"):
-            CyclicFixedSizeAccountant(10, 10, 11)
-        with pytest.raises(ValueError, match="BallsInBins"):
-            CyclicFixedSizeAccountant.of_strategy(
-                strategies.lambda_cgd(20, 0.5).matrix, 4, 10, 2
-            )
 
 
 def replaced_loss(probability, noise, interval):

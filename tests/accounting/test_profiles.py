@@ -42,8 +42,3 @@ def test_the_loss_is_a_distribution_in_both_directions():
         below, above = loss.get_delta_for_epsilon([-epsilon, epsilon])
         expected = 1.0 - math.exp(-epsilon) + math.exp(-epsilon) * above
         assert below == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_profile_that_is_none_is_refused():
-    with pytest.raises(ArithmeticError, match="values must be in"):
-        profiles.dominating_loss(lambda epsilons: np.full_like(epsilons, np.nan), 1e-3)

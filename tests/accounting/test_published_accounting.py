@@ -44,26 +44,3 @@ def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
     actual = CyclicPoissonAccountant(queries, sampler.sampling_probability)
     noise = actual.calibrate(epsilon, 1e-6).noise_stddev
     assert noise == pytest.approx(published * math.sqrt(6), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "epsilon, published",
-    [(1, 4.22468), (2, 2.23048), (4, 1.19352), (8, 0.65294), (16, 0.36861)],
-)
-def test_table_4_of_amplified_banded_mf(epsilon, published):
-    """The values equal the rows of Table 5 without amplification.
-
-    At epsilon = 16, this is the row b = n = 2052.
-    """
-    noise = gaussian.calibrate_noise_stddev(epsilon, 1e-6)
-    assert noise == pytest.approx(published, rel=2e-5)
-    strategy = strategies.identity(2052)
-    made = tf_bandmf.plan(
-        strategy,
-        sampling=tf_bandmf.MinSep(342, 6),
-        num_steps=2052,
-        epsilon=epsilon,
-        delta=1e-6,
-    )
-    assert made.noise_multiplier == pytest.approx(noise, rel=1e-9)
-    assert made.noise_stddev == pytest.approx(noise * math.sqrt(6), rel=1e-6)

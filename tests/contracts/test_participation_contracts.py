@@ -45,13 +45,6 @@ def test_it_is_rebuilt_from_its_configuration(participation):
         participation.num_examples = 1
 
 
-def test_it_describes_itself_in_whole_sentences(participation):
-    for text in (participation.describe(), participation.amplification()):
-        assert text.endswith(".") and text[0].isupper()
-    claims_nothing = participation.amplification().startswith("No amplification")
-    assert claims_nothing != participation.is_amplified
-
-
 def test_it_has_a_sampler_or_says_that_the_caller_samples(participation, plan):
     if participation.has_schedule:
         assert participation.sampler(words(0)).example_indices(0).dtype == np.int64

@@ -221,13 +221,7 @@ def test_what_is_not_meant_is_refused(file_ledger, tmp_path):
     with pytest.raises(LedgerError, match="no ledger"):
         tf_bandmf.Ledger(f"sqlite:///{tmp_path}/typo.db", create=False)
     assert not (tmp_path / "typo.db").exists()
-    for arguments in (
-        {"epsilon": 1.0},
-        {"epsilon": 0.0, "delta": 1e-6},
-        {"epsilon": 1.0, "delta": 1e-6, "rho": 1.0},
-        {"rho": 1.0, "delta": 1e-6},
-        {},
-    ):
+    for arguments in ({"epsilon": 1.0}, {"epsilon": 0.0, "delta": 1e-6}, {}):
         with pytest.raises(ValueError):
             ledger.set_budget("patients", **arguments)
 

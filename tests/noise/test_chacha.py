@@ -10,9 +10,8 @@ from small_plans import small_plan
 import tf_bandmf
 from tf_bandmf import noise, strategies, workloads
 from tf_bandmf.noise.chacha import chacha20, chacha20_blocks
-from tf_bandmf.noise.keys import KEY_WORDS, NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import source_of
-from tf_bandmf.planning import memory, statement
 
 KEY = NoiseKey.for_testing(0)
 # RFC 8439, appendix A.1: key, block counter, first word of the nonce, keystream.
@@ -65,16 +64,6 @@ def test_words_are_the_keystream_in_order_across_32_bits_of_counter():
     np.testing.assert_array_equal(words.ravel(), keystream[start : start + 80])
     many = source_of(tf.constant(key)).in_a_row(tf.constant(key), counters[0], 20)
     np.testing.assert_array_equal(many.numpy().view(np.uint32), words)
-
-
-@pytest.mark.slow
-def test_normals_agree_with_and_without_xla_and_a_shard_is_a_part():
-    key = tf.constant(KEY.step_keys(1, "chacha20")[0])
-    compiled = noise.standard_normals(key, 3 * 4096)
-    plain = noise.standard_normals(key, 3 * 4096, jit_compile=False)
-    np.testing.assert_allclose(plain, compiled, atol=1e-6)
-    part = noise.standard_normals(key, 4096, first_block=2, jit_compile=False)
-    np.testing.assert_array_equal(part, plain[2 * 4096 :])
 
 
 @pytest.mark.slow
@@ -141,9 +130,3 @@ def test_the_generator_is_part_of_the_plan(tmp_path):
     assert plan.memory(10).key_bytes == 2 * default.memory(10).key_bytes
     with pytest.raises(ValueError, match="generator must be one of philox, chacha20"):
         make_plan(generator="aes-ctr")
-
-
-def test_the_generators_are_known_everywhere():
-    assert set(KEY_WORDS) == set(statement.GENERATORS) == set(memory.STEP_BYTES)
-    for generator, words in KEY_WORDS.items():
-        assert memory.STEP_BYTES[generator] == 8 * words + 8

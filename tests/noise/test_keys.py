@@ -35,8 +35,3 @@ def test_a_key_hides_and_does_not_travel():
     for leak in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="secret"):
             leak(key)
-
-
-def test_a_short_key_is_refused():
-    with pytest.raises(ValueError, match="32 bytes"):
-        NoiseKey(b"short")

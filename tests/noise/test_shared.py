@@ -35,27 +35,3 @@ def forgets_its_caller(function: Callable[..., Any]) -> bool:
 def test_the_graph_of_a_caller_is_forgotten():
     assert forgets_its_caller(shared_function(doubled))
     assert forgets_its_caller(shared_function(doubled, jit_compile=True))
-
-
-def test_one_trace_serves_all_callers():
-    traces = []
-
-    @shared_function
-    def counted(value: tf.Tensor, times: int) -> tf.Tensor:
-        traces.append(times)
-        return value * times
-
-    for _ in range(3):
-        caller = tf.function(lambda value: counted(value, 2), autograph=False)
-        assert float(caller(tf.constant(3.0))) == 6.0
-    assert float(counted(tf.constant(3.0), 2)) == 6.0
-    assert traces == [2]
-
-
-def test_a_variable_is_read_when_the_function_runs():
-    variable = tf.Variable([1.0, 2.0])
-    second = shared_function(lambda of: of[1], jit_compile=True)
-    caller = tf.function(lambda: second(variable), autograph=False)
-    assert float(caller()) == 2.0
-    variable.assign([1.0, 3.0])
-    assert float(caller()) == 3.0

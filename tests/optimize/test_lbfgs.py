@@ -43,54 +43,6 @@ def test_a_failed_line_search_is_reported():
     assert result.gradient_norm == pytest.approx(1.0)
 
 
-def test_the_certificate_stops_the_optimization(in_bowl):
-    options = lbfgs.Options(gap_tolerance=0.5)
-    result = in_bowl(np.zeros(3), 1.0, gap=lambda x: 0.25, options=options)
-    assert result.converged and result.num_iterations == 0
-    assert "certified gap" in result.message
-    assert result.optimality_gap == 0.25
-
-
-def test_a_gap_that_is_met_at_the_end_counts(in_bowl):
-    def gap(x):
-        return 0.5 if np.all(x == 0.0) else 0.0
-
-    options = lbfgs.Options(max_iterations=1)
-    result = in_bowl(np.zeros(3), 1.0, gap=gap, options=options)
-    assert result.converged and "certified gap" in result.message
-    assert result.optimality_gap == 0.0
-
-
-def test_xla_finds_the_same_value_and_gradient():
-    def loss(x):
-        return tf.math.log(tf.reduce_sum(tf.scan(lambda a, b: 0.5 * a + b, x**2)))
-
-    position = tf.constant(np.linspace(-1.0, 2.0, 50))
-    plain = lbfgs.value_and_gradient(loss, 50)(position)
-    compiled = lbfgs.value_and_gradient(loss, 50, by_xla=True)(position)
-    for one, other in zip(plain, compiled):
-        np.testing.assert_allclose(one, other, rtol=1e-13)
-
-
-def test_a_start_without_a_finite_objective_is_refused():
-    with pytest.raises(ValueError, match="must be finite and > 0 at the start"):
-        lbfgs.Minimizer(lambda x: tf.math.log(tf.reduce_sum(x)), 2).minimize(
-            -np.ones(2), 1.0, lbfgs.Options()
-        )
-
-
-@pytest.mark.parametrize(
-    "argument, value",
-    [
-        ("max_iterations", -1),
-        ("gradient_tolerance", float("nan")),
-    ],
-)
-def test_invalid_options_are_refused(argument, value):
-    with pytest.raises(ValueError, match=f"{argument} must be"):
-        lbfgs.Options(**{argument: value})
-
-
 _WITHOUT_TF_KERAS = """
 import sys
 

@@ -24,14 +24,3 @@ def test_support_lies_below_the_reduction(objective):
         assert weights @ other + offset <= value + 1e-12
     at_errors = float(objective.reduction(tf.constant(errors)))
     np.testing.assert_allclose(weights @ errors + offset, at_errors, rtol=1e-12)
-
-
-def test_unknown_objectives_are_refused():
-    with pytest.raises(ValueError, match="objective must be"):
-        objectives.resolve("median")
-    with pytest.raises(TypeError, match="objective must be"):
-        objectives.resolve(3)
-
-
-def test_a_function_is_not_assumed_to_be_convex():
-    assert not objectives.resolve(lambda v: tf.reduce_sum(tf.sqrt(v))).is_convex

@@ -1,10 +1,5 @@
 """The table of mechanisms, and the plan of its best row."""
 
-import dataclasses
-import json
-import logging
-import math
-
 import numpy as np
 import pytest
 
@@ -48,37 +43,12 @@ def test_rows_say_what_a_mechanism_costs_and_how_it_was_found(table):
     assert table.best().rmse <= 1.01 * min(row.rmse for row in table)
 
 
-def test_text_and_records(table):
-    text = str(table)
-    assert text.startswith("prefix workload, 60 steps, noise multiplier 1.")
-    lines = text.split("\n")
-    assert len(lines) == 3 + len(table) and lines[-1] == table.reason
-    assert any("<=" in line for line in lines if line.startswith("dense"))
-    assert not any("<=" in line for line in lines if line.startswith("bsr"))
-    records = json.loads(json.dumps(table.to_records(), allow_nan=False))
-    assert [record["mechanism"] for record in records][:-2] == NAMES
-    assert all(math.isfinite(record["seconds"]) for record in records)
-    with pytest.raises(KeyError, match="mechanism must be one of"):
-        table["nothing"]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        table.rows[0].rmse = 0.0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"mechanisms": []}, "at least one of amplified, banded, .*, found \\[\\]"),
-        ({"mechanisms": ["identity:3"]}, "takes no value"),
-        ({"mechanisms": ["bsr:four"]}, "bsr takes bands as its value"),
         ({"mechanisms": ["bsr:61"]}, "bands must be .* from 1 to num_steps = 60"),
-        ({"mechanisms": ["tree:normalized"]}, "has no normalized variant"),
-        ({"mechanisms": ["blt:0"]}, "num_buffers must be a whole number from 1 to 10"),
         ({"mechanisms": ["bsr:4"], "max_memory_vectors": 2}, "found 3"),
-        ({"max_memory_vectors": -1}, "max_memory_vectors must be"),
-        ({"objective": "median"}, "objective must be"),
-        ({"sampling": MinSep(61)}, "min_separation must be <= num_steps"),
-        ({"delta": 1e-5}, "exactly one of epsilon and noise_multiplier"),
-        ({"epsilon": 2.0}, "delta is missing"),
     ],
 )
 def test_wrong_arguments_are_refused(options, message):
@@ -138,35 +108,6 @@ def test_a_mechanism_whose_simulation_overflows_for_large_gamma_is_compared():
     assert all(row.rmse < other.rmse for other in others)
 
 
-@pytest.mark.slow
-def test_doubling_epsilon_doubles_the_bands_and_doubling_epochs_halves_them():
-    """Tries the setting of arXiv:2405.15913, Fig. 3b: normalized Toeplitz, 4,096 steps."""
-    names = [f"toeplitz:{2**i}:normalized" for i in range(2, 8)]
-
-    def best(epochs, epsilon):
-        table = tf_bandmf.compare(
-            names,
-            epsilon=epsilon,
-            delta=1e-6,
-            num_examples=4096 * 100 // epochs,
-            batch_size=100,
-            epochs=epochs,
-            sampling="cyclic-poisson",
-            max_memory_vectors=127,
-        )
-        return min(table, key=lambda row: row.rmse).bands
-
-    bands = {(k, eps): best(k, eps) for k in (4, 8, 16) for eps in (1.0, 2.0)}
-    assert bands == {
-        (4, 1.0): 32,
-        (4, 2.0): 64,
-        (8, 1.0): 16,
-        (8, 2.0): 32,
-        (16, 1.0): 8,
-        (16, 2.0): 16,
-    }
-
-
 HONEST_ACCOUNTANT = BallsInBins.accountant
 
 
@@ -185,21 +126,14 @@ def test_a_row_that_fails_does_not_end_a_comparison(monkeypatch):
     assert [row.mechanism for row in table.rows] == ["identity"]
     assert list(table.excluded) == ["lambda_cgd:0.5", "bisr:2"]
     assert str(table).count("The accountant lost itself.") == 2
-    # If every mechanism fails, the reason is raised as an error.
-    with pytest.raises(ArithmeticError, match="lost itself"):
-        tf_bandmf.compare(names[:1], **use)
-    with pytest.raises(ValueError, match=r"No mechanism can be used.*bisr:2: The acc"):
-        tf_bandmf.compare([names[0], names[2]], **use)
 
 
 @pytest.mark.slow_cases("cyclic-fixed-size")
 @pytest.mark.parametrize("last", ["balls-in-bins", "cyclic-fixed-size"])
-def test_samplings_are_compared_in_one_table(last, caplog):
+def test_samplings_are_compared_in_one_table(last):
     use = {"num_examples": 320, "batch_size": 32, "epochs": 4, **BUDGET}
     samplings = ["fixed-order", "poisson", last]
-    with caplog.at_level(logging.INFO, logger="tf_bandmf"):
-        table = tf_bandmf.compare(["identity", "bisr:4"], sampling=samplings, **use)
-    assert "comparing bisr:4" in [record.message for record in caplog.records]
+    table = tf_bandmf.compare(["identity", "bisr:4"], sampling=samplings, **use)
     # Poisson sampling amplifies only identity; samplings with other adjacencies are
     # omitted.
     assert "bisr:4, poisson" in table.excluded
@@ -211,10 +145,6 @@ def test_samplings_are_compared_in_one_table(last, caplog):
         assert alone.rmse == pytest.approx(row.rmse, rel=1e-2)
     best = table.best()
     assert f"Chosen: {best.mechanism} ({best.sampling})," in str(table)
-    with pytest.raises(ValueError, match="No sampling can be used"):
-        tf_bandmf.compare(["tree"], sampling=["poisson", "cyclic-poisson"], **use)
-    with pytest.raises(ValueError, match="sampling must be one or more names"):
-        tf_bandmf.compare(["tree"], sampling=[], **use)
 
 
 def test_long_runs_compare_drafts_and_build_the_chosen_one_in_full(monkeypatch):

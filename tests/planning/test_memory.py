@@ -40,12 +40,3 @@ def test_the_generator_keeps_what_is_said(name, keep_normals):
     assert needed.vectors == generator.memory_vectors
     assert needed.buffer_bytes == 4 * generator.memory_vectors * 100_000
     assert needed.vectors + needed.regenerations_per_step == 4
-
-
-def test_a_plan_says_what_it_needs():
-    needed = plan_of("bsr:5").memory(1_000_000, num_devices=2)
-    assert needed.bytes_per_device == 4 * 4 * 500_000 + (16 + 8) * 100
-    assert str(needed) == (
-        "The noise stores 4 vectors of 1,000,000 numbers: 8 MB on each of 2 devices, and "
-        "keys of 2.4 kB."
-    )

@@ -1,6 +1,5 @@
 """`plan`: the noise for a budget, with its strategy, files and fingerprint."""
 
-import json
 import warnings
 
 import numpy as np
@@ -28,42 +27,11 @@ def test_calibration_is_on_the_safe_side(mechanism):
     np.testing.assert_allclose(plan.zcdp_rho, 0.5 / plan.noise_multiplier**2)
 
 
-def test_noise_multiplier_instead_of_epsilon():
-    plan = tf_bandmf.plan("identity", noise_multiplier=1.0, delta=1e-5, **DATA)
-    np.testing.assert_allclose(plan.epsilon, gaussian.gaussian_epsilon(1.0, 1e-5))
-
-
 def test_expected_batch_size_is_the_mean_over_an_epoch():
     plan = tf_bandmf.plan(
         "identity", **BUDGET, num_examples=100, batch_size=30, epochs=2
     )
     assert plan.expected_batch_size == 25.0
-
-
-def test_save_and_load(tmp_path):
-    """Saves a plan with a schedule; tests/contracts tries all families and samplings."""
-    plan = tf_bandmf.plan(
-        "lambda_cgd",
-        **BUDGET,
-        **DATA,
-        workload=workloads.momentum_sgd(50, 0.5, 1.0, np.linspace(1, 0.1, 50)),
-    )
-    path = str(tmp_path / "plan.json")
-    plan.save(path)
-    again = tf_bandmf.Plan.load(path)
-    assert again.fingerprint == plan.fingerprint
-    assert again.noise_stddev == plan.noise_stddev
-    assert str(again.statement()) == str(plan.statement())
-
-
-def test_a_changed_file_is_refused(tmp_path):
-    path = tmp_path / "plan.json"
-    tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA).save(str(path))
-    content = json.loads(path.read_text())
-    content["plan"]["l2_norm_clip"] = 0.5
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="does not match the plan"):
-        tf_bandmf.Plan.load(str(path))
 
 
 def test_fingerprint_changes_with_every_privacy_relevant_field():

@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 from small_plans import small_plan
 
-import tf_bandmf
-from tf_bandmf import MinSep
-
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
@@ -61,21 +58,6 @@ def test_heat_maps_have_the_entries_of_both_matrices(plans):
         plots.strategy_matrix(strategy, rows=0)
 
 
-def test_comparison_bars_are_sorted():
-    names = ["identity", "bsr:4", "lambda_cgd:0.9"]
-    table = tf_bandmf.compare(names, num_steps=STEPS, sampling=MinSep(10))
-    axes = plots.comparison_bars(table)
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels[-1] == table.best().mechanism and set(labels) == set(names)
-    rmse, largest = axes.containers
-    for bars, field in ((rmse, "rmse"), (largest, "max_se")):
-        assert [bar.get_width() for bar in bars] == [
-            getattr(table[name], field) for name in labels
-        ]
-    assert legend(axes) == ["RMSE", "max SE"]
-    assert "units of the clip norm" in axes.get_xlabel()
-
-
 def test_per_step_error_is_the_librarys(plans):
     axes = plots.per_step_error(plans)
     assert legend(axes) == list(plans)
@@ -100,19 +82,6 @@ def test_epsilon_of_delta_falls_through_the_planned_point(plans):
     assert (point.get_xdata()[0], point.get_ydata()[0]) == (1e-5, 4.0)
     assert axes.get_xscale() == "log"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("δ", "ε")
-
-
-def test_training_curves_are_means_over_runs():
-    runs = {"a": [[0.1, 0.3], [0.3, 0.5]], "b": [[0.2, 0.2]]}
-    axes = plots.training_curves(runs)
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.2, 0.4])
-    np.testing.assert_allclose(axes.lines[1].get_ydata(), [0.2, 0.2])
-    # The standard error of two runs is half of their difference.
-    (band,) = axes.collections
-    assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(0.1)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "test accuracy")
-    with pytest.raises(ValueError, match="the same number of epochs"):
-        plots.training_curves({"a": [[0.1], [0.1, 0.2]]})
 
 
 def test_the_overview_of_a_plan(plans):

@@ -4,7 +4,6 @@ import warnings
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from small_plans import small_plan
 
 import tf_bandmf
@@ -39,26 +38,12 @@ def test_order_depends_on_its_seed_only():
     assert order(0) == order(0) != order(1)
 
 
-def test_structures_and_weights():
-    inputs = {"a": np.zeros((20, 2)), "b": np.ones((20, 3))}
-    batch = next(iter(make_plan().batches(inputs, sample_weight=np.arange(20.0))))
-    assert batch["x"]["a"].shape == (5, 2)
-    assert batch["sample_weight"].shape == (5,)
-    assert "y" not in batch
-
-
 def test_wrong_data_are_refused():
     plan = make_plan()
     with pytest.raises(ValueError, match=r"20 examples, found x .*users="):
         plan.batches(np.zeros((21, 2)))
     with pytest.raises(ValueError, match="20 examples, found y of shape"):
         plan.batches(np.zeros((20, 2)), np.zeros(19))
-    mixed = np.array([["month", 1]] * 20, object)
-    with pytest.raises(TypeError, match=r"dict\(frame\)"):
-        plan.batches(mixed)
-    with pytest.raises(TypeError, match="arrays"):
-        plan.batches("images")
-    assert plan.batches(tf.data.Dataset.range(20)).num_steps == 12
     with pytest.raises(ValueError, match="step"):
         plan.batches(np.zeros(20)).example_indices(12)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rows import ByIndex, record_file
-from small_plans import schedule_for, small_plan
+from small_plans import schedule_for
 
 import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
@@ -91,24 +91,6 @@ CASES = [("tfrecord", FIXED), ("tfrecord", POISSON), ("indexed", POISSON)]
 CASES += [("memmap", SHUFFLED), ("several at once", SHUFFLED)]
 
 
-def test_parse_may_branch_on_tensors(tmp_path):
-    """AutoGraph converts only `parse`, which may therefore use `if` on tensors."""
-
-    def larger(record):
-        x, y = parse(record)
-        if y > 10:
-            x = 2.0 * x
-        return x, y
-
-    x, y = data()
-    examples = TFRecordExamples(write(tmp_path), larger)
-    schedule = schedule_for(FIXED, 18, 0, examples)
-    doubled = np.where(y[:, None, None] > 10, 2.0 * x, x)
-    expected = schedule_for(FIXED, 18, 0, doubled, y)
-    for batch, other in zip(schedule, expected, strict=True):
-        np.testing.assert_array_equal(batch["x"], other["x"])
-
-
 @pytest.mark.parametrize(
     ("kind", "participation"), CASES, ids=lambda case: getattr(case, "kind", case)
 )
@@ -127,14 +109,6 @@ def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
             np.testing.assert_array_equal(batch["x"], wanted["x"])
             np.testing.assert_array_equal(batch["y"], wanted["y"])
             assert int(batch["step"]) == int(wanted["step"])
-
-
-def test_an_empty_batch_from_disk_has_its_shape(tmp_path):
-    participation = tf_bandmf.Poisson(M, 1)
-    source = TFRecordExamples(write(tmp_path), parse)
-    schedule = schedule_for(participation, 40, 7, source).join(SEED)
-    shapes = {tuple(batch["x"].shape) for batch in schedule.dataset()}
-    assert (0, 2, 3) in shapes and len(shapes) > 2
 
 
 def test_schedule_id_covers_every_byte_and_no_file_names(tmp_path):
@@ -178,17 +152,9 @@ def test_unreadable_or_unsuitable_examples_are_refused(tmp_path):
         examples = TFRecordExamples(write(tmp_path), function)
         with pytest.raises(ValueError, match=said):
             schedule_for(FIXED, 18, 7, examples)
-    with pytest.raises(ValueError, match="no records"):
-        TFRecordExamples([], parse)
-    with pytest.raises(FileNotFoundError, match="none"):
-        TFRecordExamples([str(tmp_path / "none")], parse)
-    with pytest.raises(ValueError, match="open_memmap"):
-        schedule_for(SHUFFLED, 18, 7, tf.data.Dataset.range(M))
     source = TFRecordExamples(write(tmp_path), parse)
     with pytest.raises(ValueError, match="The plan is for 22 examples, found 23"):
         schedule_for(tf_bandmf.FixedEpochOrder(M - 1, 4, 3), 18, 7, source)
-    with pytest.raises(ValueError, match="must contain targets"):
-        schedule_for(FIXED, 18, 7, source, data()[1])
 
 
 @pytest.mark.parametrize("kind", ["U", "S", object])
@@ -198,31 +164,3 @@ def test_texts_that_are_fetched_are_the_texts(kind):
     source = IndexedExamples(rows_of(list(given)))
     fetched = source.gather(tf.constant([2, 0, 1], tf.int64))["x"].numpy()
     assert fetched.tolist() == [b"", b"a b", "ü".encode()]
-
-
-def _repeated(kind, tmp_path):
-    """Repeats 20 different examples to make 1,000."""
-    of = np.arange(1_000) % 20
-    if kind == "by index":
-        return rows_of([(np.array([value + 0.5]), value) for value in of])
-    path = record_file(tmp_path / "a", (np.float32(value).tobytes() for value in of))
-    parse = lambda record: tf.reshape(tf.io.decode_raw(record, tf.float32), [1])  # noqa: E731
-    return TFRecordExamples([path], parse)
-
-
-def _plan(num_examples):
-    return small_plan("identity", num_examples, 4, 1, noise_multiplier=1.0)
-
-
-@pytest.mark.invariant(2)
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        ("records", "980 of 1000 examples repeat"),
-        ("by index", r"23\d of 2\d\d examples that were inspected repeat"),
-    ],
-)
-def test_records_that_come_several_times_are_warned_of(kind, says, tmp_path):
-    plan = _plan(1_000)
-    with pytest.warns(UserWarning, match=says):
-        plan.batches(_repeated(kind, tmp_path))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -121,20 +119,6 @@ def test_data_of_another_size_are_refused():
         _plan().batches(_dataset().repeat())
 
 
-def _of_batches(size):
-    return lambda: ((X[i : i + size], Y[i : i + size]) for i in range(0, M, size))
-
-
-@pytest.mark.parametrize(
-    "batches, said",
-    [(_of_batches(5), "has 5,"), (_dataset().batch(11).batch(1), "has 2,")],
-    ids=["last is smaller", "batches of batches"],
-)
-def test_batches_where_examples_are_wanted_are_recognized(batches, said):
-    with pytest.raises(ValueError, match=rf"{said}.* dataset.unbatch\(\)"):
-        _plan().batches(batches)
-
-
 @pytest.mark.invariant(2)
 @pytest.mark.parametrize(
     "data, said",
@@ -206,26 +190,11 @@ def test_what_examples_are_made_of_decides():
         np.testing.assert_array_equal(first["x"], 2.0 * X[:3])
 
 
-def test_maps_and_views_apply():
-    batches = _plan().batches(_dataset(), map=lambda x: x + 1.0, views=2)
-    rows = next(iter(batches))["x"]
-    np.testing.assert_array_equal(rows, np.stack([X[:3] + 1, X[:3] + 1], axis=1))
-
-
 def test_examples_of_several_shapes_or_no_tensors_are_refused():
     with pytest.raises(ValueError, match="one structure, shape"):
         StreamedExamples(lambda: (np.zeros(1 + i % 2) for i in range(M)), M)
-    with pytest.raises(ValueError, match="ragged"):
-        rows = tf.ragged.constant([[1.0], [1.0, 2.0]])
-        StreamedExamples(tf.data.Dataset.from_tensor_slices(rows), 2)
-    with pytest.raises(ValueError, match="tuple of 4"):
-        StreamedExamples(lambda: iter([(1, 2, 3, 4)]), 1)
     with pytest.raises(TypeError, match="given as the function that makes them"):
         _plan().batches(_generator())
-    with pytest.raises(ValueError, match="must contain targets"):
-        _plan().batches(_dataset(), Y)
-    with pytest.raises(TypeError, match="not in a structure"):
-        _plan().batches({"a": _dataset()})
 
 
 def test_examples_or_batches_are_asked_for_where_nothing_says():
@@ -275,31 +244,3 @@ def test_windows_of_a_time_series_need_no_copy_and_their_unit_is_asked_for():
     first = next(iter(plan.batches(windows(1))))
     assert first["x"].shape[1:] == (8, 1)
     np.testing.assert_array_equal(first["y"], series[8 : 8 + len(first["y"]), 0])
-
-
-def test_images_with_margins_are_no_windows():
-    images = np.zeros((M, 16), np.float32)
-    images[:, 4:12] = np.random.default_rng(0).normal(size=(M, 8))
-    for shape in ((M, 16), (M, 4, 4), (M, 16, 1)):
-        assert _plan().batches(images.reshape(shape)).num_steps == 18
-
-
-def test_lists_of_arrays_are_several_inputs():
-    first = next(iter(_plan().batches([X, X + 1], [Y, Y])))
-    assert isinstance(first["x"], tuple) and len(first["x"]) == len(first["y"]) == 2
-
-
-@pytest.mark.parametrize("kind", ["numbers", "floats", "one-hot"])
-def test_a_data_set_that_is_sorted_by_class_is_named(kind):
-    labels = np.repeat(np.arange(3), [8, 6, 8])
-    targets = np.eye(3, dtype=np.float32)[labels] if kind == "one-hot" else labels
-    targets = targets.astype("int64" if kind == "numbers" else "float32")
-    ordered = tf.data.Dataset.from_tensor_slices((X, targets))
-    with pytest.warns(UserWarning, match="sorted by its 3 classes"):
-        _plan().batches(ordered)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "The data set is sorted")
-        _plan().batches(ordered.shuffle(M, seed=1, reshuffle_each_iteration=False))
-        # A single class, and targets that are not classes, cause no warning.
-        _plan().batches(tf.data.Dataset.from_tensor_slices((X, 0 * labels)))
-        _plan().batches(tf.data.Dataset.from_tensor_slices((X, np.arange(M))))

@@ -48,16 +48,6 @@ def test_rows_beyond_the_cap_take_turns_at_random():
     assert len(set(seen)) > 1
 
 
-def test_views_multiply_the_rows():
-    def move(x, seed):
-        return 10 * x + seed[0] % 10
-
-    seen = batches(most=2, map=move, views=3)
-    assert seen[0]["x"].shape == seen[0]["rows"].shape == (2, 6)
-    row_ids = seen[0]["x"] // 10
-    assert (row_ids[:, :3] == row_ids[:, :1]).all()
-
-
 def test_padded_batches_have_units_without_rows():
     plan = make_plan(sampling="poisson")
     size = plan.batches(np.arange(13), users=USERS, rows_per_user=2).padded_batch_size
@@ -76,10 +66,6 @@ def test_wrong_arguments_are_refused():
         )
     with pytest.raises(ValueError, match="5 examples, found 4"):
         make_plan(5).batches(rows, users=USERS, rows_per_user=2)
-    with pytest.raises(ValueError, match="rows_per_user"):
-        make_plan().batches(rows, users=USERS)
-    with pytest.raises(ValueError, match="rows_per_user needs users"):
-        make_plan().batches(np.arange(4), rows_per_user=2)
     # The data are rows, but `users`, which gives the user of each row, is missing.
     with pytest.raises(ValueError, match="4 examples"):
         make_plan().batches(rows)

@@ -1,8 +1,17 @@
-"""Sensitivities by brute force over all participation patterns and all signs."""
+"""Banded matrices, and sensitivities by brute force over all patterns and signs."""
 
 import itertools
 
 import numpy as np
+
+
+def random_rows(rng, n, w):
+    """Returns the rows [n, w] of a well-conditioned banded matrix, padded with zeros."""
+    rows = rng.uniform(-1.0, 1.0, size=(n, w)) / w
+    rows[:, 0] = rng.uniform(0.7, 1.5, size=n)
+    for j in range(1, w):
+        rows[:j, j] = 0.0
+    return rows
 
 
 def min_sep_patterns(n, b, k):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tf_bandmf import matrices, strategies, workloads
-from tf_bandmf.matrices import power_series
 from tf_bandmf.participation import MinSep
 
 DECAYS, INVERSE_DECAYS = np.array([0.95, 0.6, 0.2]), np.array([0.8, 0.4, 0.05])
@@ -70,29 +69,7 @@ def test_decays_that_are_not_interlaced_are_refused(decays, inverse_decays):
         matrices.BufferedToeplitz(np.array(decays), np.array(inverse_decays), 5)
 
 
-def test_invalid_arguments_are_refused():
-    workload = workloads.prefix_sum(10)
-    with pytest.raises(
-        ValueError, match="num_buffers must be a whole number from 1 to 10"
-    ):
-        strategies.blt(workload, MinSep(5), 0)
-    with pytest.raises(ValueError, match='objective must be "mean" or "max"'):
-        strategies.blt(workload, MinSep(5), 2, "median")
-
-
 def test_a_decay_next_to_one_stays_below_one_in_float32():
     matrix = matrices.BufferedToeplitz([1.0 - 1e-9], [0.5], 10).in_float32()
     assert matrix.decays[0] == 1.0 - 2.0**-24
     assert np.array_equal(matrix.in_float32().decays, matrix.decays)
-
-
-def test_a_run_of_a_million_steps_comes_close_to_the_best_toeplitz_strategy():
-    n = 10**6
-    workload, once = workloads.prefix_sum(n), MinSep(n, 1)
-    actual = strategies.blt(workload, once, 5, "max")
-    assert actual.diagnostics["converged"]
-    column = actual.matrix.toeplitz_column()
-    loss = np.linalg.norm(column) * np.linalg.norm(actual.matrix.solve(np.ones(n)))
-    # The workload's square root is the Toeplitz factorization with the smallest MaxSE.
-    root = power_series.power_of_linear(1.0, -0.5, n)
-    assert 1.0 < loss / (root @ root) < 1.005

@@ -46,10 +46,3 @@ def test_optimized_lambda_beats_its_neighbours(n, b, k):
         for lambda_ in np.linspace(0.0, 0.999, 200):
             other = strategies.lambda_cgd(n, lambda_)
             assert value <= getattr(other, metric)(workload, participation) + 1e-9
-
-
-def test_invalid_strategies_are_refused():
-    """Tries wrong names; tests/fuzz tries numbers of every kind."""
-    workload = workloads.prefix_sum(5)
-    with pytest.raises(ValueError, match="objective must be"):
-        strategies.optimized_lambda_cgd(workload, MinSep(5, 1), "median")

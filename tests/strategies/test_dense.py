@@ -76,19 +76,6 @@ def test_full_batch_optimum_is_the_diagonal_factorization(n):
     np.testing.assert_allclose(strategy.matrix.to_dense(), np.diag(diagonal), atol=1e-4)
 
 
-@pytest.mark.slow
-def test_it_is_at_least_as_good_as_jax_privacy():
-    """Compares with values of jax_privacy 2.3.0.dev0 for the prefix sum, n = 512."""
-    workload = workloads.prefix_sum(512)
-    once = dense(workload, MinSep(512, 1))
-    assert once.rmse(workload, MinSep(512, 1)) <= 2.741681 * (1 + 1e-6)
-    # (For eight epochs jax_privacy stopped at its limit of 150 iterations.)
-    eight = epochs(512, 8)
-    many = dense(workload, eight, tolerance=1e-4)
-    assert many.diagnostics["optimality_gap"] <= 1e-4
-    assert many.rmse(workload, eight) <= 8.586603
-
-
 def test_impossible_problems_and_indefinite_grams_are_refused():
     workload = workloads.prefix_sum(12)
     with pytest.raises(ValueError, match="max_participations must be ceil"):

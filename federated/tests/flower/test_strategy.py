@@ -416,7 +416,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(tmp_path, options, 
     assert not grid.asked
 
 
-def app_with(node, mods, install=lambda app: app):
+def app_with(node, mods, install):
     """Builds a node's app from a training function, as a user would."""
     node.app = install(ClientApp(mods=mods))
 
@@ -439,16 +439,10 @@ def of_another_plan(grid):
         grid.nodes[number] = Node(node.context.node_config["store"], other, number, 1.0)
 
 
-def without_a_handler(grid):
-    for node in grid.nodes.values():
-        app_with(node, [mod_of(PLAN)])
-
-
 @pytest.mark.parametrize(
     "change, text",
     [
         (of_another_plan, "4 have the policy of another plan"),
-        (without_a_handler, "4 answer .* with an error: .* ParticipationMod.install"),
         (lambda grid: grid.nodes.clear(), "Of 0 connected nodes: there are none"),
     ],
 )
@@ -576,20 +570,6 @@ def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, lines):
     assert all("\n" not in line and len(line) < 500 for line in said)
 
 
-def test_devices_too_few_to_take_turns_are_told_before_the_first_round(tmp_path, lines):
-    # Two devices, two per round, separation two: every other round lacks devices.
-    grid = make_grid(tmp_path, number=2)
-    with pytest.raises(RuntimeError, match="must pause for 1 rounds") as stopped:
-        start(make_strategy(tmp_path), grid)
-    assert "need 4 devices" in str(stopped.value)
-    assert all(rounds == [0] for rounds in came(grid).values())
-    (told,) = [line for line in lines if "2 nodes are connected" in line]
-    assert "need 4" in told and "stops after 1 rounds" in told
-    # Once there are more devices, the run continues where it stopped.
-    result = start_in_full(make_strategy(tmp_path), make_grid(tmp_path))
-    assert sorted(result.train_metrics_clientapp) == list(range(2, N + 1))
-
-
 @pytest.mark.attack(
     "A run's files in the bundle of a Flower app",
     tried="Puts the server's folder, or a device's store, below an app's folder; and a "
@@ -639,12 +619,3 @@ def test_a_query_that_failed_is_asked_again(tmp_path):
     grid.change = once_in_vain
     start_in_full(make_strategy(tmp_path), grid)
     assert len(failed) == 4
-
-
-def test_what_an_array_holds_is_read_as_flower_reads_it():
-    values = np.arange(6, dtype=np.float32).reshape(3, 2)
-    for other in (values, values + np.nan, values.T, values.T.copy().T):
-        for before in (values, np.asfortranarray(values)):
-            array = Array(other)
-            actual = strategy_module._numbers(array, Array(before))
-            np.testing.assert_array_equal(actual, array.numpy())
