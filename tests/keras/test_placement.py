@@ -1,6 +1,5 @@
 """Tests which operations of a private step run on the host if a GPU runs the rest."""
 
-import collections
 import re
 
 import keras
@@ -8,20 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from placement import executed_nodes, without_kernel
 from same_weights import assert_same
 from small_models import make_private_model
 from small_plans import small_plan
 from tensorflow.python.framework import op_callbacks
 
 from tf_bandmf.keras.model import programs as programs_lib
-from tf_bandmf.keras.model.programs import Programs
 
-# Operations without a GPU kernel, each with the reason why it may run on the host.
-ON_THE_HOST = {
-    "Const": "the name of a hash",
-    "Fingerprint": "of the batch, which is on the host: the pipeline made it there",
-}
 EXAMPLES, BATCH = 32, 8
 
 
@@ -36,13 +28,6 @@ def convolutional():
     ]
 
 
-def attention():
-    inputs = keras.Input((8, 8))
-    h = layers.LayerNormalization()(inputs)
-    h = inputs + layers.MultiHeadAttention(2, 4)(h, h)
-    return keras.Model(inputs, layers.Dense(10)(layers.Flatten()(h)))
-
-
 def table():
     return [
         keras.Input((6,), dtype="int32"),
@@ -50,10 +35,6 @@ def table():
         layers.GlobalAveragePooling1D(),
         layers.Dense(10),
     ]
-
-
-def recurrent():
-    return [keras.Input((5, 8)), layers.GRU(4), layers.Dense(10)]
 
 
 def private_model(
@@ -85,17 +66,6 @@ def traces(program):
     return program.function._list_all_concrete_functions()
 
 
-def graphs_of(model, batches):
-    model.fit(batches, epochs=1, verbose=0)
-    batch = next(iter(batches.dataset(model.optimizer.steps_taken)))
-    programs = Programs(model)
-    model.optimizer.run.start()
-    programs.step(batch)
-    compiled = [programs._facts, programs._clip, programs._noise]
-    compiled += [programs._update, programs._measure]
-    return [traced.graph for program in compiled for traced in traces(program)]
-
-
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Makes the package choose layouts and digests as if there were a GPU."""
@@ -105,40 +75,6 @@ def as_on_a_gpu(monkeypatch):
         "list_logical_devices",
         lambda kind=None: ["GPU:0"] if kind == "GPU" else devices(kind),
     )
-
-
-CASES = {
-    "convolutions": dict(make=convolutional),
-    "attention, bfloat16": dict(make=attention, dtype="mixed_bfloat16"),
-    "a table": dict(make=table, optimizer=keras.optimizers.SGD(0.1)),
-    "recurrent": dict(make=recurrent),
-    "ring buffer, momentum": dict(
-        make=convolutional,
-        mechanism="bsr",
-        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow_cases("attention*", "ring*", "recurrent")
-def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
-    model, batches = private_model(**CASES[name])
-    graphs = graphs_of(model, batches)
-    actual = [node for graph in graphs for node in without_kernel(graph)]
-    assert {node.op for node in actual} <= set(ON_THE_HOST)
-    # Only batches are hashed, never weights.
-    count = collections.Counter(node.op for node in actual)
-    assert (
-        sum(n.op == "Fingerprint" for graph in graphs for n in executed_nodes(graph))
-        == (count["Fingerprint"])
-    )
-    of_batch = [node for node in actual if node.op == "Fingerprint"]
-    # A batch digest hashes inputs and targets, and combines both hashes with the ids.
-    assert len(of_batch) <= 5
-    assert all("CPU" in node.device for node in of_batch)
-    text = tf.string.as_datatype_enum
-    assert all(n.attr["dtype"].type == text for n in actual if n.op == "Const")
 
 
 def integers_on_the_host(create, **arguments):

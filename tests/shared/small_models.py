@@ -25,6 +25,22 @@ def examples(size=NUM_EXAMPLES, features=FEATURES):
 data = examples()
 
 
+class Custom(keras.layers.Layer):
+    """A layer that applies a function to its input."""
+
+    def __init__(self, function, **options):
+        super().__init__(**options)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+def centred(x):
+    """Subtracts the mean of the batch, and so mixes examples."""
+    return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
 def make_plan(mechanism="lambda_cgd", **changes):
     sizes = {"num_examples": NUM_EXAMPLES, "batch_size": 6, "epochs": 2}
     arguments = {"epsilon": 4.0, "delta": 1e-5, **sizes, "test_seed": 0, **changes}

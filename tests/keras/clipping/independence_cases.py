@@ -4,6 +4,7 @@ import clipping_reference as reference
 import keras
 import numpy as np
 import tensorflow as tf
+from small_models import Custom
 
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
 from tf_bandmf.keras.clipping.proof.judge import structure_of
@@ -13,17 +14,6 @@ from tf_bandmf.keras.compat.optimizing import optimized_once
 layers = keras.layers
 CLIP = 0.5
 LENGTH, WIDTH, BATCH = 3, 4, 5
-
-
-class Custom(layers.Layer):
-    """A layer that applies a function to its input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def call(self, x):
-        return self.function(x)
 
 
 class Weighted(Custom):

@@ -277,23 +277,6 @@ def test_float16_gives_the_gradients_of_float32(microbatch_size):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_small_gradients_survive_by_the_scale_alone():
-    half, full = float16()
-    data = reference.images(), labels(), np.full(5, 1e-7, "f4")
-    want = traced(full, *data).sums
-    errors = [
-        error(traced(half, *data, loss_scale_factor=scale).sums, want)
-        for scale in (1.0, 2.0**15)
-    ]
-    assert errors[0] > 0.1 and errors[1] < 1e-2
-
-
-def test_float16_without_a_scale_is_refused():
-    with pytest.raises(UnsupportedModelError, match="loss_scale_factor=1024"):
-        traced(float16()[0], reference.images(), labels())
-
-
 WRONG = [
     *[({"l2_norm_clip": c}, "l2_norm_clip") for c in (0.0, -1.0, np.nan, np.inf)],
     *[

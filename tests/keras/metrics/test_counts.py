@@ -13,7 +13,7 @@ from small_models import data, make_plan, make_private_model
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import OUTCOMES
-from tf_bandmf.keras.metrics.counts import Counts, PrivateCounts
+from tf_bandmf.keras.metrics.counts import Counts
 
 
 @pytest.mark.slow_cases("nothing clipped")
@@ -155,15 +155,6 @@ def test_no_file_and_no_attribute_has_a_raw_count(tmp_path, figure):
     figure(
         f"{len(numbers)} numbers searched: 0 raw counts; control: the noisy one is found"
     )
-
-
-def test_what_is_said_at_the_end():
-    bad = PrivateCounts(0.3, 0.01, 0.88, 0.01, 40).sentence()
-    assert bad.startswith("About 89% of the examples (noise 1.4%) contributed nothing")
-    assert "88% had a loss" in bad and "1% weight 0, a failed map" in bad
-    # No sentence if the share is within the noise, or if it is small.
-    assert not PrivateCounts(0.3, 0.2, 0.3, 0.2, 40).sentence()
-    assert not PrivateCounts(0.3, 0.0, 0.02, 1e-4, 40).sentence()
 
 
 def test_the_noise_is_the_strategys():

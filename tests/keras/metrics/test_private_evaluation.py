@@ -112,24 +112,6 @@ def test_what_is_refused(begun_at, begun, tmp_path):
     begun.evaluate_privately(*data)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"x": np.zeros([4, 3], np.float32)},
-        {"y": np.array(["a", "b", "c", "d"])},
-        {"y": np.zeros(3, np.int32)},
-        {"metrics": tf_bandmf.keras.PrivateAUC()},
-    ],
-)
-def test_what_cannot_be_evaluated_is_found_before_the_first_step(changed, reserved):
-    given = {"x": data[0][:4], "y": data[1][:4], "metrics": "accuracy", **changed}
-    model = make_private_model(reserved)
-    evaluation = tf_bandmf.keras.PrivateEvaluation(**given)
-    with refused(model, (ValueError, TypeError, tf.errors.OpError)):
-        model.fit(reserved.batches(*data), verbose=0, epochs=1, callbacks=[evaluation])
-
-
 def test_users_must_be_named():
     plan = make_plan("identity", test_seed=None, unit="one user")
     plan = plan.reserve(metrics=0.2, evaluations=2)
@@ -140,23 +122,6 @@ def test_users_must_be_named():
     actual = model.evaluate_privately(*data, users=np.arange(22) // 2)
     sigma = plan.measurements.noise_multiplier
     assert actual.noise["accuracy"] == pytest.approx(0.5 * sigma / 11)
-
-
-def test_evaluations_of_one_kind_are_traced_once():
-    plan = make_plan("identity").reserve(metrics=0.2, evaluations=4)
-    model, traced = make_private_model(plan), []
-    metric = tf_bandmf.keras.extending.PrivateMean(
-        lambda y, p: traced.append(p) or p[0], "one"
-    )
-    model.fit(plan.batches(*data), epochs=1, verbose=0)
-    model.evaluate_privately(*data, metrics=metric)
-    first = len(traced)
-    model.evaluate_privately(data[0][:5], data[1][:5], metrics=metric)
-    assert len(traced) == first > 0
-    # A new loss needs a new graph.
-    model.compile(model.optimizer, "mse")
-    model.evaluate_privately(*data, metrics=metric)
-    assert len(traced) > first
 
 
 def release(plan, sums, about, *steps, secret=b"k" * 32):

@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import Custom, centred
 
 from tf_bandmf.keras import PrivateAccuracy, PrivateAUC, PrivateLoss
 from tf_bandmf.keras.extending import PrivateMean, PrivateMetric, UnsupportedModelError
 from tf_bandmf.keras.metrics.metric_sums import sums_of
-from tf_bandmf.keras.metrics.private_metrics import checked
 
 layers = keras.layers
 RECORDS, FEATURES = 40, 6
@@ -29,11 +29,6 @@ def compiled(*middle, last=1, loss="binary_crossentropy"):
     )
     model.compile("sgd", loss)
     return model
-
-
-class Mixing(layers.Layer):
-    def call(self, t):
-        return t - keras.ops.mean(t, axis=0, keepdims=True)
 
 
 class Counting(layers.Layer):
@@ -80,7 +75,7 @@ ALL = [PrivateAccuracy(), PrivateLoss(1.4), PrivateAUC(bins=4)]
     ("middle", "metrics"),
     [
         ([layers.Dense(4, activation="relu"), layers.Dropout(0.5)], ALL),
-        ([Mixing()], ALL),
+        ([Custom(centred)], ALL),
         ([], [Greedy()]),
         ([], [overridden()]),
         ([], [Patient()]),
@@ -215,24 +210,3 @@ def test_a_record_of_which_a_metric_raises_is_bad(records):
 def test_a_model_that_keeps_state_is_refused(records):
     with pytest.raises(UnsupportedModelError, match="cannot be evaluated privately"):
         sums_of(compiled(Counting()), *records, ALL)
-
-
-def test_what_cannot_be_evaluated(records):
-    x, y = records
-    model = compiled()
-    for given in ((x, None), (None, None)):
-        with pytest.raises(ValueError, match="Give x and y"):
-            sums_of(model, *given, ALL)
-    with_weights = tf.data.Dataset.from_tensor_slices((x, y, y)).batch(8)
-    with pytest.raises(ValueError, match="without weights"):
-        sums_of(model, with_weights, None, ALL)
-    with pytest.raises(ValueError, match="no records"):
-        sums_of(model, x[:0], y[:0], ALL)
-    with pytest.raises(TypeError, match="private metrics"):
-        checked("auc")
-    with pytest.raises(ValueError, match="different names"):
-        checked([PrivateAccuracy(), PrivateAccuracy()])
-    with pytest.raises(ValueError, match="bound"):
-        PrivateLoss(0.0)
-    with pytest.raises(TypeError, match="function"):
-        PrivateMean(3, "three")

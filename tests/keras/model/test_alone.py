@@ -6,18 +6,11 @@ A layer is refused if it computes something else for a single example.
 import keras
 import pytest
 import tensorflow as tf
-from small_models import data, make_plan, make_private_model
+from small_models import Custom, centred, data, make_plan, make_private_model
 
 import tf_bandmf.keras
 
 MIXING = tf_bandmf.keras.extending.UnsupportedModelError
-
-
-class Centred(keras.layers.Layer):
-    """Centers the batch, so an example's result depends on the other examples."""
-
-    def call(self, x):
-        return x - keras.ops.mean(x, axis=0, keepdims=True)
 
 
 class Spectrum(keras.layers.Layer):
@@ -36,7 +29,7 @@ def fit(*middle, verbose=2, **settings):
 
 def test_a_layer_whose_result_depends_on_others_is_refused_before_training():
     with pytest.raises(MIXING, match=r"mixes the examples.*alone=\['centred'\]"):
-        fit(Centred(name="centred"), keras.layers.Dense(3))
+        fit(Custom(centred, name="centred"), keras.layers.Dense(3))
 
 
 class Similarities(keras.layers.Layer):
@@ -52,7 +45,9 @@ def test_it_is_named_where_the_loss_cannot_take_what_it_makes_of_one():
 
 
 def test_it_is_accepted_by_name_and_listed(capsys):
-    model = fit(Centred(name="centred"), keras.layers.Dense(3), alone=["centred"])
+    model = fit(
+        Custom(centred, name="centred"), keras.layers.Dense(3), alone=["centred"]
+    )
     assert model.optimizer.steps_taken == 4
     assert "on each example by itself" in capsys.readouterr().err
 

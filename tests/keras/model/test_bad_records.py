@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from same_weights import assert_same, flat
-from small_models import examples, make_private_model
+from small_models import Custom, examples, make_private_model
 from small_plans import small_plan
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
@@ -148,18 +148,9 @@ def test_a_metric_that_raises_is_nan(kind, figure):
     figure("NaN")
 
 
-class Own(layers.Layer):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def call(self, x):
-        return self.function(x)
-
-
 def trained_with(function, x, y, weights=None):
     first = layers.Dense(5, kernel_initializer="identity")
-    stack = [keras.Input((5,)), first, Own(function), layers.Dense(3)]
+    stack = [keras.Input((5,)), first, Custom(function), layers.Dense(3)]
     return trained(stack, x, y, weights, steps=2, rate=0.1, metrics=["accuracy"])
 
 

@@ -121,13 +121,6 @@ def test_a_training_step_of_its_own_is_refused(name):
     assert not isinstance(model, tf_bandmf.keras.extending.PrivateTraining)
 
 
-def test_other_things_are_refused():
-    with pytest.raises(TypeError, match=r"takes a keras\.Model, found Dense"):
-        tf_bandmf.keras.make_private(keras.layers.Dense(3))
-    with pytest.raises(TypeError, match="made private, found Subclassed"):
-        tf_bandmf.keras.to_plain(Subclassed(4))
-
-
 ADAPTED = {
     "strings": (keras.layers.StringLookup, ["cat", "dog", "cat"]),
     "bins": (lambda: keras.layers.Discretization(num_bins=2), [1.0, 15.0, 29.0]),

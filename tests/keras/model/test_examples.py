@@ -13,16 +13,6 @@ import tf_bandmf.keras
 from tf_bandmf.keras import clipping
 
 
-def test_selection_and_training_cost_the_budget_together():
-    example = module_at("examples/recommender.py")
-    way = example.WAYS["λ-CGD, frequent items, in order"]
-    plan, released = example.plans(way, 2000)
-    joint = tf_bandmf.compose(released).epsilon(example.DELTA)
-    assert plan.epsilon < example.EPSILON
-    assert 0.9 * example.EPSILON < joint <= example.EPSILON
-    assert released[1] is plan and plan.unit == "one user"
-
-
 def test_the_self_check_takes_examples_that_cancel_but_for_rounding():
     example = module_at("examples/recommender.py")
     # As in made-up batches, only two item ids occur.

@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 from same_weights import assert_same, refused
 from small_models import (
+    Custom,
+    centred,
     compile_model,
     data,
     make_min_sep_plan,
@@ -182,21 +184,6 @@ def test_accumulation_that_is_set_late_is_refused():
         fit(model, plan, data, steps_per_epoch=1)
 
 
-def test_wrong_arguments_of_the_optimizer():
-    with pytest.raises(ValueError, match="PrivateOptimizer"):
-        inner = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
-        tf_bandmf.keras.PrivateOptimizer(inner, make_plan())
-    no_batch_size = tf_bandmf.plan(
-        "identity",
-        epsilon=1.0,
-        delta=1e-5,
-        num_steps=5,
-        sampling=tf_bandmf.MinSep(5, 1),
-    )
-    with pytest.raises(ValueError, match="batch_size"):
-        tf_bandmf.keras.PrivateOptimizer("sgd", no_batch_size)
-
-
 @pytest.mark.invariant(2)
 def test_other_data_or_another_order_within_a_run():
     plan, model = plan_and_model()
@@ -210,19 +197,12 @@ def test_other_data_or_another_order_within_a_run():
     fit(model, plan, data, epochs=1)
 
 
-class Centered(keras.layers.Layer):
-    """Subtracts the batch mean, and so mixes examples."""
-
-    def call(self, inputs):
-        return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
-
-
 @pytest.mark.invariant(6)
 def test_every_way_in_runs_the_self_check(monkeypatch):
-    monkeypatch.setattr(registration, "_vouched", {Centered})
+    monkeypatch.setattr(registration, "_vouched", {Custom})
 
     def make(plan):
-        layers = [keras.Input((5,)), keras.layers.Dense(3), Centered()]
+        layers = [keras.Input((5,)), keras.layers.Dense(3), Custom(centred)]
         return make_private_model(plan, model=keras.Sequential(layers))
 
     plan, min_sep = make_plan(), make_min_sep_plan()
@@ -269,10 +249,10 @@ def test_a_run_keeps_its_weights():
 
 @pytest.mark.invariant(6)
 def test_layers_added_after_the_check_are_checked(monkeypatch):
-    monkeypatch.setattr(registration, "_vouched", {Centered})
+    monkeypatch.setattr(registration, "_vouched", {Custom})
     plan, model = plan_and_model(batch_size=22)
     fit(model, plan, data, epochs=1)
-    model.add(Centered())
+    model.add(Custom(centred))
     compile_model(model, model.optimizer)
     batch = list(plan.batches(*data))[1]
     for call in (

@@ -1,14 +1,9 @@
 """`fit` and `plan.batches` with the arguments that Keras users would try."""
 
-import subprocess
-import sys
-import traceback
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from rows import ByIndex
 from same_weights import flat, refused
 from small_models import (
     data,
@@ -23,13 +18,6 @@ import tf_bandmf.keras
 from tf_bandmf.keras.clipping import clipped_gradient_sums
 
 SGD = keras.optimizers.SGD
-
-
-class Pairs(keras.utils.PyDataset):
-    """A data set that can only be iterated, and yields batches."""
-
-    def __len__(self):
-        return 2
 
 
 @pytest.mark.parametrize(
@@ -47,63 +35,6 @@ def test_arguments_that_would_change_the_batches_are_named(argument, value):
         model.fit(plan.batches(*data), **{argument: value})
 
 
-@pytest.mark.parametrize(
-    ("weights", "drawn", "options", "says"),
-    [
-        (np.full(22, 0.5), {}, {}, True),
-        (None, {}, {"class_weight": {0: 0.5}}, False),
-        # A `map` that may fail adds sample weights, which the caller did not pass.
-        (None, {"map": lambda x: 2.0 * x}, {}, False),
-    ],
-)
-def test_weights_that_clipping_undoes_are_named(weights, drawn, options, says, recwarn):
-    plan, model = plan_and_model(epochs=1, batch_size=22)
-    model.fit(plan.batches(*data, weights, **drawn), verbose=0, **options)
-    said = " ".join(str(each.message) for each in recwarn)
-    assert ("before gradients are clipped" in said) == says
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)), "open_memmap"),
-        (lambda x, y: Pairs(), "len.source."),
-        (lambda x, y: iter([(x, y)]), "makes a generator"),
-        (lambda x, y: x, r"plan\.batches\(x, y\)"),
-    ],
-)
-def test_the_first_error_names_the_way(make, match):
-    with pytest.raises(TypeError, match=match):
-        make_private_model(make_plan()).fit(make(*data))
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda x: {"a": Pairs()}, "not in a structure"),
-        (lambda x: iter(x), "can be read only once"),
-        (lambda x: [tf.constant(1234.5)] * 22, r"found x of shape \(\)"),
-        (lambda x: [np.full(1 + i % 2, 1234.5) for i in range(22)], "pad_sequences"),
-        (lambda x: tf.ragged.constant([[1234.5], []] * 11), "to_tensor"),
-        (lambda x: tf.sparse.from_dense([[1234.5]] * 22), "csr_matrix"),
-        (lambda x: np.array([1234.5, "1234.5", None] * 22, object), "dict"),
-    ],
-)
-def test_what_is_no_array_is_refused_with_the_way(make, match):
-    with pytest.raises((TypeError, ValueError), match=match) as caught:
-        make_plan().batches(make(data[0]))
-    # Error messages get into logs, so they must not contain the values of a record.
-    assert "1234" not in "".join(traceback.format_exception(caught.value))
-
-
-def test_class_weights_by_output_are_refused_with_the_way():
-    plan = make_plan()
-    with pytest.raises(ValueError, match=r"'kind'.* sample_weight="):
-        make_private_model(plan).fit(
-            plan.batches(*data), class_weight={"kind": {0: 1.0, 1: 2.0}}
-        )
-
-
 def test_epochs_end_where_they_do_with_single_steps():
     plan, model = plan_and_model(steps_per_execution=100)
     ends = []
@@ -114,15 +45,6 @@ def test_epochs_end_where_they_do_with_single_steps():
         model.fit(plan.batches(*data), epochs=2, callbacks=[count], verbose=0)
     # An epoch of 22 examples in batches of 6 has four steps.
     assert ends == [4, 8]
-
-
-@pytest.mark.invariant(20)
-def test_an_index_means_one_example():
-    x, later = data[0], [0.0]
-    batches = make_plan().batches(ByIndex(lambda i: x[i] + later[0], len(x)))
-    later[0] = 0.01
-    with pytest.raises(tf.errors.InvalidArgumentError, match="has changed since"):
-        list(batches)
 
 
 @pytest.mark.parametrize(
@@ -168,39 +90,6 @@ def test_class_weights_multiply_what_examples_contribute(
     assert np.abs(expected).max() > 10 * grid
 
 
-@pytest.mark.parametrize(
-    "reduction, clipping, clip_norm, acts",
-    [
-        ("sum_over_batch_size", "flat", 100.0, True),
-        ("sum_over_batch_size", "flat", 0.01, False),
-        ("sum_over_batch_size", "automatic", 100.0, False),
-        ("mean_with_sample_weight", "flat", 100.0, False),
-    ],
-)
-def test_where_the_weight_of_an_example_acts(reduction, clipping, clip_norm, acts):
-    # docs/loss.md: a weight that scales the loss matters only below the clip norm.
-    x, y = data
-    model = make_plain_model(hidden=False)
-    loss = keras.losses.SparseCategoricalCrossentropy(True, reduction=reduction)
-    model.compile(loss=loss)
-
-    def contribution(weight):
-        sums = clipped_gradient_sums(
-            model,
-            x[:1],
-            y[:1],
-            np.float32([weight]),
-            l2_norm_clip=clip_norm,
-            clipping=tf_bandmf.keras.Clipping(clipping),
-        ).sums
-        return np.linalg.norm(flat(sums))
-
-    assert contribution(0.0) == 0.0
-    for weight in (0.5, 5.0):
-        ratio = contribution(weight) / contribution(1.0)
-        assert ratio == pytest.approx(weight if acts else 1.0, rel=0.05)
-
-
 def test_shares_are_at_most_the_clip_norm():
     x, y = data
     model = make_plain_model()
@@ -220,54 +109,3 @@ def test_a_run_keeps_its_class_weights():
         model.fit(batches, class_weight={0: 3.0}, verbose=0)
     with pytest.raises(ValueError, match="class_weight"):
         model.fit(batches, class_weight={0: -1.0}, verbose=0)
-
-
-def test_a_backend_that_is_not_there_is_named_as_the_cause():
-    code = (
-        "import os, sys; os.environ['KERAS_BACKEND'] = 'jax'; sys.modules['jax'] = None\n"
-        "import tf_bandmf.keras"
-    )
-    actual = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    last = actual.stderr.strip().splitlines()[-1]
-    assert actual.returncode == 1
-    assert (
-        "KERAS_BACKEND" in last and "'jax'" in last and "install tf-bandmf" not in last
-    )
-
-
-def test_keras_layers_augment_one_example_at_a_time():
-    # The layer shifts each of the equal examples by a different distance.
-    x = np.broadcast_to(np.arange(36, dtype=np.float32).reshape(6, 6, 1), (22, 6, 6, 1))
-    layers = keras.Sequential([keras.layers.RandomTranslation(0.3, 0.3)])
-    runs = [list(make_plan().batches(x, data[1], map=layers)) for _ in range(2)]
-    for a, b in zip(*runs, strict=True):
-        np.testing.assert_array_equal(a["x"], b["x"])
-        assert len(np.unique(np.reshape(a["x"], (-1, 36)), axis=0)) > 1
-
-
-def test_targets_that_are_strings_are_refused_with_what_to_do():
-    plan, model = plan_and_model()
-    names = np.array(["a", "b", "c"])[data[1]]
-    with refused(model, TypeError, r"np\.unique"):
-        model.fit(plan.batches(data[0], names), verbose=0)
-
-
-def test_epochs_that_are_left_out_are_named():
-    plan, model = plan_and_model(epochs=3)
-    with pytest.warns(UserWarning, match=r"epochs is left out: .* Give epochs=3"):
-        model.fit(plan.batches(*data), verbose=0)
-
-
-def test_validation_data_of_another_shape_cost_no_epoch():
-    plan, model = plan_and_model(epochs=1)
-    x, y = data
-    wrong = tf.data.Dataset.from_tensor_slices((x[:, :3], y)).batch(5)
-    for validation in ((x[:, :3], y), wrong):
-        with refused(model, ValueError, "Nothing was trained"):
-            model.fit(
-                plan.batches(*data), epochs=1, verbose=0, validation_data=validation
-            )
-    right = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
-    model.fit(plan.batches(*data), epochs=1, verbose=0, validation_data=right)

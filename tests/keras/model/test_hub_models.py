@@ -135,15 +135,3 @@ def test_texts_train_by_map_and_are_predicted_with_the_preprocessor():
     np.testing.assert_allclose(actual, model(x), rtol=1e-4, atol=1e-5)
     plain = tf_bandmf.keras.to_plain(model)
     np.testing.assert_allclose(plain.predict(TEXTS, verbose=0), actual, rtol=1e-5)
-
-
-def test_a_preprocessor_with_a_cache_of_tokens_is_applied_before():
-    vocabulary = {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}
-    tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["a b"])
-    preprocess = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=4)
-    plan, texts = make_plan(epochs=1), ["ab", "b"] * 11
-    with pytest.raises(ValueError, match="LookupTableInsert"):
-        plan.batches(np.array(texts), map=preprocess)
-    x, y, weight = preprocess(texts)
-    batch = next(iter(plan.batches(x, y, weight).dataset()))
-    assert batch["y"].shape[1:] == (4,) and batch["sample_weight"].shape[1:] == (4,)

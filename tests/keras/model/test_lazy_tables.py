@@ -196,22 +196,6 @@ def test_between_releases_everybody_sees_the_last_one():
     assert any("items" in remark for remark in statement.remarks)
 
 
-@pytest.mark.slow
-def test_release_every_and_validation():
-    plan = make_plan()
-    model = prepare(reader(), plan, release_every=2)
-    watch = Watch()
-    model.fit(
-        plan.batches(*data),
-        epochs=1,
-        verbose=0,
-        callbacks=[watch],
-        validation_data=(data[0] % ROWS, data[1]),
-    )
-    changes = [np.any(a != b) for a, b in zip(watch.steps, watch.steps[1:])]
-    assert changes == [True, False, True]
-
-
 class Peek(keras.callbacks.Callback):
     """Predicts in the middle of an epoch."""
 
@@ -471,10 +455,3 @@ def test_rows_that_were_not_looked_up_before_the_pass_get_no_sum():
     (same,) = tables.row_sums([tf.IndexedSlices(values[:4], ids)])
     np.testing.assert_array_equal(same.rows, [4, 2])
     np.testing.assert_array_equal(same.sums, [values[0] + values[3], values[2]])
-
-
-def test_what_comes_after_a_lookup_may_call_functions_with_weights():
-    plan, model = make_plan(epochs=1), reader(keras.layers.LSTM(2))
-    before = table_of(prepare(model, plan))
-    model.fit(plan.batches(*data), verbose=0)
-    assert np.all(table_of(model) != before)

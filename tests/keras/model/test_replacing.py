@@ -47,15 +47,3 @@ def test_the_refusal_of_batch_normalization_names_it():
     ):
         tf_bandmf.keras.make_private(model)
     tf_bandmf.keras.make_private(tf_bandmf.keras.replace_batch_norm(model))
-
-
-def test_what_cannot_be_replaced_is_refused():
-    class Own(keras.Model):
-        pass
-
-    with pytest.raises(TypeError, match="Sequential or functional"):
-        tf_bandmf.keras.replace_batch_norm(Own())
-    with pytest.raises(ValueError, match="built"):
-        tf_bandmf.keras.replace_batch_norm(keras.Sequential([keras.layers.Dense(1)]))
-    with pytest.raises(ValueError, match="groups"):
-        tf_bandmf.keras.replace_batch_norm(_network(), groups=0)

@@ -358,6 +358,9 @@ def test_a_resumed_run_is_named_by_its_statement_and_has_no_more_steps(halfway):
 CALLBACKS = {
     "backup": keras.callbacks.BackupAndRestore,
     "logs": keras.callbacks.TensorBoard,
+    "checkpoints": lambda folder: keras.callbacks.ModelCheckpoint(
+        folder / "{epoch}" / "m.keras"
+    ),
 }
 
 

@@ -167,13 +167,6 @@ def assert_steps_scale(scaled, plain, schedule):
     assert any(np.any(np.asarray(s) != 1) for s in scaled.optimizer.scales())
 
 
-def test_saved_and_loaded_with_its_scaling():
-    model = make_scaled(make_plan(), scaling="second_moment")
-    optimizer = model.optimizer
-    again = type(optimizer).from_config(optimizer.get_config())
-    assert again.clipping.scaling == "second_moment"
-
-
 @pytest.mark.parametrize(
     "inner, value, message",
     [

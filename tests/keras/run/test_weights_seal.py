@@ -13,7 +13,6 @@ from small_models import (
     plan_and_model,
 )
 
-from tf_bandmf.keras.model.callbacks import refuse_shared_folder
 from tf_bandmf.keras.run import weights_seal
 
 REFUSED = "not those that the last private step of this run left"
@@ -157,31 +156,6 @@ def test_the_digest_sees_every_change(kind, monkeypatch):
         variable.assign(value)
     assert weights_seal.digest_of(weights) == reference
     assert weights_seal.digest_of(weights[::-1]) != reference
-
-
-@pytest.mark.parametrize(
-    ("path", "refused"),
-    [
-        ("checkpoints/run.private", True),
-        ("checkpoints/below/run.private", True),
-        ("elsewhere/run.private", False),
-    ],
-)
-@pytest.mark.invariant(10)
-def test_not_in_the_folder_of_checkpoints(path, refused, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for filepath in ("checkpoints/m-{epoch}.keras", "checkpoints/{epoch}/m.keras"):
-        callback = keras.callbacks.ModelCheckpoint(str(tmp_path / filepath))
-        for callbacks in ([callback], keras.callbacks.CallbackList([callback])):
-            if refused:
-                with pytest.raises(ValueError, match="ModelCheckpoint"):
-                    refuse_shared_folder(path, callbacks)
-            else:
-                refuse_shared_folder(path, callbacks)
-    here = keras.callbacks.ModelCheckpoint("m.keras")
-    with pytest.raises(ValueError, match="ModelCheckpoint"):
-        refuse_shared_folder("run.private", here)
-    refuse_shared_folder("secrets/run.private", here)
 
 
 @pytest.mark.invariant(19)

@@ -66,17 +66,6 @@ def recurrent():
     yield "ConvLSTM2D", dict(filters=2, kernel_size=2), (2, *IMAGE)
 
 
-def images():
-    yield "Rescaling", dict(scale=2.0), IMAGE
-    yield "Resizing", dict(height=3, width=5), IMAGE
-    for name in ("CenterCrop", "RandomCrop"):
-        yield name, dict(height=2, width=2), IMAGE
-    yield "RandomFlip", {}, IMAGE
-    for name in "RandomRotation RandomZoom RandomContrast RandomBrightness".split():
-        yield name, {"height_factor" if "Zoom" in name else "factor": 0.1}, IMAGE
-    yield "RandomTranslation", dict(height_factor=0.1, width_factor=0.1), IMAGE
-
-
 def of_one(items):
     """Yields one branch per layer, as a pair of the branch's input and output."""
     for name, arguments, shape in items:
@@ -87,16 +76,11 @@ def of_one(items):
 
 def masked():
     for make in (
-        lambda x: layers.LSTM(2)(x),
-        lambda x: layers.GRU(2, return_sequences=True, zero_output_for_mask=True)(x),
-        lambda x: layers.Bidirectional(layers.SimpleRNN(2))(x),
         lambda x: layers.GlobalAveragePooling1D()(x),
         lambda x: layers.MultiHeadAttention(2, 2)(x, x, use_causal_mask=True),
         lambda x: layers.GroupQueryAttention(2, 2, 1)(x, x),
         lambda x: layers.Attention(dropout=0.1)([x, x]),
         lambda x: layers.AdditiveAttention()([x, x], use_causal_mask=True),
-        lambda x: layers.TimeDistributed(layers.Dense(2))(x),
-        lambda x: layers.Concatenate()([x, x]),
     ):
         inputs = keras.Input(VECTOR, dtype="int32")
         yield inputs, make(layers.Embedding(9, 2, mask_zero=True)(inputs))
@@ -116,34 +100,18 @@ def of_two():
     yield inputs, layers.MultiHeadAttention(1, 2, attention_axes=(2,))(x, x)
 
 
-SEEDS = keras.random.SeedGenerator(1)
-
-
-def custom():
-    for function in (
-        lambda x: x + ops.cast(ops.arange(4)[None], "float32")[..., None],  # positions
-        lambda x: x + keras.random.normal(ops.shape(x), seed=SEEDS),
-        # Like drop path, this draws one number per example.
-        lambda x: x * keras.random.uniform((ops.shape(x)[0], 1, 1), seed=SEEDS),
-    ):
-        inputs = keras.Input(SEQUENCE)
-        yield inputs, cases.Custom(function)(layers.Dense(6)(inputs))
-
-
 GROUPS = {
     "lines": lambda: of_one(spatial(1, SEQUENCE)),
     "pictures": lambda: of_one(spatial(2, IMAGE)),
     "volumes": lambda: of_one(spatial(3, VOLUME)),
     "entries": lambda: of_one(entries()),
     "recurrent": lambda: of_one(recurrent()),
-    "images": lambda: of_one(images()),
     "masked": masked,
     "several inputs": of_two,
-    "custom": custom,
 }
 
 
-@pytest.mark.slow_cases(but=["several inputs", "custom"])
+@pytest.mark.slow_cases(but=["several inputs"])
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.invariant(16)
 def test_layers_of_keras_run_for_the_whole_batch(group):

@@ -266,22 +266,7 @@ MIXING = {
     "classes of a vector": lambda x: ops.multi_hot(whole(x)[:, 0, 0], 5),
     "cross-entropy": lambda x: ops.categorical_crossentropy(x, ops.softmax(x), axis=0),
     "weights of an average": lambda x: ops.average(x, axis=1, weights=x),
-    "two batches": lambda x: ops.concatenate([x, x], axis=0),
-    "tensordot from the left": lambda x: ops.tensordot(WEIGHTS, x, axes=[[0], [2]]),
-    "map over time": lambda x: ops.map(lambda t: t * 2, ops.moveaxis(x, 1, 0)),
     "branch": lambda x: ops.cond(ops.array(True), lambda: x, lambda: 2 * x),
-    "branch of TensorFlow's": lambda x: tf.cond(
-        tf.constant(True), lambda: x, lambda: 2 * x
-    ),
-    "branches": lambda x: ops.switch(0, [lambda t: t, lambda t: 2 * t], x),
-    "branches of TensorFlow's": lambda x: tf.switch_case(0, [lambda: x, lambda: 2 * x]),
-    "loop": lambda x: ops.fori_loop(0, 2, lambda i, t: t * 2, x),
-    "loop of TensorFlow's": lambda x: tf.while_loop(
-        lambda i: i < 2, lambda i: i + len(x.shape), (tf.constant(0),)
-    ),
-    "scan whose state moves": lambda x: ops.scan(
-        lambda c, t: (c + t, t), ops.zeros((3, 4)), ops.moveaxis(x, 1, 0)
-    ),
 }
 
 

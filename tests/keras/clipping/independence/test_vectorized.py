@@ -224,13 +224,3 @@ def test_a_conversion_is_not_believed():
     assert of_all(values, tf.constant([[0, 1], [0, 1]])).shape == (2, 2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="map/while"):
         of_all(values, tf.constant([[2, 1], [0, 1]]))
-
-
-def test_what_the_function_itself_raises_is_passed_on():
-    def one(x):
-        raise ValueError("of the caller")
-
-    with pytest.raises(ValueError, match="of the caller"):
-        tf.function(lambda x: mapping.map_examples(one, x, "one")[0], autograph=False)(
-            examples()
-        )

@@ -32,26 +32,11 @@ def cox(y, p):
     return -ops.sum(y[:, 1] * (p[:, 0] - risk)) / events
 
 
-def concordance(y, p):
-    """One minus Lin's concordance coefficient, computed from raw moments."""
-    centers = ops.mean(y), ops.mean(p)
-    spread = ops.mean(y * y) - centers[0] ** 2 + ops.mean(p * p) - centers[1] ** 2
-    common = ops.mean(y * p) - centers[0] * centers[1]
-    return 1 - 2 * common / (spread + (centers[0] - centers[1]) ** 2 + 1e-7)
-
-
 def in_batch_negatives(y, p):
     similarity = ops.matmul(p, ops.transpose(y))
     return losses.categorical_crossentropy(
         ops.eye(ops.shape(p)[0]), similarity, from_logits=True
     )
-
-
-def information(y, p):
-    """The mean entropy minus the entropy of the mean prediction."""
-    p = ops.softmax(p)
-    center = ops.mean(p, axis=0)
-    return ops.sum(center * ops.log(center)) - ops.mean(ops.sum(p * ops.log(p), -1))
 
 
 def hard(more_than):
@@ -76,29 +61,17 @@ def best(k):
 
 REFUSED = {
     "cox": (cox, TWO, ONE),
-    "cox_of_integers": (cox, spec(2, dtype="int32"), ONE),
-    "concordance": (concordance, ONE, ONE),
-    "moments": (lambda y, p: tf.nn.moments(y - p, [0])[1], TWO, TWO),
     "negatives": (in_batch_negatives, TWO, TWO),
-    "information": (information, ONE, SCORES),
     "above_the_mean": (hard(lambda e: e > ops.mean(e)), ONE, ONE),
     "four_hardest": (best(4), ONE, ONE),
-    "pairs": (pairs, ONE, ONE),
     "neighbors": (lambda y, p: ops.mean((p - ops.roll(p, 1, 0)) ** 2), ONE, TWO),
     "circle": (losses.Circle(), LABEL, SCORES),
     "one_of_two": ({"a": "mse", "b": cox}, {"a": ONE, "b": TWO}, {"a": ONE, "b": ONE}),
 }
 NAMED = {
     "dice": (losses.Dice(), IMAGE, IMAGE),
-    "r2_about_the_mean": (
-        lambda y, p: ops.sum((y - p) ** 2) / (ops.sum((y - ops.mean(y)) ** 2) + 1e-7),
-        ONE,
-        ONE,
-    ),
     "root": (lambda y, p: ops.sqrt(ops.mean((y - p) ** 2)), ONE, ONE),
     "from_the_mean": (hard(lambda e: e >= ops.mean(e)), ONE, ONE),
-    "hardest": (lambda y, p: ops.max(ops.mean((y - p) ** 2, axis=1)), TWO, TWO),
-    "weights": (lambda y, p: (y - p) ** 2 * y / ops.mean(y), TWO, TWO),
     "penalized_cox": (lambda y, p: cox(y, p) + ops.mean(p**2) / 100, TWO, ONE),
     "one_of_two": (
         {"a": losses.MeanSquaredError(), "b": losses.Dice()},

@@ -101,17 +101,6 @@ def test_says_that_nothing_was_compared():
         self_check(model, reference.sequences(), reference.labels())
 
 
-def test_needs_eager_execution():
-    model = reference.classifier(inputs=(4,))
-
-    @tf.function(autograph=False)
-    def step():
-        self_check(model, tf.zeros([2, 4]), tf.zeros([2]))
-
-    with pytest.raises(RuntimeError, match="eagerly"):
-        step()
-
-
 class Gated(layers.Layer):
     """Mixes examples through a gate that is closed at the initial weights."""
 
