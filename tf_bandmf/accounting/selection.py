@@ -50,7 +50,7 @@ def shape_of(distribution: str | float) -> float:
             return float(distribution)
     raise ValueError(
         f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or the shape "
-        f"parameter of a truncated negative binomial distribution (0, or from "
+        f"parameter of a truncated negative binomial distribution (0 or from "
         f"{_SMALLEST_SHAPE:g} to {_LARGEST_SHAPE:g}), found {distribution!r}."
     )
 
