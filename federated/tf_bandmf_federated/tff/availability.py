@@ -54,7 +54,7 @@ def diurnal(
 def present(
     availability: Availability, round_number: int, names: Sequence[str], seed: bytes
 ) -> list[str]:
-    """Returns the devices available in a round; each is drawn independently.
+    """Returns the available devices, each drawn independently from a 32-byte seed.
 
     Raises:
       ValueError: if the availability returns anything other than probabilities.
