@@ -76,7 +76,7 @@ def fashion_network() -> keras.Model:
 
 
 def cifar_network() -> keras.Model:
-    """Builds 3 convolutional blocks: 113,738 parameters; inputs [32, 32, 3], logits [10]."""
+    """Builds three conv blocks: 113,738 parameters; inputs [32, 32, 3], logits [10]."""
     layers: list[keras.layers.Layer] = [keras.layers.Input((32, 32, 3))]
     for filters in (32, 64, 128):
         layers.append(
