@@ -38,10 +38,8 @@ def test_identity_and_custom_inverse():
     [
         ({"momentum": 0.9, "decay": 0.5}, "momentum must be < decay"),
         ({"learning_rates": [1.0, 1.0]}, "one rate for each of the 3 steps"),
-        ({"learning_rates": [1.0, 0.0, 1.0]}, "must be finite and > 0"),
         ({"learning_rates": [1.0, np.nan, 1.0]}, "must be finite and > 0"),
         ({"learning_rates": [1.0, 1e140, 1.0]}, "between 1e-50 and 1e\\+50"),
-        ({"learning_rates": [1.0, 1e-51, 1.0]}, "They are relative"),
     ],
 )
 def test_invalid_workloads_are_refused(arguments, message):

@@ -34,6 +34,8 @@ def test_an_epsilon_near_the_largest_of_a_budget_is_stated(noise):
         exact = mpmath.ncdf(places[0]) - mpmath.exp(actual) * mpmath.ncdf(places[1])
     assert 8_000 < actual < 11_000
     assert float(exact) == pytest.approx(1e-5, rel=1e-4) and exact <= 1e-5
+    with pytest.raises(ValueError, match="epsilon > 100000"):
+        gaussian.gaussian_epsilon(0.1 * noise, 1e-5)
 
 
 @pytest.mark.invariant(12)

@@ -1,4 +1,4 @@
-"""Tests which operations of a private step run on the host if a GPU runs the rest."""
+"""A private step runs, and is few programs, where a GPU or TPU computes it."""
 
 import re
 

@@ -1,9 +1,7 @@
 """Advice: predictions agree with the plan, and settings follow from the predictions."""
 
 import math
-import types
 
-import numpy as np
 import pytest
 
 import tf_bandmf
@@ -89,18 +87,6 @@ def test_a_squared_error_gets_a_smaller_rate():
     assert squared.optimizer_arguments["learning_rate"] == rate("mse")
 
 
-def test_a_verdict_says_what_to_expect():
-    good = tf_bandmf.advise(epsilon=8.0, **{**FIXED, "num_examples": 60_000})
-    assert good.expected_share > 0.9
-    assert "to reach 0.9" in dict(good.reasons)["expected share"]
-    few = tf_bandmf.advise(
-        epsilon=2.0,
-        **{**FIXED, "num_examples": 1000, "num_parameters": 100_000},
-    )
-    text = dict(few.reasons)["expected share"]
-    assert few.expected_share < 0.2 and text.startswith("Expect nothing")
-
-
 def test_adam_has_independent_noise_and_a_rate_of_its_own():
     adam = tf_bandmf.advise(epsilon=4.0, optimizer="adam", sampling="poisson", **DATA)
     assert adam.plan.strategy.family == "identity"
@@ -122,13 +108,3 @@ def test_a_sampling_that_demands_more_must_be_worth_it():
     assert "It demands" in text and "fixed-order has" in text
     whole = tf_bandmf.advise(**{**settings, "num_examples": 31})
     assert whole.setting.sampling == "fixed-order"
-
-
-def test_a_model_has_its_number_of_parameters_and_its_loss():
-    weights = [np.zeros((600, 4)), np.zeros(10)]
-    model = types.SimpleNamespace(trainable_variables=weights, loss="poisson")
-    settings = {**FIXED, "epsilon": 4.0}
-    counted = tf_bandmf.advise(**settings, loss="poisson")
-    del settings["num_parameters"]
-    assert str(tf_bandmf.advise(**settings, model=model)) == str(counted)
-    assert f"{counted.plan.unit_noise_stddev:.4g} clip norms" in str(counted)

@@ -56,21 +56,6 @@ def test_parts_have_ranges_of_their_own():
         held({"x": {"weight": (0, 1)}}, x)
 
 
-@pytest.mark.parametrize(
-    ("ranges", "message"),
-    [
-        ((0, 1), "must map"),
-        ({"z": (0, 1)}, "must map"),
-        ({"x": (1, 0)}, "below the maximum"),
-        ({"x": (np.nan, 1)}, "below the maximum"),
-        ({"x": 3}, "a pair"),
-    ],
-)
-def test_what_is_no_range_is_refused(ranges, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        held(ranges)
-
-
 def test_integers_of_64_bits_beside_a_bound_are_compared_as_doubles():
     x = np.array([[2**53], [2**53 + 2], [0], [-1]])
     content = held({"x": (0, 2.0**53)}, x)

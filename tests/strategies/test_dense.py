@@ -80,10 +80,6 @@ def test_impossible_problems_and_indefinite_grams_are_refused():
     workload = workloads.prefix_sum(12)
     with pytest.raises(ValueError, match="max_participations must be ceil"):
         dense(workload, MinSep(4, 2), equal_column_norms=False)
-    with pytest.raises(ValueError, match="tolerance must be > 0"):
-        dense(workload, MinSep(4), tolerance=0.0)
-    with pytest.raises(ValueError, match="num_steps must be <= 8192"):
-        dense(workloads.prefix_sum(8193), MinSep(4))
     with pytest.raises(ValueError, match="not positive definite"):
         matrices.lower_triangular_factor(np.array([[1.0, 2.0], [2.0, 1.0]]))
 
