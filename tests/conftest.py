@@ -20,7 +20,7 @@ pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 # Tests do not use the user's cache of strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
-# Private steps refuse to run with TensorFloat-32, the default on GPUs.
+# Private steps turn TensorFloat-32 off, the default on GPUs, with a message.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],

@@ -8,8 +8,6 @@ from tf_bandmf.keras.clipping import ClippingMismatchError as ClippingMismatchEr
 from tf_bandmf.keras.clipping import Factor as Factor
 from tf_bandmf.keras.clipping import Instantiated as Instantiated
 from tf_bandmf.keras.clipping import LayerCall as LayerCall
-from tf_bandmf.keras.clipping import Layout as Layout
-from tf_bandmf.keras.clipping import OneTapRule as OneTapRule
 from tf_bandmf.keras.clipping import Product as Product
 from tf_bandmf.keras.clipping import Rule as Rule
 from tf_bandmf.keras.clipping import UnsupportedModelError as UnsupportedModelError

@@ -15,8 +15,8 @@ def wrong_dense_rule(monkeypatch):
 
     factors = dense.DenseRule.factors
 
-    def without_bias(self, call, gradients):
-        actual = dict(factors(self, call, gradients))
+    def without_bias(self, call, gradient):
+        actual = dict(factors(self, call, gradient))
         actual.pop(id(call.layer.bias))
         return actual
 

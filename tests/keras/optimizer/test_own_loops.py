@@ -201,8 +201,6 @@ def test_settings_are_kept_by_files_and_named_by_the_statement(clipping):
     config = json.loads(json.dumps(optimizer.get_config(), sort_keys=True))
     again = type(optimizer).from_config(config)
     assert again.clipping == optimizer.clipping
-    # Groups also keep their order, which equality of dictionaries ignores.
-    assert list(again.clipping.groups or ()) == list(clipping.groups or ())
     assert ("clipped in groups" in str(again.statement())) == bool(clipping.groups)
     assert again.loss_scale_factor == 1024
     with pytest.raises(AttributeError, match="fixed for a run"):

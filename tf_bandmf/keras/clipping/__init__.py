@@ -2,11 +2,9 @@
 
 from tf_bandmf.keras.clipping.factors.base import Factor as Factor
 from tf_bandmf.keras.clipping.factors.base import Instantiated as Instantiated
-from tf_bandmf.keras.clipping.factors.base import Layout as Layout
 from tf_bandmf.keras.clipping.factors.base import Product as Product
-from tf_bandmf.keras.clipping.factors.precision import check_process as check_process
 from tf_bandmf.keras.clipping.factors.precision import (
-    turn_tensor_float_32_off as turn_tensor_float_32_off,
+    prepare_process as prepare_process,
 )
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp as LookedUp
 from tf_bandmf.keras.clipping.forward.supported import STEP_METHODS as STEP_METHODS
@@ -37,7 +35,6 @@ from tf_bandmf.keras.clipping.proof.regularizers import (
 from tf_bandmf.keras.clipping.rules import LayerCall as LayerCall
 from tf_bandmf.keras.clipping.rules import Rule as Rule
 from tf_bandmf.keras.clipping.rules import register_rule as register_rule
-from tf_bandmf.keras.clipping.rules.base import OneTapRule as OneTapRule
 from tf_bandmf.keras.clipping.rules.embedding import is_lookup_table as is_lookup_table
 from tf_bandmf.keras.clipping.sums.clipped_sums import OUTCOMES as OUTCOMES
 from tf_bandmf.keras.clipping.sums.clipped_sums import (

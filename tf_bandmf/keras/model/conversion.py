@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.clipping import check_supported, turn_tensor_float_32_off
+from tf_bandmf.keras.clipping import check_supported
 from tf_bandmf.keras.compat.keras_objects import (
     Functional,
     all_layers,
@@ -41,9 +41,6 @@ def make_private(
     (`keras.models.clone_model` of a private Sequential makes a plain model with new
     weights. Compiled like the original, it refuses to train: make the clone private, too,
     with the same arguments.)
-
-    If a GPU has TensorFloat-32, it is turned off in this process, with a message,
-    because norms would come out too small.
 
     Without `import tf_bandmf.keras`, files of `to_plain(model).save(...)` can be
     loaded; files that the private model itself saved cannot. The legacy .h5 format is for
@@ -86,7 +83,6 @@ def make_private(
     given = StepSettings(microbatch_size, tables, release_every, alone)
     changes = {k: v for k, v in vars(given).items() if v != getattr(usual, k)}
     settings = dataclasses.replace(getattr(model, "_settings", usual), **changes)
-    turn_tensor_float_32_off()
     optimizer = getattr(model, "optimizer", None)
     is_private = isinstance(model, PrivateTraining)
     chosen = type(model) if is_private else private_class(type(model))

@@ -21,7 +21,7 @@ from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.clipping import (
     STEP_METHODS,
     Same,
-    check_process,
+    prepare_process,
     refuse_own_step,
     vouched_classes,
 )
@@ -146,8 +146,8 @@ class PrivateTraining(BuiltBefore, _Model):
           TypeError, ValueError: if the data are not the plan's, or the plan has fewer
             steps left than asked for, or the private state file would be in a folder of
             a callback. Nothing was trained then.
-          RuntimeError: if the process rounds float32 products (TensorFloat-32): norms
-            would be wrong. The message says how to turn it off.
+          RuntimeError: if the process rounds float32 products: norms would be wrong. The
+            message says how to turn it off.
           BudgetExceededError, LedgerError: if the plan's ledger does not let the run
             begin. Nothing was trained then.
           InvalidArgumentError: if something else changed the weights or the state of the
@@ -379,7 +379,7 @@ class PrivateTraining(BuiltBefore, _Model):
             model's steps eagerly.
         """
         optimizer = private_optimizer_of(self)
-        check_process()
+        prepare_process()
         if self.run_eagerly:
             raise RuntimeError(
                 "A private step runs as a graph: debug the plain model, before "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -423,7 +424,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             "plan": storage.dumps(self.plan.to_config()),
             "keep_normals": self.run.keep_normals,
             "loss_scale_factor": self.loss_scale_factor,
-            "clipping": self._clipping.to_config(),
+            "clipping": dataclasses.asdict(self._clipping),
         }
 
     @classmethod
@@ -437,7 +438,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             name=config["name"],
             keep_normals=config["keep_normals"],
             loss_scale_factor=config["loss_scale_factor"],
-            clipping=Clipping.from_config(config["clipping"]),
+            clipping=Clipping(**config["clipping"]),
         )
 
     def __reduce__(self) -> NoReturn:

@@ -10,7 +10,6 @@ from tf_bandmf.keras.clipping.factors import base, norms, tables
 
 # Documented relative bound on rounding errors.
 TOLERANCE = 1e-3
-LAYOUT = base.Layout.plain
 CLIP = 0.5
 
 
@@ -24,7 +23,7 @@ def contribution(factor, clip=CLIP):
 
 
 def product(left, right):
-    return base.Product(left, right, LAYOUT((left.shape[-1], right.shape[-1])))
+    return base.Product(left, right, (left.shape[-1], right.shape[-1]))
 
 
 def two_calls(left, right):
@@ -237,7 +236,7 @@ def test_lookups_that_cancel_a_projection():
         1e4 * np.random.default_rng(0).normal(size=(3, 4, 16)), tf.float32
     )
     rows = tables.Rows(ids, values, 3000)
-    opposite = base.Product(tf.one_hot(ids, 3000), -values, LAYOUT((3000, 16)))
+    opposite = base.Product(tf.one_hot(ids, 3000), -values, (3000, 16))
     measured = base.add_factors([rows, opposite]).measure()
     total = measured.weighted_sum(tf.constant([1.0, 0, 0]), *measured.tensors)
     bound = float(measured.norms.bounds[0]) ** 0.5

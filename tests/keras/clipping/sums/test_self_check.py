@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import ClippingMismatchError, rules, self_check
 from tf_bandmf.keras.clipping.independence import registration
-from tf_bandmf.keras.extending import Instantiated, Layout, OneTapRule, Product
+from tf_bandmf.keras.extending import Instantiated, Product, Rule
 
 layers = keras.layers
 
@@ -62,7 +62,7 @@ class Gained(layers.Layer):
         return keras.ops.matmul(x, self.kernel) * self.gain
 
 
-class RuleOfGained(OneTapRule):
+class RuleOfGained(Rule):
     """A rule for `Gained`; the broken variant is right only while all gains are 1."""
 
     def __init__(self, is_right):
@@ -71,13 +71,13 @@ class RuleOfGained(OneTapRule):
     def supports(self, layer, variables):
         return type(layer) is Gained
 
-    def factors_of(self, call, gradient):
+    def factors(self, call, gradient):
         layer, x = call.layer, call.inputs
         projected = keras.ops.matmul(x, layer.kernel)
         received = gradient * layer.gain if self._is_right else gradient
-        layout = Layout.plain(tuple(layer.kernel.shape))
+        shape = tuple(layer.kernel.shape)
         return {
-            id(layer.kernel): Product(x, received, layout),
+            id(layer.kernel): Product(x, received, shape),
             id(layer.gain): Instantiated(keras.ops.sum(projected * gradient, axis=1)),
         }
 

@@ -138,44 +138,15 @@ class Instantiated(Factor):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """The conversion of a matrix [I, O] to a kernel: reshape, transpose, reshape.
-
-    Attributes:
-      split: shape of the first reshape.
-      order: axes of the transpose.
-      shape: shape of the second reshape, which is that of the kernel.
-    """
-
-    split: tuple[int, ...]
-    order: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @classmethod
-    def plain(cls, shape: Sequence[int]) -> Layout:
-        """Returns the layout of a kernel that is a reshaped [I, O]."""
-        shape = tuple(shape)
-        return cls(shape, tuple(range(len(shape))), shape)
-
-    def to_kernels(
-        self, matrices: tf.Tensor, batch: Sequence[int] = (-1,)
-    ) -> tf.Tensor:
-        """Maps `[*batch, I, O]` to `[*batch, *kernel shape]`."""
-        axes = len(batch)
-        if self.order != tuple(range(len(self.order))):
-            order = [*range(axes), *(axes + axis for axis in self.order)]
-            matrices = tf.transpose(tf.reshape(matrices, [*batch, *self.split]), order)
-        return tf.reshape(matrices, [*batch, *self.shape])
-
-
-@dataclasses.dataclass(frozen=True)
 class Product(Factor):
     """Gradients that are sums of T outer products: `left_bᵀ right_b`.
 
     Attributes:
       left: [B, T, I].
       right: [B, T, O].
-      layout: the conversion of [I, O] to the kernel.
+      shape: shape of the kernel.
+      order: the axes of the kernel, as axes of [I, O] after I and O are split into
+        axes; empty if the kernel is a reshaped [I, O].
       copied: None; or a smaller tensor [B, ...], and a function that makes `left` from
         it by copying numbers alone. Accelerators store the smaller tensor, and make
         `left` twice: for the norms and for the sum.
@@ -183,32 +154,35 @@ class Product(Factor):
 
     left: tf.Tensor
     right: tf.Tensor
-    layout: Layout
+    shape: tuple[int, ...]
+    order: tuple[int, ...] = ()
     copied: tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]] | None = None
 
     def add(self, other: Factor) -> Product | None:
-        if not isinstance(other, Product) or self.layout != other.layout:
+        if not isinstance(other, Product):
+            return None
+        if (self.shape, self.order) != (other.shape, other.order):
             return None
         left = tf.concat([self.left, other.left], axis=1)
         right = tf.concat([self.right, other.right], axis=1)
-        return Product(left, right, self.layout)
+        return Product(left, right, self.shape, self.order)
 
     def of_units(self, rows: int) -> Product:
         """See the base class. The outer products of a unit's rows become its terms."""
         left, right = join_terms(self.left, rows), join_terms(self.right, rows)
-        return Product(left, right, self.layout)
+        return Product(left, right, self.shape, self.order)
 
     def instantiate(self) -> tf.Tensor:
         left, right = norms.kept(self.left), norms.kept(self.right)
-        return self.layout.to_kernels(norms.formed(left, right))
+        return self._to_kernels(norms.formed(left, right), -1)
 
     def measure(self) -> Measured:
-        terms, size = self.left.shape[1], math.prod(self.layout.shape)
+        terms, size = self.left.shape[1], math.prod(self.shape)
         if terms != 1 and terms is not None and prefers_forming(terms, size):
             return super().measure()
-        source, make = self.copied or (self.left, _unchanged)
-        if not norms.accelerator():
-            source, make = self.left, _unchanged
+        source, make = self.left, tf.convert_to_tensor
+        if self.copied is not None and norms.accelerator():
+            source, make = self.copied
         source, right = norms.pinned(norms.kept(source), norms.kept(self.right))
         left = make(source)
         if terms == 1:
@@ -239,11 +213,16 @@ class Product(Factor):
         left = tf.reshape(left, [-1, left.shape[-1]])
         right = tf.reshape(right, [-1, right.shape[-1]])
         total = tf.matmul(left, right, transpose_a=True)
-        return self.layout.to_kernels(total, batch=())
+        return self._to_kernels(total)
 
-
-def _unchanged(tensor: tf.Tensor) -> tf.Tensor:
-    return tensor
+    def _to_kernels(self, matrices: tf.Tensor, *batch: int) -> tf.Tensor:
+        """Maps `[*batch, I, O]` to `[*batch, *shape]`."""
+        if self.order:
+            places = range(len(self.order))
+            split = [self.shape[self.order.index(place)] for place in places]
+            order = [*range(len(batch)), *(len(batch) + axis for axis in self.order)]
+            matrices = tf.transpose(tf.reshape(matrices, [*batch, *split]), order)
+        return tf.reshape(matrices, [*batch, *self.shape])
 
 
 def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Refuses process settings under which clipping would be wrong.
+"""Changes or refuses process settings under which clipping would be wrong.
 
 Some settings round the operands of float32 products. The norm of a gradient and the
 released sum are computed in different ways, often by matrix products. In float32 both
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,11 +27,13 @@ _FPMATH_MODES = (
 )
 
 
-def check_process() -> None:
-    """Refuses settings that round the operands of float32 products, or prevent tracing.
+def prepare_process() -> None:
+    """Turns TensorFloat-32 off; refuses other settings that would falsify norms.
 
-    If TensorFlow ran all functions eagerly, there would be no graph of the step to
-    analyze.
+    TensorFloat-32 is on by default on GPUs that have it. A message says that it is
+    turned off. Devices are queried without initializing them, so that their memory can
+    still be configured. If TensorFlow ran all functions eagerly, there would be no graph
+    of the step to analyze.
 
     Raises:
       RuntimeError: for such a setting; the message says how to change it.
@@ -39,15 +43,15 @@ def check_process() -> None:
             "tf.config.run_functions_eagerly(True) is set, but a private step must be "
             "traced to be analysed. Call tf.config.run_functions_eagerly(False)."
         )
-    is_on = tf.config.experimental.tensor_float_32_execution_enabled()
-    if is_on and _some_gpu_rounds():
-        raise RuntimeError(
-            "TensorFlow rounds products of float32 matrices to TensorFloat-32 on this GPU: "
-            "per-example norms would be wrong by 0.1% or more, so that contributions could "
-            "exceed the clip norm. Call "
-            "tf.config.experimental.enable_tensor_float_32_execution(False) first. For "
-            "speed use the dtype policy mixed_bfloat16 or mixed_float16, whose norms "
-            "are computed in float32."
+    precision = tf.config.experimental
+    gpus = map(precision.get_device_details, tf.config.get_visible_devices("GPU"))
+    if precision.tensor_float_32_execution_enabled() and any(map(_rounds, gpus)):
+        precision.enable_tensor_float_32_execution(False)
+        print(
+            "tf_bandmf: TensorFloat-32 is turned off in this process: norms would come "
+            "out too small. For speed use the dtype policy mixed_bfloat16.",
+            file=sys.stderr,
+            flush=True,
         )
     options = tf.config.optimizer.get_experimental_options()
     rewrites = [
@@ -70,32 +74,7 @@ def check_process() -> None:
             )
 
 
-def turn_tensor_float_32_off() -> None:
-    """Turns TensorFloat-32 off in this process if a GPU has it, and prints a message.
-
-    TensorFloat-32 is on by default, and private training is refused while it is on.
-    Devices are queried without initializing them, so that their memory can still be
-    configured.
-    """
-    option = tf.config.experimental
-    if not option.tensor_float_32_execution_enabled():
-        return
-    if _some_gpu_rounds():
-        option.enable_tensor_float_32_execution(False)
-        print(
-            "tf_bandmf: TensorFloat-32 is turned off in this process: norms would come "
-            "out too small. For speed use the dtype policy mixed_bfloat16.",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def _some_gpu_rounds() -> bool:
-    return any(map(_has_tensor_float_32, tf.config.get_visible_devices("GPU")))
-
-
-def _has_tensor_float_32(device: tf.config.PhysicalDevice) -> bool:
+def _rounds(gpu: Mapping[str, Any]) -> bool:
     """Returns whether a GPU has TensorFloat-32 or an unknown compute capability."""
-    details = tf.config.experimental.get_device_details(device)
-    capability = details.get("compute_capability")
+    capability = gpu.get("compute_capability")
     return capability is None or tuple(capability) >= _TENSOR_FLOAT_32_SINCE

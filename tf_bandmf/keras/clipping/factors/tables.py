@@ -10,7 +10,6 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
-    Layout,
     Measured,
     Product,
     join_terms,
@@ -55,7 +54,7 @@ class Rows(Factor):
     def _with_product(self, other: Product) -> Factor | None:
         """Returns the sum with a product; None unless the layout fits the table."""
         shape = (self.num_rows, self.values.shape[-1])
-        if self.stays_sparse or other.layout != Layout.plain(shape):
+        if self.stays_sparse or other.order or other.shape != shape:
             return None
         product = other if self.product is None else self.product.add(other)
         return product and dataclasses.replace(self, product=product)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+
 from tf_bandmf.keras.clipping.rules.base import LayerCall as LayerCall
 from tf_bandmf.keras.clipping.rules.base import Rule as Rule
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
@@ -20,7 +22,8 @@ _RULES: list[Rule] = [
     EmbeddingRule(),
     NormalizationRule(),
     RecurrentRule(),
-    KernelFunctionRule(),
+    KernelFunctionRule(DenseRule(), keras.layers.Dense),
+    KernelFunctionRule(ConvolutionRule(), *ConvolutionRule.kinds),
     MaskedLMHeadRule(),
     PerExampleRule(),
 ]

@@ -37,7 +37,7 @@ class LayerCall:
     original: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    batched: Sequence[bool] | None = None
+    batched: Sequence[bool] = ()
     spread: Callable[[tf.Tensor], tf.Tensor] = tf.identity
     taps: list[tf.Tensor] = dataclasses.field(default_factory=list)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -76,6 +76,8 @@ class LayerCall:
 class Rule(abc.ABC):
     """Computes factors of per-example gradients for one kind of layer.
 
+    By default, a rule taps one tensor, the output of the layer.
+
     Attributes:
       spreads: True if the rule handles calls whose output is shared by all examples.
       runs_again: True if the rule runs the layer a second time on the batched
@@ -92,20 +94,18 @@ class Rule(abc.ABC):
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
         """Returns whether the rule is exact for a layer with these variables."""
 
-    @abc.abstractmethod
     def forward(self, call: LayerCall) -> Any:
         """Runs the layer, taps tensors for the rule, and returns the layer's output."""
+        return call.tap(call.run())
 
     @abc.abstractmethod
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors(self, call: LayerCall, *gradients: Any) -> Mapping[int, Factor]:
         """Returns the factor of each Keras variable, by the variable's `id`.
 
         Args:
           call: the recorded call.
           gradients: the gradient of the summed losses for each tap, [B, ...]; None for
-            a tap on which the loss does not depend.
+            a tap on which the loss does not depend, if there are others.
         """
 
 
@@ -139,29 +139,7 @@ def overridden(layer: Any, cls: type) -> set[str]:
     }
 
 
-class OneTapRule(Rule):
-    """Base class of rules that tap one tensor, by default the output of the layer."""
-
-    def forward(self, call: LayerCall) -> Any:
-        return call.tap(call.run())
-
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
-        (gradient,) = gradients
-        return {} if gradient is None else self.factors_of(call, gradient)
-
-    @abc.abstractmethod
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """Returns the factor of each Keras variable, by the variable's `id`.
-
-        Args:
-          call: the recorded call.
-          gradient: the gradient of the summed losses for the tap, [B, ...].
-        """
-
-
-class LayerRule(OneTapRule):
+class LayerRule(Rule):
     """Base class of rules for particular layer classes with known variables.
 
     Attributes:

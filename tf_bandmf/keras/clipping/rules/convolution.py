@@ -14,7 +14,6 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
-    Layout,
     Measured,
     Product,
     prefers_forming,
@@ -25,13 +24,16 @@ from tf_bandmf.keras.clipping.rules.base import (
     kernel_shape,
     of_spread,
 )
-from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
+from tf_bandmf.keras.clipping.tensors.batches import (
+    elements,
+    reshape_examples,
+    split_first,
+)
 from tf_bandmf.keras.compat.keras_objects import kernel_of
+from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
-_FEW_CHANNELS = 4
-# With up to `_FEW_POSITIONS`, patches are small; with up to `_SOME_POSITIONS`, they are
-# not much larger than the gradients.
-_FEW_POSITIONS, _SOME_POSITIONS = 64, 256
+# With up to this many positions, patches are small.
+_FEW_POSITIONS = 64
 # From this many multiplications on, computing the gradient of an example takes longer
 # than launching the operation.
 _MANY = 1 << 24
@@ -47,20 +49,9 @@ def channels_last(tensor: tf.Tensor, data_format: str) -> tf.Tensor:
     return tf.transpose(tensor, [0, *range(2, rank), 1])
 
 
-def _spatial(tensor: tf.Tensor) -> list[Any]:
-    """Returns the spatial lengths of [B, *spatial, C], as numbers or scalar tensors."""
-    return [
-        tf.shape(tensor)[axis] if length is None else length
-        for axis, length in enumerate(tensor.shape[1:-1], start=1)
-    ]
-
-
-def _padding(mode: str, reach: int, missing: Any) -> tuple[Any, Any]:
-    """Returns a layer's padding before and after one spatial dimension."""
-    if mode != "same":
-        return (reach if mode == "causal" else 0), 0
-    total = max(missing, 0) if isinstance(missing, int) else tf.maximum(missing, 0)
-    return total // 2, total - total // 2
+def _positive(number: Any) -> Any:
+    """Returns a number or a scalar tensor, and 0 in place of a negative one."""
+    return max(number, 0) if isinstance(number, int) else tf.maximum(number, 0)
 
 
 class ConvolutionRule(PreActivationRule):
@@ -68,7 +59,7 @@ class ConvolutionRule(PreActivationRule):
 
     kinds = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, kernel = call.layer, kernel_of(call.layer)
         gradient = channels_last(gradient, layer.data_format)
         inputs = channels_last(call.inputs, layer.data_format)
@@ -93,7 +84,6 @@ class Convolved(Factor):
         self._rows = rows
         self._shape = kernel_shape(kernel_of(layer))
         *self._size, self._depth, self._filters = self._shape
-        self._positions = math.prod(self._size)
         self._terms = elements(gradient.shape[1:-1])
 
     def of_units(self, rows: int) -> Factor:
@@ -104,15 +94,19 @@ class Convolved(Factor):
         terms = self._rows * self._terms if self._terms > 0 else None
         if self._layer.groups > 1 or prefers_forming(terms, math.prod(self._shape)):
             return super().measure()
+        return self._product().measure()
+
+    def _product(self) -> Product:
+        """Returns the same gradients as a product, with a term for each position."""
+        kernel = math.prod(self._size) * self._depth * self._layer.groups
 
         def left(inputs: tf.Tensor) -> tf.Tensor:
-            patches = self._patches(inputs)
-            return reshape_examples(patches, self._terms, self._positions * self._depth)
+            return reshape_examples(self._patches(inputs), self._terms, kernel)
 
         right = reshape_examples(self._gradient, self._terms, self._filters)
-        plain, inputs = Layout.plain(self._shape), self._inputs
-        product = Product(left(inputs), right, plain, (inputs, left))
-        return (product if self._rows == 1 else product.of_units(self._rows)).measure()
+        copied = self._inputs, left
+        product = Product(left(self._inputs), right, self._shape, copied=copied)
+        return product if self._rows == 1 else product.of_units(self._rows)
 
     def _patches(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns the inputs of each output position: [B, *output spatial, positions * C].
@@ -120,49 +114,43 @@ class Convolved(Factor):
         It takes one strided slice for each position of the kernel, in row-major order:
         `tf.image.extract_patches` gives the same, but several times slower.
         """
-        layer, counts = self._layer, _spatial(self._gradient)
-        steps = list(zip(layer.strides, layer.dilation_rate, strict=True))
-        paddings: list[tuple[Any, Any]] = [(0, 0)]
-        for length, kernel, count, (stride, dilation) in zip(
-            _spatial(inputs), self._size, counts, steps, strict=True
+        layer, paddings, axes = self._layer, [(0, 0)], []
+        lengths = keras.ops.shape(inputs)[1:-1]
+        counts = keras.ops.shape(self._gradient)[1:-1]
+        for length, count, size, stride, dilation in zip(
+            lengths, counts, self._size, layer.strides, layer.dilation_rate, strict=True
         ):
-            reach = (kernel - 1) * dilation
-            missing = (count - 1) * stride + 1 + reach - length
-            paddings.append(_padding(layer.padding, reach, missing))
+            reach, last = (size - 1) * dilation, (count - 1) * stride + 1
+            missing = last + reach - length
+            before = reach if layer.padding == "causal" else _positive(missing) // 2
+            paddings.append((before, _positive(missing - before)))
+            starts = range(0, reach + 1, dilation)
+            axes.append([slice(start, start + last, stride) for start in starts])
         if any(not isinstance(n, int) or n for pair in paddings for n in pair):
             inputs = tf.pad(inputs, [*paddings, (0, 0)])
-        slices = []
-        for position in itertools.product(*map(range, self._size)):
-            index: list[Any] = [slice(None)]
-            for offset, count, (stride, dilation) in zip(
-                position, counts, steps, strict=True
-            ):
-                start = offset * dilation
-                index.append(slice(start, start + (count - 1) * stride + 1, stride))
-            slices.append(inputs[tuple(index)])
+        slices = [inputs[(slice(None), *index)] for index in itertools.product(*axes)]
         return slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
 
     def instantiate(self) -> tf.Tensor:
         """See the base class: uses the fastest of three ways (benchmarks/README.md)."""
-        # Count the input positions that patches span: strided slices are slow.
-        places = self._terms * math.prod(self._layer.strides)
+        layer, groups = self._layer, self._layer.groups
+        places = self._terms * math.prod(layer.strides)
         multiplications = self._terms * math.prod(self._shape)
         is_small = self._rows == 1 and 0 <= multiplications < _MANY
         if (
             norms.in_xla()
             or tf.config.list_logical_devices("GPU")
-            or self._positions == 1  # patches are the inputs
+            or groups > 1
+            or math.prod(self._size) == 1  # patches are the inputs
+            or (is_small and places <= _FEW_POSITIONS)
             or not self._has_two_dimensional_form()
-            or self._layer.groups > 1
-            or (is_small and (self._depth <= _FEW_CHANNELS or places <= _FEW_POSITIONS))
         ):
-            return self.from_patches()
+            product = self._product()
+            return self._by_channels(product) if groups > 1 else product.instantiate()
         is_thin = self._depth * self._filters <= _MOST_OF_A_GROUP
         if is_small and is_thin and groups_have_gradients():
-            return self.in_groups()
-        if is_small and self._terms == places <= _SOME_POSITIONS:
-            return self.from_patches()
-        return self.one_by_one()
+            return self._in_groups()
+        return self._one_by_one()
 
     def _has_two_dimensional_form(self) -> bool:
         """Returns whether TensorFlow's Conv2D can pad and stride as the layer does."""
@@ -174,56 +162,38 @@ class Convolved(Factor):
             and set(layer.dilation_rate) == {1}
         )
 
-    def in_groups(self) -> tf.Tensor:
+    def _in_groups(self) -> tf.Tensor:
         """Computes all gradients in one grouped convolution, one group per example."""
         examples = tf.shape(self._inputs)[0]
 
-        def side_by_side(tensor: tf.Tensor, channels: int) -> tf.Tensor:
-            *spatial, _ = tensor.shape[1:]
+        def side_by_side(tensor: tf.Tensor) -> tf.Tensor:
+            *spatial, channels = tensor.shape[1:]
             tensor = tf.transpose(tf.cast(tensor, tf.float32), [1, 2, 0, 3])
             return tf.reshape(tensor, [1, *spatial, examples * channels])
 
         formed = self._backpropagated(
-            side_by_side(self._inputs, self._depth),
-            side_by_side(self._gradient, self._filters),
+            side_by_side(self._inputs),
+            side_by_side(self._gradient),
             examples * self._filters,
         )
         formed = tf.reshape(formed, [*self._size, self._depth, examples, self._filters])
         return tf.transpose(formed, [3, 0, 1, 2, 4])
 
-    def one_by_one(self) -> tf.Tensor:
-        """Loops over units, and computes each gradient with TensorFlow's own operation.
+    def _one_by_one(self) -> tf.Tensor:
+        """Computes the gradient of each unit with TensorFlow's own operation, in a loop.
 
         This needs no patches. The loop takes about as long as the gradient of the whole
         batch, plus a tenth of a millisecond per unit.
         """
-        # The operation trusts static shapes, and would read out of bounds if they were
-        # wrong.
         inputs, gradient = (
-            reshape_examples(tensor, *tensor.shape[1:])
-            if tensor.shape[1:].is_fully_defined()
-            else tensor
-            for tensor in (
-                tf.cast(self._inputs, tf.float32),
-                tf.cast(self._gradient, tf.float32),
-            )
+            split_first(tf.cast(tensor, tf.float32), -1, self._rows)
+            for tensor in (self._inputs, self._gradient)
         )
-        units, rows = tf.shape(inputs)[0] // self._rows, self._rows
-
-        # A slice of the first axis is a view. `map_fn` would copy it, or need twice as
-        # many operations, which TensorFlow must optimize before the first step.
-        def of_unit(unit: tf.Tensor, formed: tf.TensorArray) -> Any:
-            part = slice(unit * rows, unit * rows + rows)
-            gradients = self._backpropagated(
-                inputs[part], gradient[part], self._filters
-            )
-            return unit + 1, formed.write(unit, gradients)
-
-        formed = tf.TensorArray(tf.float32, units, element_shape=self._shape)
-        _, formed = tf.while_loop(
-            lambda unit, _: unit < units, of_unit, (tf.constant(0), formed)
+        formed = vectorized_map(
+            lambda unit: self._backpropagated(unit[0], unit[1], self._filters),
+            (inputs, gradient),
         )
-        return formed.stack()
+        return reshape_examples(formed, *self._shape)
 
     def _backpropagated(
         self, inputs: tf.Tensor, gradient: tf.Tensor, filters: Any
@@ -236,23 +206,19 @@ class Convolved(Factor):
             padding=self._layer.padding.upper(),
         )
 
-    def from_patches(self) -> tf.Tensor:
-        """Computes the gradient of each unit as a matrix product of its patches."""
-        inputs, gradient = norms.kept(self._inputs), norms.kept(self._gradient)
-        batch = tf.shape(gradient)[0] // self._rows
-        terms = self._terms * (self._rows if self._terms > 0 else 1)
-        patches, groups = self._patches(inputs), self._layer.groups
-        if groups > 1:
-            sizes = self._positions, groups, self._depth
-            patches = tf.reshape(patches, [batch, terms, *sizes])
-            shape = batch, terms, groups, self._filters // groups
-            gradient = tf.cast(tf.reshape(gradient, shape), tf.float32)
-            patches = tf.cast(patches, tf.float32)
-            formed = tf.einsum("btpgd,btgf->bpdgf", patches, gradient)
-        else:
-            left = tf.reshape(patches, [batch, terms, self._positions * self._depth])
-            right = tf.reshape(gradient, [batch, terms, self._filters])
-            formed = norms.formed(left, right)
+    def _by_channels(self, product: Product) -> tf.Tensor:
+        """Computes the gradients of a kernel for groups of channels."""
+        groups, (batch, terms, _) = (
+            self._layer.groups,
+            tf.unstack(tf.shape(product.left)),
+        )
+
+        def split(side: tf.Tensor, *sizes: int) -> tf.Tensor:
+            return tf.reshape(tf.cast(side, tf.float32), [batch, terms, *sizes])
+
+        left = split(product.left, math.prod(self._size), groups, self._depth)
+        right = split(product.right, groups, self._filters // groups)
+        formed = tf.einsum("btpgd,btgf->bpdgf", left, right)
         return tf.reshape(formed, [batch, *self._shape])
 
 

@@ -48,7 +48,7 @@ class DenseRule(PreActivationRule):
             return False
         return not _adapter_of(layer) or equation.kernel[-1] not in equation.inputs
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, inputs, kernel = call.layer, call.inputs, kernel_of(call.layer)
         equation = parsed(_spelled(layer), inputs.shape.rank)
         assert equation is not None

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors.base import Factor
+from tf_bandmf.keras.clipping.factors.base import Factor, Product
 from tf_bandmf.keras.clipping.factors.tables import Rows
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
@@ -15,8 +15,11 @@ from tf_bandmf.keras.clipping.rules.base import (
     kernel_shape,
     overridden,
 )
-from tf_bandmf.keras.clipping.rules.products import parsed, product
-from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
+from tf_bandmf.keras.clipping.tensors.batches import (
+    elements,
+    reshape_examples,
+    terms_of,
+)
 from tf_bandmf.keras.clipping.tensors.table_readers import reader_of
 from tf_bandmf.keras.compat.keras_objects import MASK, embeddings_of
 
@@ -61,20 +64,20 @@ class EmbeddingRule(LayerRule):
             return outputs
         return soft_cap * keras.ops.tanh(outputs / soft_cap)
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, inputs = call.layer, call.inputs
         if not is_reverse(call.args, call.kwargs):
             return _of_lookup(layer, call.spread(inputs), gradient)
+        left, right, kernel = (
+            inputs,
+            gradient,
+            getattr(layer, "reverse_embeddings", None),
+        )
         if layer.tie_weights:
             # For the transposed table, inputs and output gradients are swapped.
-            equation, pair = "...o,oi->...i", (gradient, inputs)
-            kernel = embeddings_of(layer)
-        else:
-            equation, pair = "...i,io->...o", (inputs, gradient)
-            kernel = layer.reverse_embeddings
-        letters = parsed(equation, inputs.shape.rank)
-        assert letters is not None
-        return {id(kernel): product(letters, *pair, kernel_shape(kernel))}
+            left, right, kernel = gradient, inputs, embeddings_of(layer)
+        shape = kernel_shape(kernel)
+        return {id(kernel): Product(terms_of(left), terms_of(right), shape)}
 
 
 def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
@@ -106,8 +109,6 @@ def rows_of_ids(layer: Any, ids: tf.Tensor) -> tf.Tensor:
 def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Factor]:
     table = embeddings_of(layer)
     num_rows, width = kernel_shape(table)
-    # Join all positions in one axis.
-    terms = elements(ids.shape[1:])
-    ids = reshape_examples(rows_of_ids(layer, ids), terms)
-    values = reshape_examples(gradient, terms, width)
+    ids = reshape_examples(rows_of_ids(layer, ids), elements(ids.shape[1:]))
+    values = reshape_examples(gradient, elements(ids.shape[1:]), width)
     return {id(table): Rows(ids, values, num_rows, reader_of(table) is not None)}

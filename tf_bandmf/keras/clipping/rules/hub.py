@@ -28,5 +28,5 @@ class MaskedLMHeadRule(PreActivationRule):
     def weights(self, layer: Any) -> Sequence[Any]:
         return (bias_of(layer),)
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         return of_spread(bias_of(call.layer), gradient)

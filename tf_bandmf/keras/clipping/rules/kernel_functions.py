@@ -19,35 +19,40 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
+    LayerRule,
     PreActivationRule,
     is_plain,
     overridden,
 )
-from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
-from tf_bandmf.keras.clipping.rules.dense import DenseRule
 from tf_bandmf.keras.compat.keras_objects import kernel_of, tensorflow_value
-
-_RULES = (ConvolutionRule(), DenseRule())
 
 
 class KernelFunctionRule(PreActivationRule):
-    """The rule for `Dense` and convolution subclasses that override only `kernel`."""
+    """The rule for subclasses of Keras layers that override only `kernel`.
+
+    Args:
+      rule: the rule of these Keras layers.
+      kinds: their classes.
+    """
+
+    def __init__(self, rule: LayerRule, *kinds: type) -> None:
+        self._rule, self._kinds = rule, kinds
 
     def fits(self, layer: Any) -> bool:
-        return _rule_below(layer) is not None and is_plain(layer, type(layer))
+        kind = next((kind for kind in self._kinds if isinstance(layer, kind)), None)
+        if kind is None or not is_plain(layer, type(layer)):
+            return False
+        return overridden(layer, kind) - {"get_config", "from_config"} == {"kernel"}
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        layer, rule = call.layer, _rule_below(call.layer)
-        assert rule is not None
-        factors, weight = rule.factors_of(call, gradient), id(kernel_of(layer))
-        return {**factors, weight: PulledBack(layer, factors[weight])}
+    def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+        factors, weight = self._rule.factors(call, gradient), id(kernel_of(call.layer))
+        return {**factors, weight: PulledBack(call.layer, factors[weight])}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +89,3 @@ class PulledBack(Factor):
         name = f"The kernel of layer {layer.name!r} ({type(layer).__name__})"
         (of_weight,) = map_examples(pulled_back, self.of_kernel.instantiate(), name)
         return tf.cast(of_weight, tf.float32)
-
-
-def _rule_below(layer: Any) -> PreActivationRule | None:
-    """Returns the rule for the Keras base class of a layer that overrides `kernel`."""
-    for rule in _RULES:
-        for kind in rule.kinds:
-            if isinstance(layer, kind) and kind is not keras.layers.EinsumDense:
-                changed = overridden(layer, kind) - {"get_config", "from_config"}
-                return rule if changed == {"kernel"} else None
-    return None

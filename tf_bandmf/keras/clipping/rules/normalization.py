@@ -45,7 +45,7 @@ class NormalizationRule(LayerRule):
         # If a layer has `gamma`, its `scale` is only a flag.
         return getattr(layer, _scale(layer)), getattr(layer, "beta", None)
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         scale, shift = self.weights(call.layer)
         gradient = tf.cast(gradient, tf.float32)
         spread = [1] * gradient.shape.rank

@@ -34,12 +34,6 @@ from tf_bandmf.keras.compat.seeds import (
     used_generators,
 )
 
-# Operations whose results cannot be stacked, since their sizes depend on the data.
-_RAGGED = frozenset(
-    "Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 ListDiff "
-    "DynamicPartition".split()
-)
-
 
 class PerExampleRule(Rule):
     """Differentiates the layer on each example separately.
@@ -72,7 +66,7 @@ class PerExampleRule(Rule):
         except DrawsInFunction as error:
             raise UnsupportedModelError(f"{_name(call)}: {error}") from error
         if not self.alone and not seeds:
-            return _packed(call, outputs, _leaves(call, outputs))
+            return _packed(call, outputs, batches.tensor_leaves(outputs))
         # If the layer already ran above, its outputs are unused, so the graph drops
         # them.
         count = tf.shape(inputs[0])[0]
@@ -80,10 +74,8 @@ class PerExampleRule(Rule):
         leaves = _run(call, inputs)
         return _packed(call, call.notes["structure"], leaves)
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
-        if not call.variables or all(gradient is None for gradient in gradients):
+    def factors(self, call: LayerCall, *gradients: Any) -> Mapping[int, Factor]:
+        if not call.variables:
             return {}
         variables = [tensorflow_value(variable) for variable in call.variables]
         of_examples = _pulled_back(call, gradients, lambda inputs: variables)
@@ -145,7 +137,7 @@ def _pulled_back(
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(wanted)
             outputs = _run_one(call, inputs, seeds)
-            leaves = _floats(_leaves(call, outputs))
+            leaves = _floats(batches.tensor_leaves(outputs))
         pulled = tape.gradient(
             [leaves[i] for i in used],
             wanted,
@@ -181,13 +173,8 @@ def _within(ambient: dict[str, Any]) -> Iterator[None]:
 
 def _batched(call: LayerCall) -> list[tf.Tensor]:
     """Returns the tensor arguments that have a batch axis."""
-    leaves = [
-        leaf
-        for leaf in keras.tree.flatten((call.args, call.kwargs))
-        if tf.is_tensor(leaf)
-    ]
-    flags = call.batched or [bool(leaf.shape.rank) for leaf in leaves]
-    return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
+    leaves = filter(tf.is_tensor, keras.tree.flatten((call.args, call.kwargs)))
+    return [leaf for leaf, flag in zip(leaves, call.batched, strict=True) if flag]
 
 
 def _run_one(
@@ -234,9 +221,7 @@ def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tenso
         drawn_from.extend(generators)
         return tf.zeros([])
 
-    for op in probe.get_concrete_function(specs).graph.get_operations():
-        if op.type in _RAGGED:
-            raise _refusal(call, f"{op.type} has a result of a size that varies")
+    probe.get_concrete_function(specs)
     return [generator.next() for generator in drawn_from]
 
 
@@ -266,21 +251,9 @@ def _name(call: LayerCall) -> str:
     return f"Layer {call.layer.name!r} ({type(call.layer).__name__})"
 
 
-def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
-    """Returns the tensors of a layer's output, with the tensors attached to them."""
-    for leaf in (*keras.tree.flatten(outputs), *batches.tensor_leaves(outputs)):
-        is_ragged = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
-        if leaf is not None and (is_ragged or not tf.is_tensor(leaf)):
-            raise UnsupportedModelError(
-                f"{_name(call)} returns a {type(leaf).__name__}, of which no per-example "
-                f"gradient can be taken. Return dense tensors from its `call`."
-            )
-    return batches.tensor_leaves(outputs)
-
-
 def _rows(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
     """Returns all tensors of the layer's output for one example: [1, ...]."""
-    leaves = _leaves(call, outputs)
+    leaves = batches.tensor_leaves(outputs)
     for tensor in leaves:
         if not tensor.shape.rank or tensor.shape[0] not in (1, None):
             raise UnsupportedModelError(

@@ -19,7 +19,6 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
     Instantiated,
-    Layout,
     Product,
 )
 from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
@@ -84,12 +83,10 @@ def product(
         terms = elements([static[c] for c in positions])
         return reshape_examples(tensor, terms, math.prod(size[c] for c in last))
 
-    order = [*contracted, *new]
-    layout = Layout(
-        split=tuple(size[c] for c in order),
-        order=tuple(order.index(c) for c in kernel),
-        shape=shape,
-    )
+    order = tuple([*contracted, *new].index(c) for c in kernel)
     return Product(
-        arranged(inputs, letters, contracted), arranged(gradient, outputs, new), layout
+        arranged(inputs, letters, contracted),
+        arranged(gradient, outputs, new),
+        shape,
+        () if order == tuple(sorted(order)) else order,
     )

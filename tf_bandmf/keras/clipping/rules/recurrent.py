@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
+from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Product
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     LayerRule,
@@ -104,7 +104,7 @@ class RecurrentRule(LayerRule):
 
         return call.run_with(inner_loop=inner_loop)
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         cell, units = call.layer.cell, call.layer.units
         gradient = tf.cast(gradient, tf.float32)
         of_inputs, of_states = call.notes["drops"]
@@ -162,7 +162,7 @@ def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Fact
             for gate in range(len(lefts))
         ]
     left, right = tf.concat(lefts, axis=1), tf.concat(rights, axis=1)
-    return Product(left, right, Layout.plain(kernel_shape(kernel)))
+    return Product(left, right, kernel_shape(kernel))
 
 
 # Steps of cells: functions from projected inputs and old states to the output, the new

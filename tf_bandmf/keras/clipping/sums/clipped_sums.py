@@ -18,7 +18,7 @@ from tf_bandmf.keras.clipping.factors.base import (
     cleaned,
 )
 from tf_bandmf.keras.clipping.factors.norms import accelerator, pinned
-from tf_bandmf.keras.clipping.factors.precision import check_process
+from tf_bandmf.keras.clipping.factors.precision import prepare_process
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.proof.judge import structure_of
 from tf_bandmf.keras.clipping.proof.proved_forward import Forward, proved_forward
@@ -100,7 +100,7 @@ def clipped_gradient_sums(
       x: inputs as the model takes them, tensors [B, ...].
       y: targets as the compiled loss takes them, [B, ...].
       sample_weight: optional weights [B] or [B, ...] as in `model.fit`.
-      l2_norm_clip: largest norm of each example's contribution.
+      l2_norm_clip: largest norm of each example's contribution; positive.
       microbatch_size: if given, examples are processed in groups of this size one
         after the other, which bounds memory; the result is the same.
       loss_scale_factor: a power of two that multiplies losses before the backward
@@ -128,15 +128,11 @@ def clipped_gradient_sums(
     Raises:
       UnsupportedModelError: if per-example gradients of the model are not defined
         or cannot be proved correct.
-      ValueError: if an argument is out of range, or a weight is in no group.
+      ValueError: if the sizes of the arguments do not fit, or a weight is in no group.
       RuntimeError: if the process rounds float32 products or runs functions eagerly: see
         `factors.precision`.
     """
-    check_process()
-    if microbatch_size is not None and microbatch_size < 1:
-        raise ValueError(
-            f"`microbatch_size` must be at least 1, found {microbatch_size}."
-        )
+    prepare_process()
     check_supported(model)
     clip = how_to_clip(model, l2_norm_clip, clipping, loss_scale_factor, scales)
     data = batches.to_tensors((x, y, sample_weight, rows))
@@ -290,7 +286,9 @@ def _measured(
     factors: dict[int, list[Factor]] = {}
     for unit, call in forward.calls:
         received = [_dense(next(gradients)) for _ in call.taps]
-        for key, factor in unit.rule.factors(call, received).items():
+        if all(gradient is None for gradient in received):
+            continue
+        for key, factor in unit.rule.factors(call, *received).items():
             if units is not None:
                 factor = factor.of_units(units.rows)
             factors.setdefault(key, []).append(factor)

@@ -34,8 +34,9 @@ _TOLERANCES = {"bfloat16": 3e-2, "float16": 1e-2}
 # Each entry is a random draw of all weights: True with both signs (which opens gates
 # behind `relu`, for example), False with positive values (as variances need).
 _DRAWS = (True, True, False)
-# Factors of the copies of the second example in the checked batch.
-_OTHERS = (1.0, math.nan, 0.0, 1e3, 1.0, 1.0)
+_EXAMPLES = 4
+# No gradient is as long as this clip norm.
+_NO_CLIP = 1e30
 
 
 def needs_self_check(model: keras.Model) -> bool:
@@ -57,12 +58,11 @@ def self_check(
     """Compares the clipped gradients of a batch with gradients of single examples.
 
     The reference is a plain gradient tape on a batch of one, without taps and rules.
-    The batch holds a made-up example, and four copies of a second one: unchanged, and
-    multiplied by NaN, by 0 and by 1000. All weights and state are drawn at random
-    several times, because a gate that is closed now may open later. Random layers are
-    deterministic during the check, and the model is left unchanged. The check is for
-    registered rules, and for layers whose class the user vouched for; the analysis of
-    the model finds all other layers that mix examples.
+    Examples are made up. All weights and state are drawn at random several times,
+    because a gate that is closed now may open later. Random layers are deterministic
+    during the check, and the model is left unchanged. The check is for registered rules,
+    and for layers whose class the user vouched for; the analysis of the model finds all
+    other layers that mix examples.
 
     Args:
       model: a built and compiled model.
@@ -74,23 +74,20 @@ def self_check(
     Raises:
       ClippingMismatchError: if the gradients differ; the message names likely causes.
       UnsupportedModelError: if the model is refused outright.
-      RuntimeError: if called while a graph is being built.
     """
-    if not tf.executing_eagerly():
-        raise RuntimeError("`self_check` compares numbers: call it eagerly.")
-    data = batches.map_tensors(_with_others, made_up((x, y, sample_weight), 2))
+    data = made_up((x, y, sample_weight), _EXAMPLES)
     rtol = max(
         _TOLERANCES.get(layer.compute_dtype, 1e-3) for layer in all_layers(model)
     )
     alone = _gradients_alone(model, loss_scale_factor or 1.0)
 
-    @functools.partial(tf.function, autograph=False, reduce_retracing=True)
-    def step(batch: Any, clip: float) -> Any:
+    @functools.partial(tf.function, autograph=False)
+    def together(batch: Any) -> Any:
         return clipped_gradient_sums(
-            model, *batch, l2_norm_clip=clip, loss_scale_factor=loss_scale_factor
+            model, *batch, l2_norm_clip=_NO_CLIP, loss_scale_factor=loss_scale_factor
         )
 
-    rng, clip, is_compared = np.random.default_rng(0), 0.0, False
+    rng, is_compared = np.random.default_rng(0), False
     before = [(state, np.array(state.numpy())) for state in model.variables]
     try:
         with fixed_draws.without_randomness():
@@ -100,12 +97,8 @@ def self_check(
                         values = _drawn(rng, old, has_both_signs)
                         state.assign(tf.cast(values, state.dtype))
                 each = np.stack([alone(one) for one in batches.single_examples(data)])
-                lengths = np.linalg.norm(each, axis=1)
-                # This clip norm clips at least one of the first two examples.
-                longest = max(filter(math.isfinite, lengths[:2]), default=0.0)
-                clip = clip or float(longest) / 2 or 1.0
-                _compare(model, step(data, clip), each, lengths, clip, rtol)
-                is_compared |= bool(np.any((lengths > 0.0) & (lengths < math.inf)))
+                _compare(model, together(data), each, rtol)
+                is_compared |= bool(np.any(np.isfinite(each) & (each != 0.0)))
     finally:
         for state, old in before:
             state.assign(old)
@@ -118,39 +111,30 @@ def self_check(
         )
 
 
-def _compare(
-    model: keras.Model, clipped: Any, each: Any, lengths: Any, clip: float, rtol: float
-) -> None:
+def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
     """Compares the norms and the sum of a batch with the gradient of each example.
 
     Raises:
       ClippingMismatchError: if norms or sums differ.
     """
-    counts = np.isfinite(lengths)
-    for length, norm in zip(
-        lengths[counts], clipped.norms.numpy()[counts], strict=True
-    ):
-        if not abs(norm - length) <= rtol * length + 1e-6:
-            raise ClippingMismatchError(
-                f"The gradient norm of an example is {length:.6g} when it is alone, but "
-                f"{norm:.6g} in a batch. {_CAUSES}"
-            )
-    weights = np.minimum(1.0, clip / np.maximum(lengths[counts], 1e-300))
-    terms = weights[:, None] * each[counts]
+    counts = np.all(np.isfinite(each), axis=1)
+    norms, lengths = clipped.norms.numpy()[counts], np.linalg.norm(each[counts], axis=1)
     # Errors are relative to the size of the terms: the sum itself may cancel to a
     # rounding error.
-    size = np.linalg.norm(terms)
-    differences = _flat(clipped.sums).numpy() - terms.sum(axis=0)
-    if not np.linalg.norm(differences) <= rtol * size + 1e-6:
-        variables = model.trainable_variables
-        ends = np.cumsum([math.prod(variable.shape) for variable in variables])
-        errors = [np.linalg.norm(part) for part in np.split(differences, ends[:-1])]
-        worst = variables[int(np.argmax(errors))]
-        raise ClippingMismatchError(
-            f"The clipped gradient sum of a batch differs from that of examples taken "
-            f"alone, most for weight {worst.path!r} (by {max(errors):.3g} of {size:.3g}). "
-            f"{_CAUSES}"
-        )
+    size = np.linalg.norm(lengths)
+    differences = _flat(clipped.sums).numpy() - each[counts].sum(axis=0)
+    are_close = np.abs(norms - lengths) <= rtol * lengths + 1e-6
+    if np.all(are_close) and np.linalg.norm(differences) <= rtol * size + 1e-6:
+        return
+    variables = model.trainable_variables
+    ends = np.cumsum([math.prod(variable.shape) for variable in variables])
+    errors = [np.linalg.norm(part) for part in np.split(differences, ends[:-1])]
+    worst = variables[int(np.argmax(errors))]
+    raise ClippingMismatchError(
+        f"The gradients of a batch differ from those of its examples, each when it is "
+        f"alone, most for weight {worst.path!r} (by {max(errors):.3g} of {size:.3g}). "
+        f"Norms in the batch are {norms}, and {lengths} alone. {_CAUSES}"
+    )
 
 
 _CAUSES = (
@@ -159,15 +143,6 @@ _CAUSES = (
     "do not come from `keras.random` (use a `keras.random.SeedGenerator`), or a layer "
     "with a custom gradient. Find it by removing custom layers one by one."
 )
-
-
-def _with_others(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the first of two examples, and copies of the second times `_OTHERS`."""
-    first, other = tensor[:1], tensor[1:]
-    # Classes, ids and strings cannot be multiplied.
-    is_float = tensor.dtype.is_floating
-    others = [other * factor if is_float else other for factor in _OTHERS]
-    return tf.concat([first, *others], axis=0)
 
 
 def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], Any]:
@@ -181,17 +156,11 @@ def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], Any]:
 
     @functools.partial(tf.function, autograph=False)
     def alone(x: Any, y: Any, weight: Any) -> tf.Tensor:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape() as tape, unscaled_losses():
             tape.watch(variables)
-            y_pred = run_model(model, x)
-            with unscaled_losses():
-                value = tf.reduce_sum(loss(y, y_pred, weight))
-        gradients = tape.gradient(
-            value,
-            variables,
-            output_gradients=tf.cast(scale, value.dtype),
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
+            value = tf.reduce_sum(loss(y, run_model(model, x), weight))
+            scaled = scale * value
+        gradients = tape.gradient(scaled, variables, unconnected_gradients="zero")
         factor = tf.where(tf.math.is_finite(value), 1.0 / scale, math.nan)
         return _flat(gradients) * tf.cast(factor, tf.float64)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -32,42 +32,33 @@ _LEAST = 1e-6
 GAMMA = 0.01
 
 
-def check_groups(groups: Any) -> str | dict[str, float] | None:
-    """Checks the `groups` of `Clipping`, and returns a copy.
+def _checked_groups(groups: Any) -> tuple[tuple[str, float], ...]:
+    """Returns pairs of a regular expression and a share.
 
     Args:
-      groups: None, "layers", or shares by regular expressions.
+      groups: a dictionary or pairs.
 
     Raises:
-      ValueError: if it is none of these, a pattern is not a regular expression, or a
-        share is out of range.
+      ValueError: if it is neither, a pattern is not a regular expression, or a share is
+        out of range.
     """
-    if groups is None or (isinstance(groups, str) and groups == LAYERS):
-        return groups
-    if not isinstance(groups, Mapping) or not groups:
+    try:
+        pairs = tuple((str(p), float(share)) for p, share in dict(groups).items())
+        are_patterns = all(re.compile(pattern) for pattern, _ in pairs)
+    except (TypeError, ValueError, re.error):
+        pairs, are_patterns = (), False
+    in_range = [_LEAST <= share <= 1.0 / _LEAST for _, share in pairs]
+    if not pairs or not are_patterns or not all(in_range):
         raise ValueError(
-            f"groups must be 'layers' or map regular expressions of the paths of "
-            f"weights to shares of the clip norm, such as {{'embedding': 1, '.*': 2}}, "
-            f"found {groups!r}."
+            f"groups must be 'layers' or map regular expressions of the paths of weights "
+            f"to shares of the clip norm in [{_LEAST:g}, {1 / _LEAST:g}], such as "
+            f"{{'embedding': 1, '.*': 2}}, found {groups!r}."
         )
-    for pattern, share in groups.items():
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise ValueError(
-                f"groups: {pattern!r} is not a regular expression."
-            ) from error
-        number = isinstance(share, (int, float)) and not isinstance(share, bool)
-        if not (number and _LEAST <= share <= 1.0 / _LEAST):
-            raise ValueError(
-                f"groups: the share of {pattern!r} must be a number in "
-                f"[{_LEAST:g}, {1 / _LEAST:g}], found {share!r}."
-            )
-    return {pattern: float(share) for pattern, share in groups.items()}
+    return pairs
 
 
-def _first_match(groups: Mapping[str, float], path: str) -> str:
-    for pattern in groups:
+def _first_match(patterns: Iterable[str], path: str) -> str:
+    for pattern in patterns:
         if re.search(pattern, path):
             return pattern
     raise ValueError(
@@ -89,8 +80,8 @@ class Clipping:
         arXiv:2206.07136): C and the learning rate then act as one parameter, and there
         is no clip norm to tune.
       groups: None: a gradient is clipped as a whole. "layers": each layer is clipped
-        separately, to C / sqrt(number of layers). Or a dictionary from regular
-        expressions to shares of C, such as `{"embedding": 1, ".*": 2}`: the first
+        separately, to C / sqrt(number of layers). Or a dictionary (kept as pairs) from
+        regular expressions to shares of C, such as `{"embedding": 1, ".*": 2}`: the first
         expression found in the path of a weight is its group, and the squared clip
         norms of the groups add up to C^2 (group-wise clipping, He et al., 2022,
         arXiv:2212.01539).
@@ -106,22 +97,20 @@ class Clipping:
     """
 
     kind: str = "flat"
-    groups: str | Mapping[str, float] | None = None
+    groups: str | Mapping[str, float] | Sequence[tuple[str, float]] | None = None
     scaling: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in ("flat", "automatic"):
+        if self.kind not in ("flat", "automatic"):
             raise ValueError(
                 f"clipping: kind must be 'flat' or 'automatic', found {self.kind!r}."
             )
-        object.__setattr__(self, "groups", check_groups(self.groups))
-        scaling = self.scaling
-        if scaling is not None and not (
-            isinstance(scaling, str) and scaling == SECOND_MOMENT
-        ):
+        if self.scaling not in (None, SECOND_MOMENT):
             raise ValueError(
                 f"scaling must be None or {SECOND_MOMENT!r}, found {self.scaling!r}."
             )
+        if self.groups not in (None, LAYERS):
+            object.__setattr__(self, "groups", _checked_groups(self.groups))
 
     def grouping(
         self, variables: Sequence[Any], l2_norm_clip: float
@@ -138,14 +127,14 @@ class Clipping:
         Raises:
           ValueError: if a variable is in no group.
         """
-        groups = self.groups
-        if groups is None:
+        if self.groups is None:
             return (0,) * len(variables), (l2_norm_clip,)
-        if groups == LAYERS:
+        if self.groups == LAYERS:
             names = [variable.path.rpartition("/")[0] for variable in variables]
             shares = dict.fromkeys(names, 1.0)
         else:
-            assert isinstance(groups, dict)
+            assert not isinstance(self.groups, str)
+            groups = dict(self.groups)
             names = [_first_match(groups, variable.path) for variable in variables]
             shares = {name: groups[name] for name in dict.fromkeys(names)}
         numbers = {name: number for number, name in enumerate(shares)}
@@ -170,19 +159,6 @@ class Clipping:
             )
         return remarks
 
-    def to_config(self) -> dict[str, Any]:
-        """Returns the settings for a file, with groups as ordered pairs."""
-        groups = self.groups
-        pairs = [[*p] for p in groups.items()] if isinstance(groups, dict) else groups
-        return {**dataclasses.asdict(self), "groups": pairs}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Clipping:
-        """Restores settings from the result of `to_config`."""
-        groups = config["groups"]
-        groups = dict(groups) if isinstance(groups, (list, tuple)) else groups
-        return cls(**{**config, "groups": groups})
-
 
 FLAT = Clipping()
 # Larger loss scales make every float32 gradient infinite.
@@ -190,7 +166,7 @@ _LARGEST_SCALE = 2**127
 
 
 class Clip(NamedTuple):
-    """The checked settings with which one pass clips gradients.
+    """The settings with which one pass clips gradients.
 
     Attributes:
       groups: the group number of each trainable variable.
@@ -228,23 +204,27 @@ def how_to_clip(
     loss_scale_factor: float | None,
     scales: Sequence[tf.Tensor] | None,
 ) -> Clip:
-    """Checks arguments of `clipped_gradient_sums`, and makes a `Clip` from them."""
-    if not (math.isfinite(l2_norm_clip) and l2_norm_clip > 0):
-        raise ValueError(
-            f"`l2_norm_clip` must be positive and finite, found {l2_norm_clip}."
-        )
-    scale = _checked_scale(model, loss_scale_factor)
-    variables = model.trainable_variables
-    groups, norms = clipping.grouping(variables, l2_norm_clip)
-    given = [tf.convert_to_tensor(s, tf.float32) for s in scales or ()]
-    shapes = [tuple(s.shape) for s in given]
-    if scales is not None and shapes != [tuple(v.shape) for v in variables]:
-        raise ValueError(
-            f"`scales` must have the shapes of the {len(variables)} trainable "
-            f"weights, found {shapes}."
-        )
-    clips, is_automatic = tf.constant(norms, tf.float64), clipping.kind == "automatic"
-    return Clip(groups, clips, is_automatic, scale, tuple(given))
+    """Makes a `Clip` from arguments of `clipped_gradient_sums`.
+
+    Raises:
+      UnsupportedModelError: if a layer computes in float16 without a loss scale.
+    """
+    for layer in all_layers(model):
+        if layer.compute_dtype == "float16" and loss_scale_factor is None:
+            raise UnsupportedModelError(
+                f"Layer {layer.name!r} ({type(layer).__name__}) computes in float16, "
+                "where small gradients vanish: give `PrivateOptimizer` a static scale, "
+                "such as `loss_scale_factor=1024`, or use the dtype policy "
+                "`mixed_bfloat16`, which needs none."
+            )
+    groups, norms = clipping.grouping(model.trainable_variables, l2_norm_clip)
+    return Clip(
+        groups,
+        tf.constant(norms, tf.float64),
+        clipping.kind == "automatic",
+        float(loss_scale_factor or 1.0),
+        tuple(tf.convert_to_tensor(scale, tf.float32) for scale in scales or ()),
+    )
 
 
 def check_loss_scale(value: Any) -> None:
@@ -256,18 +236,3 @@ def check_loss_scale(value: Any) -> None:
             f"loss_scale_factor must be a power of two >= 1, so that dividing by it "
             f"is exact, found {value!r}."
         )
-
-
-def _checked_scale(model: keras.Model, loss_scale_factor: float | None) -> float:
-    check_loss_scale(loss_scale_factor)
-    if loss_scale_factor is not None:
-        return float(loss_scale_factor)
-    for layer in all_layers(model):
-        if layer.compute_dtype == "float16":
-            raise UnsupportedModelError(
-                f"Layer {layer.name!r} ({type(layer).__name__}) computes in float16, "
-                "where small gradients vanish: give `PrivateOptimizer` a static scale, "
-                "such as `loss_scale_factor=1024`, or use the dtype policy "
-                "`mixed_bfloat16`, which needs none."
-            )
-    return 1.0

@@ -171,6 +171,12 @@ def elements(dimensions: Sequence[int | None]) -> int:
     return math.prod(sizes) if len(sizes) == len(dimensions) else -1
 
 
+def terms_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Joins all positions in one axis: [B, ..., n] to [B, T, n]."""
+    *positions, size = tensor.shape[1:]
+    return reshape_examples(tensor, elements(positions), size)
+
+
 def expand_example(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Reshapes per-example values [B] to broadcast against `like` [B, ...]."""
     return tf.reshape(tensor, [-1] + [1] * (like.shape.rank - 1))
