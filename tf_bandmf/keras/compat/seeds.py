@@ -84,29 +84,20 @@ def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
 
 
 @contextlib.contextmanager
-def recorded_draws() -> Iterator[list[tf.Tensor]]:
-    """Collects the seeds that layers draw from Keras' seed generators, one per draw.
+def draws_noted() -> Iterator[list[keras.random.SeedGenerator]]:
+    """Collects the seed generators from which layers would draw, one for each draw.
 
-    In loops, layers get the collected seed with the iteration number folded in.
-
-    Yields:
-      The seeds, of shape [2].
-
-    Raises:
-      DrawsInFunction: at a draw within a `tf.function` that is traced in this context.
+    The generators keep their state: each draw gets a seed of zeros.
     """
-    seeds: list[tf.Tensor] = []
-    graph = tf.compat.v1.get_default_graph()
+    generators: list[keras.random.SeedGenerator] = []
 
-    def recorded(draw: Any, *args: Any, **kwargs: Any) -> Any:
-        # A seed that is drawn in the graph of a loop could not be used outside of it.
-        inside = _inner_graphs(graph)
-        with graph.as_default() if inside else contextlib.nullcontext():
-            seeds.append(draw(*args, **kwargs))
-        return _of_this_round(seeds[-1], graph)
+    def noted(_: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        generators.append(generator)
+        return tf.zeros([2], generator.state.dtype)
 
-    with _patched(recorded):
-        yield seeds
+    with _patched(noted):
+        yield generators
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class Rows(Factor):
     def add(self, other: Factor) -> Factor | None:
         if isinstance(other, Product):
             return self._with_product(other)
-        if not isinstance(other, Rows) or self.num_rows != other.num_rows:
+        if not isinstance(other, Rows):
             return None
         total = dataclasses.replace(
             self,
@@ -52,9 +52,8 @@ class Rows(Factor):
         return total if other.product is None else total.add(other.product)
 
     def _with_product(self, other: Product) -> Factor | None:
-        """Returns the sum with a product; None unless the layout fits the table."""
-        shape = (self.num_rows, self.values.shape[-1])
-        if self.stays_sparse or other.order or other.shape != shape:
+        """Returns the sum with a product; None if it has no common form."""
+        if self.stays_sparse or other.order:
             return None
         product = other if self.product is None else self.product.add(other)
         return product and dataclasses.replace(self, product=product)
@@ -155,10 +154,10 @@ class Rows(Factor):
         above = tf.concat([equal, tf.linalg.matrix_transpose(entries)], axis=2)
         lefts = tf.concat([above, tf.concat([entries, norms.gram(left)], 2)], axis=1)
         measured = norms.of_gram(lefts, norms.gram(tf.concat([values, right], axis=1)))
-
-        def summed(
-            weights: tf.Tensor, values: tf.Tensor, *sides: tf.Tensor
-        ) -> tf.Tensor:
-            return self.summed(weights, values) + product.summed(weights, *sides)
-
-        return Measured(measured, (values, left, right), summed)
+        return Measured(
+            measured,
+            (values, left, right),
+            lambda weights, values, left, right: (
+                self.summed(weights, values) + product.summed(weights, left, right)
+            ),
+        )

@@ -124,7 +124,6 @@ def is_plain(layer: Any, *kinds: type | str, adapted: bool = False) -> bool:
         (cls in kinds or f"{cls.__module__}.{cls.__qualname__}" in kinds)
         and "call" not in vars(layer)
         and (adapted or not getattr(layer, "lora_enabled", False))
-        and getattr(layer, "quantization_mode", None) is None
     )
 
 
@@ -204,10 +203,6 @@ def of_spread(
       gradient: [B, ...], gradients for the tensor to which the variable was added.
       spread: the shape in which the variable was added, aligned to the last axes; by
         default its own shape.
-
-    Raises:
-      ValueError: if the shape has a batch axis, so the variable differs between
-        examples.
     """
     if variable is None:
         return {}
@@ -215,11 +210,6 @@ def of_spread(
     spread = shape if spread is None else spread
     gradient = tf.cast(gradient, tf.float32)
     padded = [1] * (gradient.shape.rank - len(spread)) + list(spread)
-    if len(padded) != gradient.shape.rank or padded[0] != 1:
-        raise ValueError(
-            f"A variable of shape {tuple(spread)} cannot be shared by all examples of "
-            f"a tensor of shape {gradient.shape}."
-        )
     axes = [axis for axis in range(1, len(padded)) if padded[axis] == 1]
     if axes:
         gradient = tf.reduce_sum(gradient, axis=axes)

@@ -157,7 +157,6 @@ class Convolved(Factor):
         layer = self._layer
         return (
             isinstance(layer, keras.layers.Conv2D)
-            and layer.padding in ("same", "valid")
             and len(set(layer.strides)) == 1
             and set(layer.dilation_rate) == {1}
         )

@@ -27,11 +27,9 @@ from tf_bandmf.keras.compat.keras_objects import (
     tensorflow_value,
 )
 from tf_bandmf.keras.compat.seeds import (
-    DrawsInFunction,
+    draws_noted,
     per_example_seeds,
-    recorded_draws,
     replayed_draws,
-    used_generators,
 )
 
 
@@ -55,22 +53,20 @@ class PerExampleRule(Rule):
     def forward(self, call: LayerCall) -> Any:
         # Store copies, since the call changes the state.
         call.notes["ambient"] = {k: copy.copy(v) for k, v in _ambient().items()}
-        call.notes["seeds"] = []
         inputs = _batched(call)
-        try:
+        with draws_noted() as generators:
             if self.alone:
-                seeds = _seeds_of_one(call, inputs)
+                _trace_on_one(call, inputs)
             else:
-                with recorded_draws() as seeds:
-                    outputs = call.run()
-        except DrawsInFunction as error:
-            raise UnsupportedModelError(f"{_name(call)}: {error}") from error
-        if not self.alone and not seeds:
+                outputs = call.run()
+        call.notes["seeds"] = []
+        if not self.alone and not generators:
             return _packed(call, outputs, batches.tensor_leaves(outputs))
         # If the layer already ran above, its outputs are unused, so the graph drops
         # them.
         count = tf.shape(inputs[0])[0]
-        call.notes["seeds"] = [per_example_seeds(seed, count) for seed in seeds]
+        seeds = [per_example_seeds(each.next(), count) for each in generators]
+        call.notes["seeds"] = seeds
         leaves = _run(call, inputs)
         return _packed(call, call.notes["structure"], leaves)
 
@@ -97,24 +93,19 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [leaf[0] for leaf in _rows(call, outputs)]
 
     @tf.custom_gradient
-    def run(*tensors: tf.Tensor) -> Any:
-        elements = (list(tensors), call.notes["seeds"])
-        rest[:] = leaves = _mapped(call, one_example, elements)
+    def run(*_: tf.Tensor) -> Any:
+        rest[:] = leaves = _mapped(call, one_example, (inputs, call.notes["seeds"]))
 
         def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
             # Operations that gather, as in some losses, have sparse gradients.
             dense = [tf.convert_to_tensor(gradient) for gradient in upstream]
-            of_floats = iter(_pulled_back(call, dense, _floats))
-            gradients = [
-                next(of_floats) if tensor.dtype.is_floating else None
-                for tensor in tensors
-            ]
+            gradients = _pulled_back(call, dense, _floats)
             # The gradients of weights come from `factors`.
             return (gradients, [None] * len(variables)) if variables else gradients
 
         return _floats(leaves), backward
 
-    results = run(*inputs)
+    results = run(*_floats(inputs))
     call.replaced += {id(tensor.op): tensor.op for tensor in results}.values()
     outputs = iter(results)
     return [next(outputs) if leaf.dtype.is_floating else leaf for leaf in rest]
@@ -204,25 +195,15 @@ def _run_one(
         return call.original(*args, **kwargs)
 
 
-def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns a seed for each random draw of a call, from a trace that never runs."""
-    if not inputs:
-        raise UnsupportedModelError(
-            f"{_name(call)} is called on no tensor with a batch dimension, so it cannot "
-            f"run for each example by itself. Give it one."
-        )
-    specs = [tf.TensorSpec(tensor.shape[1:], tensor.dtype) for tensor in inputs]
-    drawn_from: list[keras.random.SeedGenerator] = []
+def _trace_on_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> None:
+    """Runs the layer on one example, in a graph that is never executed."""
 
     @tf.function(autograph=False)
-    def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
-        with used_generators() as generators, recorded_draws():
-            _rows(call, _run_one(call, tensors, None))
-        drawn_from.extend(generators)
-        return tf.zeros([])
+    def trace(tensors: list[tf.Tensor]) -> None:
+        _run_one(call, tensors, None)
 
-    probe.get_concrete_function(specs)
-    return [generator.next() for generator in drawn_from]
+    specs = [tf.TensorSpec(tensor.shape[1:], tensor.dtype) for tensor in inputs]
+    trace.get_concrete_function(specs)
 
 
 def _mapped(

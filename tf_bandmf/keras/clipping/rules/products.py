@@ -40,12 +40,10 @@ def parsed(equation: str, rank: int) -> Equation | None:
     if "..." in inputs:
         inputs, outputs = (part.replace("...", filled) for part in (inputs, outputs))
     parts = Equation(inputs, kernel, outputs)
+    # Keras checked that each letter of kernel and outputs is elsewhere, too.
     is_understood = (
-        "." not in inputs + kernel + outputs
-        and len(inputs) == rank
+        len(inputs) == rank
         and all(len(set(part)) == len(part) for part in parts)
-        and set(outputs) <= set(inputs + kernel)
-        and set(kernel) <= set(inputs + outputs)
         # The batch letter comes first in inputs and outputs, and is not in the kernel.
         and inputs[0] == outputs[:1]
         and inputs[0] not in kernel

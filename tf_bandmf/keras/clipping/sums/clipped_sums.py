@@ -226,12 +226,12 @@ def _pass_in_graph(
     squared = tf.add_n([part.measured.norms.squared for part in parts])
     norms = tf.sqrt(squared) / clip.scale
     bounds = _bounds(parts, clip)
-    is_finite = tf.math.is_finite(losses) & _all(tf.math.is_finite(bounds))
+    is_finite = tf.math.is_finite(losses) & tf.reduce_all(tf.math.is_finite(bounds), 0)
     counts = is_finite & valid & (shares > 0.0)
     weights = tf.where(counts, clip.weights(bounds, shares), 0.0) / clip.scale
     sums = _weighted_sums(variables, parts, tf.unstack(weights), counts)
     is_zero = tf.equal(norms, 0.0) | ~(shares > 0.0)
-    is_short = _all(bounds <= tf.square(clip.allowed(shares)))
+    is_short = tf.reduce_all(bounds <= tf.square(clip.allowed(shares)), 0)
     outcomes = tf.where(is_zero, 2, tf.where(is_short, 0, 1))
     outcomes = tf.where(valid, tf.where(is_finite, outcomes, 3), 0)
     norms = tf.cast(norms, tf.float32)
@@ -255,17 +255,10 @@ class Part(NamedTuple):
 
 def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
     """Upper bounds of squared norms per group, [G, B] float64; 0 for an empty group."""
-    members: list[list[tf.Tensor]] = [[] for _ in range(clip.norms.shape[0])]
-    for part in parts:
-        members[part.group].append(part.measured.norms.bounds)
-    nothing = tf.zeros_like(parts[0].measured.norms.bounds)
-    sums = [tf.add_n(bounds) if bounds else nothing for bounds in members]
-    return tf.stack(sums) / clip.scale**2
-
-
-def _all(of_groups: tf.Tensor) -> tf.Tensor:
-    """Returns, for each example, whether a condition [G, B] holds in all groups."""
-    return tf.reduce_all(of_groups, axis=0)
+    bounds = tf.stack([part.measured.norms.bounds for part in parts])
+    groups = [part.group for part in parts]
+    total = tf.math.unsorted_segment_sum(bounds, groups, clip.norms.shape[0])
+    return total / clip.scale**2
 
 
 def _measured(
@@ -294,12 +287,11 @@ def _measured(
             factors.setdefault(key, []).append(factor)
     totals: dict[int, Factor] = {}
     for position, variable in enumerate(variables):
-        parts = factors.get(id(variable))
-        if parts is not None:
-            total = add_factors(parts)
-            if clip.scales:
-                total = total.scaled(clip.scales[position])
-            totals[position] = total
+        if id(variable) in factors:
+            total = add_factors(factors[id(variable)])
+            totals[position] = (
+                total.scaled(clip.scales[position]) if clip.scales else total
+            )
     if not totals:
         raise UnsupportedModelError(
             "The loss does not depend on any trainable weight of the model."
@@ -372,15 +364,13 @@ def _weighted_sums(
 
 def _sum_of(variable: Any, total: Any) -> Any:
     """Returns the gradient sum of a variable; zeros if it has no gradient."""
-    shape, is_table = tuple(variable.shape), reader_of(variable) is not None
+    shape = tuple(variable.shape)
+    if reader_of(variable) is None:
+        return tf.zeros(shape) if total is None else tf.ensure_shape(total, shape)
     if total is None:
-        total = tf.zeros(shape, tf.float32)
-        if is_table:
-            nothing = tf.zeros([0], tf.int64)
-            total = tf.IndexedSlices(tf.zeros([0, *shape[1:]]), nothing)
-    if isinstance(total, tf.IndexedSlices):
-        return total
-    if is_table:
+        nothing = tf.zeros([0], tf.int64)
+        return tf.IndexedSlices(tf.zeros([0, *shape[1:]]), nothing)
+    if not isinstance(total, tf.IndexedSlices):
         raise UnsupportedModelError(
             f"The rows of table {variable.path!r} get their noise when they are read, but "
             f"it cannot be seen which rows are read: another layer reads them, or a layer "
@@ -388,7 +378,7 @@ def _sum_of(variable: Any, total: Any) -> Any:
             f"itself, which takes ids of any shape, build TimeDistributed for a known "
             f"number of steps, or give make_private tables='dense'."
         )
-    return tf.ensure_shape(total, shape)
+    return total
 
 
 def _sums_of(
@@ -401,15 +391,15 @@ def _sums_of(
     """
     tensors = [list(part.measured.tensors) for part in parts]
 
-    # Examples that do not count are rare, so a CPU makes a copy only if there are any.
-    def without_others() -> list[list[tf.Tensor]]:
-        flat = cleaned(counts, tf.nest.flatten(tensors))
-        zeroed: list[list[tf.Tensor]] = tf.nest.pack_sequence_as(tensors, flat)
-        return zeroed
-
     in_turns = accelerator()
     if not in_turns:
-        tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
+        # Examples that do not count are rare, so a CPU copies only if there are any.
+        given = tensors
+        tensors = tf.cond(
+            tf.reduce_all(counts),
+            lambda: given,
+            lambda: [cleaned(counts, of_part) for of_part in given],
+        )
     sums: list[Any] = []
     for part, of_part in zip(reversed(parts), reversed(tensors), strict=True):
         weight = weights[part.group]
