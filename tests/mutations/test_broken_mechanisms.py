@@ -265,8 +265,8 @@ def noise_on_the_mean(patch):
 
 @broken("No clipping", [6, 17], audited, "identity")
 def no_clipping(patch):
-    ones = lambda bounds, *_: tf.ones_like(bounds, dtype=tf.float32)  # noqa: E731
-    patch.setattr(settings, "clip_weights", ones)
+    ones = lambda _, bounds, __: tf.ones_like(bounds, dtype=tf.float32)  # noqa: E731
+    patch.setattr(settings.Clip, "weights", ones)
 
 
 @broken("Sigma per column norm read as sigma per sensitivity", [3], audited, "bsr:4")

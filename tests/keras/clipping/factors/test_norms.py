@@ -7,6 +7,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from tf_bandmf.keras.clipping.factors import base, norms, tables
+from tf_bandmf.keras.clipping.sums.settings import Clip
 
 # Documented relative bound on rounding errors.
 TOLERANCE = 1e-3
@@ -17,7 +18,9 @@ def contribution(factor, clip=CLIP):
     """Computes the clipped sum of a batch, and its clipping weights."""
     measured = factor.measure()
     finite = tf.math.is_finite(measured.norms.bounds)
-    weights = tf.where(finite, norms.clip_weights(measured.norms.bounds, clip), 0.0)
+    settings = Clip((0,), tf.constant([clip], tf.float64), False, 1.0)
+    (weights,) = settings.weights(measured.norms.bounds[None], tf.ones([1]))
+    weights = tf.where(finite, weights, 0.0)
     tensors = base.cleaned(finite, measured.tensors)
     return measured.weighted_sum(weights, *tensors), weights
 

@@ -109,32 +109,6 @@ def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     return tf.matmul(left, right, transpose_a=True)
 
 
-def clip_weights(
-    bounds: tf.Tensor,
-    l2_norm_clip: float | tf.Tensor,
-    gamma: float | tf.Tensor | None = None,
-) -> tf.Tensor:
-    """Returns the weights that clip gradients to the clip norm.
-
-    Args:
-      bounds: [B] float64, upper bounds of squared norms.
-      l2_norm_clip: the clip norm, a scalar or [B].
-      gamma: None; or the gamma > 0 of automatic clipping, AUTO-S (Bu et al., 2022,
-        arXiv:2206.07136): gradients that are small compared with gamma stay small.
-
-    Returns:
-      [B] float32: min(1, l2_norm_clip / norm); with gamma, l2_norm_clip / (norm +
-      gamma). A margin of 1e-6 covers rounding of the weight and of its products.
-      Undefined if the bound is not finite.
-    """
-    norms = tf.sqrt(bounds)
-    shifted = norms if gamma is None else norms + gamma
-    ratios = l2_norm_clip / shifted * (1.0 - 2.0**-20)
-    if gamma is None:
-        ratios = tf.where(norms > l2_norm_clip, ratios, tf.ones_like(ratios))
-    return tf.cast(ratios, tf.float32)
-
-
 def of_last_axis(tensor: tf.Tensor) -> Norms:
     """Computes the norms of vectors [..., n] from their entries.
 

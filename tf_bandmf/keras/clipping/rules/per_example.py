@@ -90,7 +90,15 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     ) -> list[tf.Tensor]:
         outputs = _run_one(call, *element)
         call.notes["structure"] = outputs
-        return [leaf[0] for leaf in _rows(call, outputs)]
+        leaves = batches.tensor_leaves(outputs)
+        for leaf in leaves:
+            if not leaf.shape.rank or leaf.shape[0] not in (1, None):
+                raise UnsupportedModelError(
+                    f"{_name(call)} is executed for each example by itself, and must "
+                    f"return one row for one example, found a tensor of shape "
+                    f"{leaf.shape}. Keep the batch as the first dimension of its results."
+                )
+        return [leaf[0] for leaf in leaves]
 
     @tf.custom_gradient
     def run(*_: tf.Tensor) -> Any:
@@ -181,15 +189,11 @@ def _run_one(
     Returns:
       The layer's output for a batch of one.
     """
-    slices = {
-        id(leaf): value for leaf, value in zip(_batched(call), inputs, strict=True)
-    }
-
-    def replace(leaf: Any) -> Any:
-        value = slices.get(id(leaf))
-        return leaf if value is None else value[None]
-
-    args, kwargs = keras.tree.map_structure(replace, (call.args, call.kwargs))
+    given = zip(_batched(call), inputs, strict=True)
+    rows = {id(leaf): value[None] for leaf, value in given}
+    args, kwargs = keras.tree.map_structure(
+        lambda leaf: rows.get(id(leaf), leaf), (call.args, call.kwargs)
+    )
     replay = contextlib.nullcontext() if seeds is None else replayed_draws(list(seeds))
     with _within(call.notes["ambient"]), replay:
         return call.original(*args, **kwargs)
@@ -216,33 +220,17 @@ def _mapped(
         raise
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise _refusal(call, reason) from error
-
-
-def _refusal(call: LayerCall, reason: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{_name(call)} has no rule for its gradients or cannot be shown to keep examples "
-        f"apart, and cannot be executed for each example by itself either ({reason}). "
-        "Write it with operations on axes other than that of the batch, or vouch for "
-        "its class with `tf_bandmf.keras.extending.register_per_example_layer`."
-    )
+        raise UnsupportedModelError(
+            f"{_name(call)} has no rule for its gradients or cannot be shown to keep "
+            f"examples apart, and cannot be executed for each example by itself either "
+            f"({reason}). Write it with operations on axes other than that of the batch, "
+            f"or vouch for its class with "
+            f"`tf_bandmf.keras.extending.register_per_example_layer`."
+        ) from error
 
 
 def _name(call: LayerCall) -> str:
     return f"Layer {call.layer.name!r} ({type(call.layer).__name__})"
-
-
-def _rows(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
-    """Returns all tensors of the layer's output for one example: [1, ...]."""
-    leaves = batches.tensor_leaves(outputs)
-    for tensor in leaves:
-        if not tensor.shape.rank or tensor.shape[0] not in (1, None):
-            raise UnsupportedModelError(
-                f"{_name(call)} is executed for each example by itself, and must "
-                f"return one row for one example, found a tensor of shape {tensor.shape}. "
-                f"Keep the batch as the first dimension of its results."
-            )
-    return leaves
 
 
 def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

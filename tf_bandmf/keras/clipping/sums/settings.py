@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors.norms import clip_weights
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
@@ -187,14 +186,26 @@ class Clip(NamedTuple):
         return self.norms[:, None] * tf.cast(shares, tf.float64)
 
     def weights(self, bounds: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
-        """Returns the weight of each gradient in the sum, by group, [G, B] float32.
+        """Returns the weights that clip gradients to their share of the clip norm.
 
         Args:
           bounds: upper bounds of squared norms, [G, B] float64.
           shares: fractions of the clip norm, [B] float32, in (0, 1] where weights are used.
+
+        Returns:
+          [G, B] float32: min(1, allowed / norm); if clipping is automatic, allowed /
+          (norm + `GAMMA` * share), AUTO-S (Bu et al., 2022, arXiv:2206.07136), so
+          gradients that are small compared with `GAMMA` stay small. A margin of 1e-6
+          covers rounding of the weight and of its products. Undefined if the bound is
+          not finite.
         """
-        gamma = GAMMA * tf.cast(shares, tf.float64) if self.is_automatic else None
-        return clip_weights(bounds, self.allowed(shares), gamma)
+        allowed, norms = self.allowed(shares), tf.sqrt(bounds)
+        if self.is_automatic:
+            norms += GAMMA * tf.cast(shares, tf.float64)
+        ratios = allowed / norms * (1.0 - 2.0**-20)
+        if not self.is_automatic:
+            ratios = tf.where(norms > allowed, ratios, tf.ones_like(ratios))
+        return tf.cast(ratios, tf.float32)
 
 
 def how_to_clip(
