@@ -90,7 +90,7 @@ def test_reduced_precision_of_rewrites_and_of_onednn_is_refused(monkeypatch):
             clip_some()
     finally:
         set_options({"auto_mixed_precision_onednn_bfloat16": False})
-    name = precision._FPMATH_MODES[0]
+    name = precision._VARIABLES[1]
     monkeypatch.setenv(name, "STRICT")
     clip_some()
     monkeypatch.setenv(name, "BF16")

@@ -20,7 +20,9 @@ import tensorflow as tf
 
 # The lowest compute capability with TensorFloat-32.
 _TENSOR_FLOAT_32_SINCE = (8, 0)
-_FPMATH_MODES = (
+# Environment variables that turn rounding on.
+_VARIABLES = (
+    "TF_ENABLE_AUTO_MIXED_PRECISION",
     "TF_SET_ONEDNN_FPMATH_MODE",
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "DNNL_DEFAULT_FPMATH_MODE",
@@ -54,24 +56,20 @@ def prepare_process() -> None:
             flush=True,
         )
     options = tf.config.optimizer.get_experimental_options()
-    rewrites = [
+    names = [
         name for name, on in options.items() if on and "auto_mixed_precision" in name
     ]
-    if rewrites or os.environ.get("TF_ENABLE_AUTO_MIXED_PRECISION", "0") != "0":
+    for name in _VARIABLES:
+        if os.environ.get(name, "").upper() not in ("", "0", "STRICT"):
+            names.append(name)
+    if names:
         raise RuntimeError(
-            "TensorFlow's graph rewrite auto_mixed_precision is on: it would compute "
-            "per-example norms with 8 or 11 bits. Turn it off (tf.config.optimizer."
-            "set_experimental_options, TF_ENABLE_AUTO_MIXED_PRECISION) and use the "
-            "dtype policy mixed_bfloat16 or mixed_float16."
+            f"{', '.join(names)}: this lets TensorFlow round products of float32 "
+            f"matrices, and per-example norms would be wrong. Turn it off ("
+            f"tf.config.optimizer.set_experimental_options; unset an environment "
+            f"variable), and use the dtype policy mixed_bfloat16 or mixed_float16 for "
+            f"speed."
         )
-    for name in _FPMATH_MODES:
-        mode = os.environ.get(name, "")
-        if mode.upper() not in ("", "STRICT"):
-            raise RuntimeError(
-                f"The environment variable {name}={mode} lets oneDNN round products of "
-                f"float32 matrices: per-example norms would be wrong. Unset it, and use "
-                f"the dtype policy mixed_bfloat16 for speed."
-            )
 
 
 def _rounds(gpu: Mapping[str, Any]) -> bool:

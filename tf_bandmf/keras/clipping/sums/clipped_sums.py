@@ -152,21 +152,35 @@ def clipped_gradient_sums(
 def _clipped(
     model: keras.Model, data: Any, microbatch_size: int | None, clip: Clip
 ) -> ClippedGradients:
-    """Returns the result of `clipped_gradient_sums`, without its `scales`."""
+    """Returns the result of `clipped_gradient_sums`, without its `scales`.
+
+    Args:
+      model: the model.
+      data: (x, y, sample_weight, rows, shares), tensors [B, ...].
+      microbatch_size: the largest number of examples at once, or None.
+      clip: the settings of clipping.
+    """
     static, size = batches.batch_size(data)
 
-    def one_pass(part: Any, valid: tf.Tensor) -> ClippedGradients:
-        return _one_pass(model, part, valid, clip)
+    def one_pass(leaves: list[tf.Tensor], valid: tf.Tensor) -> ClippedGradients:
+        return _one_pass(model, batches.with_leaves(data, leaves), valid, clip)
 
+    # The pass is analyzed in a separate graph with unknown batch size. Regularizers,
+    # constraints and metrics cannot use tensors that a layer stored from this graph.
+    signature = [list(batches.specs_of(data)), tf.TensorSpec([None], tf.bool)]
+    separate = tf.function(one_pass, autograph=False, input_signature=signature)
     if microbatch_size is not None and not (static and static <= microbatch_size):
-        return ClippedGradients(*in_groups(one_pass, data, size, microbatch_size))
+        return ClippedGradients(*in_groups(separate, data, size, microbatch_size))
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        # With replicas, random generators do not work in nested functions.
+        one_pass = separate
     if static:
-        return one_pass(data, tf.fill([static], True))
+        return one_pass(batches.tensor_leaves(data), tf.fill([static], True))
     # Some layers fail on an empty batch, so it gets a padding example that does not
     # count.
     count = tf.maximum(size, 1)
-    data = batches.pad_batch(data, count - size)
-    clipped = one_pass(data, tf.range(count) < size)
+    padded = batches.tensor_leaves(batches.pad_batch(data, count - size))
+    clipped = one_pass(padded, tf.range(count) < size)
     # All results share these constants, since each operation of a graph costs time.
     part = tf.constant([0]), tf.reshape(size, [1]), tf.constant([1])
     results = batches.map_tensors(lambda t: tf.strided_slice(t, *part), clipped[1:])
@@ -195,24 +209,6 @@ def _one_pass(
       valid: [B], False for examples that were padded and do not count.
       clip: the settings of clipping.
     """
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        # With replicas, random generators do not work in nested functions.
-        return _pass_in_graph(model, data, valid, clip)
-
-    # The pass is analyzed in a separate graph with unknown batch size. Regularizers,
-    # constraints and metrics cannot use tensors that a layer stored from this graph.
-    def traced(leaves: list[tf.Tensor], valid: tf.Tensor) -> ClippedGradients:
-        return _pass_in_graph(model, batches.with_leaves(data, leaves), valid, clip)
-
-    signature = [list(batches.specs_of(data)), tf.TensorSpec([None], tf.bool)]
-    compiled = tf.function(traced, autograph=False, input_signature=signature)
-    clipped: ClippedGradients = compiled(batches.tensor_leaves(data), valid)
-    return clipped
-
-
-def _pass_in_graph(
-    model: keras.Model, data: Any, valid: tf.Tensor, clip: Clip
-) -> ClippedGradients:
     variables = model.trainable_variables
     *data, rows, shares = data
     units = None if rows is None else UnitRows(rows)

@@ -118,9 +118,6 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
             "All inputs, targets and sample weights must have the same batch "
             f"size, found {sorted(sizes)}."
         )
-    if tf.executing_eagerly():
-        (size,) = sizes
-        return size, tf.constant(size)
     return (sizes.pop() if sizes else None), tf.shape(leaves[0])[0]
 
 
