@@ -178,7 +178,7 @@ class Product(Factor):
 
     def measure(self) -> Measured:
         terms, size = self.left.shape[1], math.prod(self.shape)
-        if terms != 1 and terms is not None and prefers_forming(terms, size):
+        if terms != 1 and prefers_forming(terms, size):
             return super().measure()
         source, make = self.left, tf.convert_to_tensor
         if self.copied is not None and norms.accelerator():
