@@ -32,8 +32,9 @@ from tf_bandmf.keras.clipping.tensors.batches import (
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
-# With up to this many positions, patches are small.
-_FEW_POSITIONS = 64
+# Patches are made for images of up to this many positions, and for kernels with up to
+# this many inputs for one output.
+_FEW_POSITIONS, _FEW_INPUTS = 64, 36
 # From this many multiplications on, computing the gradient of an example takes longer
 # than launching the operation.
 _MANY = 1 << 24
@@ -137,12 +138,13 @@ class Convolved(Factor):
         places = self._terms * math.prod(layer.strides)
         multiplications = self._terms * math.prod(self._shape)
         is_small = self._rows == 1 and 0 <= multiplications < _MANY
+        inputs = math.prod(self._size) * self._depth
         if (
             norms.in_xla()
             or tf.config.list_logical_devices("GPU")
             or groups > 1
             or math.prod(self._size) == 1  # patches are the inputs
-            or (is_small and places <= _FEW_POSITIONS)
+            or (is_small and (places <= _FEW_POSITIONS or inputs <= _FEW_INPUTS))
             or not self._has_two_dimensional_form()
         ):
             product = self._product()
