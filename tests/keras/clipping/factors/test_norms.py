@@ -22,7 +22,7 @@ def contribution(factor, clip=CLIP):
     (weights,) = settings.weights(measured.norms.bounds[None], tf.ones([1]))
     weights = tf.where(finite, weights, 0.0)
     tensors = base.cleaned(finite, measured.tensors)
-    return measured.weighted_sum(weights, *tensors), weights
+    return tf.convert_to_tensor(measured.weighted_sum(weights, *tensors)), weights
 
 
 def product(left, right):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,7 +15,6 @@ from tf_bandmf.keras.clipping.factors.base import (
     prefers_forming,
 )
 from tf_bandmf.keras.clipping.factors.norms import Norms
-from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +25,6 @@ class Rows(Factor):
       ids: [B, T] integers below `num_rows`; negative where there is no row.
       values: [B, T, O].
       num_rows: number of rows of the table.
-      stays_sparse: True if the weighted sum is `tf.IndexedSlices` of (ids, values), in
-        which rows may occur several times.
       product: None; or the gradients of a projection with the same table, which are
         added to those of the lookups: left [B, T, num_rows], right [B, T, O].
     """
@@ -36,7 +32,6 @@ class Rows(Factor):
     ids: tf.Tensor
     values: tf.Tensor
     num_rows: int
-    stays_sparse: bool = False
     product: Product | None = None
 
     def add(self, other: Factor) -> Factor | None:
@@ -53,7 +48,7 @@ class Rows(Factor):
 
     def _with_product(self, other: Product) -> Factor | None:
         """Returns the sum with a product; None if it has no common form."""
-        if self.stays_sparse or other.order:
+        if other.order:
             return None
         product = other if self.product is None else self.product.add(other)
         return product and dataclasses.replace(self, product=product)
@@ -67,12 +62,6 @@ class Rows(Factor):
         )
 
     def instantiate(self) -> tf.Tensor:
-        if self.stays_sparse:
-            raise UnsupportedModelError(
-                "A table whose noise is drawn when its rows are read must not be used as a "
-                "whole (as in a tied output projection), which touches all rows. Give "
-                "make_private tables='dense', or use it for lookups alone."
-            )
         values = tf.cast(self.values, tf.float32)
         batch = tf.shape(values)[0]
         offsets = tf.range(batch, dtype=tf.int64)[:, None] * self.num_rows
@@ -101,14 +90,12 @@ class Rows(Factor):
         measured = norms.of_examples(values) if terms == 1 else self._norms(values)
         return Measured(measured, (values,), self.summed)
 
-    def summed(self, weights: tf.Tensor, values: tf.Tensor) -> Any:
-        """Returns the weighted sum of these values over examples."""
-        ids = tf.reshape(self.ids, [-1])
-        values = values * weights[:, None, None]
-        values = tf.reshape(values, [-1, values.shape[-1]])
-        if self.stays_sparse:
-            return tf.IndexedSlices(values, tf.cast(ids, tf.int64))
-        return tf.math.unsorted_segment_sum(values, ids, self.num_rows)
+    def summed(self, weights: tf.Tensor, values: tf.Tensor) -> tf.IndexedSlices:
+        """Returns the weighted sum of these values; rows may occur several times."""
+        shape = [self.num_rows, values.shape[-1]]
+        values = tf.reshape(values * weights[:, None, None], [-1, shape[1]])
+        ids = tf.cast(tf.reshape(self.ids, [-1]), tf.int64)
+        return tf.IndexedSlices(values, ids, tf.constant(shape, tf.int64))
 
     def _norms(self, values: tf.Tensor) -> Norms:
         """Returns the norms, after values that go to the same row are added."""
@@ -158,6 +145,7 @@ class Rows(Factor):
             measured,
             (values, left, right),
             lambda weights, values, left, right: (
-                self.summed(weights, values) + product.summed(weights, left, right)
+                product.summed(weights, left, right)
+                + tf.convert_to_tensor(self.summed(weights, values))
             ),
         )

@@ -111,4 +111,4 @@ def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Fac
     num_rows, width = kernel_shape(table)
     ids = reshape_examples(rows_of_ids(layer, ids), elements(ids.shape[1:]))
     values = reshape_examples(gradient, elements(ids.shape[1:]), width)
-    return {id(table): Rows(ids, values, num_rows, reader_of(table) is not None)}
+    return {id(table): Rows(ids, values, num_rows)}

@@ -362,7 +362,9 @@ def _sum_of(variable: Any, total: Any) -> Any:
     """Returns the gradient sum of a variable; zeros if it has no gradient."""
     shape = tuple(variable.shape)
     if reader_of(variable) is None:
-        return tf.zeros(shape) if total is None else tf.ensure_shape(total, shape)
+        if total is None:
+            return tf.zeros(shape)
+        return tf.ensure_shape(tf.convert_to_tensor(total), shape)
     if total is None:
         nothing = tf.zeros([0], tf.int64)
         return tf.IndexedSlices(tf.zeros([0, *shape[1:]]), nothing)
@@ -374,7 +376,7 @@ def _sum_of(variable: Any, total: Any) -> Any:
             f"itself, which takes ids of any shape, build TimeDistributed for a known "
             f"number of steps, or give make_private tables='dense'."
         )
-    return total
+    return tf.IndexedSlices(total.values, total.indices)
 
 
 def _sums_of(
