@@ -138,13 +138,14 @@ class Convolved(Factor):
         places = self._terms * math.prod(layer.strides)
         multiplications = self._terms * math.prod(self._shape)
         is_small = self._rows == 1 and 0 <= multiplications < _MANY
-        inputs = math.prod(self._size) * self._depth
+        of_one_output = math.prod(self._size) * self._depth
+        are_few = places <= _FEW_POSITIONS or of_one_output <= _FEW_INPUTS
         if (
             norms.in_xla()
             or tf.config.list_logical_devices("GPU")
             or groups > 1
             or math.prod(self._size) == 1  # patches are the inputs
-            or (is_small and (places <= _FEW_POSITIONS or inputs <= _FEW_INPUTS))
+            or (is_small and are_few)
             or not self._has_two_dimensional_form()
         ):
             product = self._product()
@@ -209,10 +210,8 @@ class Convolved(Factor):
 
     def _by_channels(self, product: Product) -> tf.Tensor:
         """Computes the gradients of a kernel for groups of channels."""
-        groups, (batch, terms, _) = (
-            self._layer.groups,
-            tf.unstack(tf.shape(product.left)),
-        )
+        groups = self._layer.groups
+        batch, terms, _ = tf.unstack(tf.shape(product.left))
 
         def split(side: tf.Tensor, *sizes: int) -> tf.Tensor:
             return tf.reshape(tf.cast(side, tf.float32), [batch, terms, *sizes])
