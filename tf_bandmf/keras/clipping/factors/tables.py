@@ -62,16 +62,9 @@ class Rows(Factor):
         )
 
     def instantiate(self) -> tf.Tensor:
-        values = tf.cast(self.values, tf.float32)
-        batch = tf.shape(values)[0]
-        offsets = tf.range(batch, dtype=tf.int64)[:, None] * self.num_rows
-        ids = tf.cast(self.ids, tf.int64)
-        # Negative segments, for rows that do not exist, are dropped.
-        segments = tf.where(ids >= 0, ids + offsets, -1)
-        table = tf.math.unsorted_segment_sum(
-            values, segments, tf.cast(batch, tf.int64) * self.num_rows
-        )
-        table = tf.reshape(table, [batch, self.num_rows, values.shape[-1]])
+        # Where there is no row, `tf.one_hot` is 0.
+        lookups = tf.one_hot(self.ids, self.num_rows)
+        table = norms.formed(lookups, tf.cast(self.values, tf.float32))
         return table if self.product is None else table + self.product.instantiate()
 
     def scaled(self, scale: tf.Tensor) -> Factor:
