@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors import norms
@@ -235,10 +236,8 @@ def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     Returns:
       [U, K * T, n] or [U, K * T].
     """
-    terms = tensor.shape[1]
-    if terms is None:
-        terms = tf.shape(tensor)[1]
-    return tf.reshape(tensor, [-1, rows * terms, *tensor.shape[2:]])
+    terms = rows * keras.ops.shape(tensor)[1]
+    return tf.reshape(tensor, [-1, terms, *tensor.shape[2:]])
 
 
 def _tensordot(weights: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:

@@ -60,10 +60,9 @@ class UnitRows:
 
     def losses(self, losses: tf.Tensor) -> tf.Tensor:
         """Computes unit losses [U] from row losses [U * K]."""
-        weights = self.weights()
-        weighted = weights * tf.cast(losses, tf.float32)
-        counted = tf.where(weights > 0.0, weighted, tf.zeros_like(weighted))
-        return tf.reduce_sum(tf.reshape(counted, [-1, self.rows]), axis=1)
+        losses = tf.cast(losses, tf.float32)
+        weighted = tf.math.multiply_no_nan(losses, self.weights())
+        return tf.reduce_sum(tf.reshape(weighted, [-1, self.rows]), axis=1)
 
 
 def present_rows(structure: Any, rows: tf.Tensor) -> Any:
