@@ -69,7 +69,7 @@ training steps, compared with other libraries, are in `benchmarks/README.md`.
 | BISR | secret, balls in bins | estimate | 90.15 % ± 0.06 % | 66.94 % ± 0.05 % | 70.1 % ± 0.2 % |
 | DP-SGD | any fixed order | exact | 88.69 % ± 0.12 % | 63.87 % ± 0.13 % | 51.1 % ± 0.2 % |
 | **BISR** | any fixed order | exact | **89.99 % ± 0.03 %** | **66.61 % ± 0.02 %** | **68.5 % ± 0.2 %** |
-| **BISR, 32 bands, the advice of an earlier version** | any fixed order | exact | | | **69.6 % ± 0.1 %** |
+| **BISR, 32 bands, as advised** | any fixed order | exact | | | **69.6 % ± 0.1 %** |
 
 The Fashion-MNIST column is for a linear model on scattering features, 40 epochs of batches of 8192
 (`python benchmarks/utility/run.py --data DIR --cache CACHE`, half an hour). "CIFAR-10, linear" is

@@ -15,7 +15,7 @@ from tf_bandmf import matrices
 from tf_bandmf.workloads import Workload
 
 # The maximum number of steps for which `R^-1 N` is materialized.
-_DENSE_STEPS = 512
+_DENSE_STEPS = 1_500
 
 
 def per_step_squared_error(

@@ -24,7 +24,7 @@ from tf_bandmf.accounting.checks import check_word, whole_number
 from tf_bandmf.participation import NAMED, samplings
 from tf_bandmf.planning import build, learning_rates
 from tf_bandmf.planning.arguments import check_budget
-from tf_bandmf.planning.compare import compare
+from tf_bandmf.planning.compare import Comparison, Row, compare
 from tf_bandmf.planning.learning_rates import MOMENTUM
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.texts import phrase, phrases
@@ -43,6 +43,10 @@ _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
 # A sampling is preferred to samplings that were named before it only if its progress is
 # larger by this fraction.
 _WORTH = 0.03
+# A mechanism with at most _CALMER times the fresh noise per step is preferred over the
+# mechanism with the smallest error if it has at most _AS_GOOD times this error; see
+# `benchmarks/advice`.
+_AS_GOOD, _CALMER = 1.05, 0.9
 # The batch-size search starts at the largest size. It ends once progress falls below
 # `_HOPELESS` times the maximum so far, or a run takes more than `_MOST_STEPS` steps.
 _HOPELESS = 0.67
@@ -253,6 +257,13 @@ def advise(
         "workload": "prefix" if is_adam else _WORKLOAD,
     }
     plan = build.plan(**arguments)
+    of_mechanism = {} if plan.choice is None else {"mechanism": plan.choice.reason}
+    calm = None if plan.choice is None else _calmest(plan.choice)
+    if calm is not None:
+        facts = dict(chosen=calm, least=plan.choice.best())  # type: ignore[union-attr]
+        of_mechanism["mechanism"] = phrase("advice", "calm", **facts)
+        arguments["mechanism"] = calm.mechanism
+        plan = build.plan(**arguments)
     choice = plan.choice
     named = choice.mechanism if choice else registry.specification(plan.strategy)
     momentum, mean_size = plan.workload.momentum or 0.0, plan.expected_batch_size or 0.0
@@ -264,7 +275,7 @@ def advise(
         "batch size": phrase("advice", "batch size"),
         "sampling": of_sampling,
         "clip norm": of_clip,
-        **({} if choice is None else {"mechanism": choice.reason}),
+        **of_mechanism,
         "expected share": _verdict(share),
     }
     return Advice(
@@ -313,6 +324,26 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
         return ["identity", *lambdas, "bifr:4:0.65"]
     others = () if NAMED[sampling].is_amplified else ("bisr:4", "bisr:16", "bisr:32")
     return ["identity", *others]
+
+
+def _calmest(table: Comparison) -> Row | None:
+    """Returns the row with much less noise per step than the best row, if there is one.
+
+    Noise that later steps cancel still moves the weights at which gradients are
+    computed. Only mechanisms with a banded inverse are compared: their matrices have
+    ones on the diagonal, so `noise_stddev` is the fresh noise of each step.
+    """
+    best = table.best()
+    inverse = [row for row in table if _has_banded_inverse(row)]
+    if best not in inverse:
+        return None
+    good = [row for row in inverse if row.rmse <= _AS_GOOD * best.rmse]
+    calm = min(good, key=lambda row: row.noise_stddev)
+    return calm if calm.noise_stddev < _CALMER * best.noise_stddev else None
+
+
+def _has_banded_inverse(row: Row) -> bool:
+    return registry.family_of(registry.parse(row.mechanism)[0]).banded == "inverse"
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
