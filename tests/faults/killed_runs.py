@@ -197,13 +197,13 @@ class Faults:
         run.mkdir()
 
         def first(report):
-            real = PrivateFile._write
+            real = PrivateFile.write
 
             def write_and_end(self):
                 real(self)
                 os._exit(0)
 
-            PrivateFile._write = write_and_end
+            PrivateFile.write = write_and_end
             train(run, report)
 
         ended, _, error = finish(*start(first))

@@ -62,7 +62,7 @@ def resumed(plan, folder):
     return [
         state.step,
         len(state.points()),
-        model.optimizer.run.membership.schedule_id,
+        model.optimizer.run.schedule_id,
         state.key.secret_bytes(),
         *(array.tobytes() for array in (state.points(), state.buffer)),
         *(

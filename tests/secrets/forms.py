@@ -57,7 +57,7 @@ def forms_of_floats(row):
 def step_keys_of(state):
     """Derives the noise keys of the steps taken, from the run's key and their points."""
     keys = state._step_keys[: state.step].view(np.uint64)
-    return np.asarray(state._bound(keys, state.points()[: state.step]))
+    return np.asarray(state.generator.bound_key(keys, state.points()[: state.step]))
 
 
 def forms_of_run(model):

@@ -244,7 +244,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         key = model.optimizer.run.secrets.key
         with monkeypatch.context() as patch:
             patch.setattr(run_secrets.tf, "Variable", lambda *_, **__: 1 // 0)
-            run_secrets.SecretState(model.optimizer.run.generator, key, "plan")
+            run_secrets.SecretState(model.optimizer.run.generator, key, plan)
 
     failures = {
         "another plan": lambda: fit(make_plan(l2_norm_clip=2.0)),

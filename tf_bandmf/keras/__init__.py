@@ -8,6 +8,7 @@ missing.
 
 from tf_bandmf.keras import (
     _requirements,  # noqa: F401  (raises first)
+    audit,  # noqa: F401
     extending,  # noqa: F401
 )
 from tf_bandmf.keras.clipping import Clipping as Clipping

@@ -1,7 +1,6 @@
 """Private counts, which extend the noisy sum of a step by a few coordinates."""
 
 import math
-import warnings
 
 import keras
 import numpy as np
@@ -27,9 +26,7 @@ def test_it_counts_what_became_of_examples(clip):
     weights = np.ones(len(y), np.float32)
     weights[7:11] = 0.0
     model = make_private_model(plan, keras.optimizers.SGD(0.0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model.fit(plan.batches(x, y, weights), epochs=2, verbose=0)
+    model.fit(plan.batches(x, y, weights), epochs=2, verbose=0)
     actual = model.private_counts()
     # The 22 examples of an epoch come in 4 batches of about 6.
     per_epoch = plan.expected_batch_size * plan.num_steps / 2
@@ -65,9 +62,7 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation():
     def sums(x):
         tf_bandmf.keras.run.admission.forget()
         model = make_private_model(plan, keras.optimizers.SGD(0.0))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model.fit(plan.batches(x, data[1]), epochs=2, verbose=0)
+        model.fit(plan.batches(x, data[1]), epochs=2, verbose=0)
         actual = model.private_counts()
         shares = np.array([actual.clipped, actual.zero, actual.bad])
         return shares * plan.expected_batch_size * plan.num_steps
@@ -109,16 +104,13 @@ def test_no_file_and_no_attribute_has_a_raw_count(tmp_path, figure):
     x[:7] = np.nan
     model = make_private_model(plan)
     model.build((None, data[0].shape[1]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        callbacks = [tf_bandmf.keras.PrivacyProgress()]
-        history = model.fit(
-            plan.batches(x, data[1]),
-            epochs=2,
-            verbose=0,
-            private_state=tmp_path / "run.private",
-            callbacks=callbacks,
-        ).history
+    history = model.fit(
+        plan.batches(x, data[1]),
+        epochs=2,
+        verbose=0,
+        private_state=tmp_path / "run.private",
+        callbacks=[tf_bandmf.keras.PrivacyProgress()],
+    ).history
     assert history["private_bad"][-1] == model.private_counts().bad
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")

@@ -114,7 +114,7 @@ def halfway(request):
 def note_run(model):
     """Registers the model's run again, since other tests clear the register."""
     run = model.optimizer.run
-    run.membership.note(run.membership.schedule_id)
+    admission.record(run, run.schedule_id)
 
 
 @pytest.mark.parametrize("reload", RELOADS)

@@ -5,9 +5,6 @@ import pytest
 from same_weights import assert_same
 from small_models import data, make_plain_model, make_plan, make_private_model
 
-import tf_bandmf
-import tf_bandmf.keras
-
 schedules = keras.optimizers.schedules
 
 INNER = {
@@ -43,9 +40,3 @@ def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(name):
     # The private update runs as a graph, whose rounding differs from eager operations.
     assert_same(model, plain, rtol=1e-5, atol=1e-6)
     assert int(model.optimizer.iterations) == plan.num_steps
-
-
-@pytest.mark.parametrize("name", ["l2_norm_clip", "num_microbatches", "weight_decay"])
-def test_settings_of_something_else_are_refused_with_their_place(name):
-    with pytest.raises(ValueError, match=rf"{name}.*plan\(.*make_private.*inner_opt"):
-        tf_bandmf.keras.PrivateOptimizer("sgd", make_plan(), **{name: 1.0})

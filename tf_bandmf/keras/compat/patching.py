@@ -1,8 +1,9 @@
 """Replaces functions of other packages temporarily, and only for the calling thread.
 
-A function is replaced once, by a dispatcher that calls the replacement of the current
-thread; threads without a replacement get the original. The original is restored when
-the last user is done, in whichever order the users leave.
+Each replacement puts a dispatcher in the place of the function, or of another dispatcher
+that is already there: threads without a replacement get the original. A dispatcher that
+is done while another one lies on top of it passes all calls on, until that one is done,
+too. So the original is restored in whichever order threads leave.
 
 Tests that fail if it breaks: `tests/keras/compat/test_patching.py`.
 """
@@ -10,7 +11,6 @@ Tests that fail if it breaks: `tests/keras/compat/test_patching.py`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import threading
 import types
@@ -19,36 +19,8 @@ from typing import Any
 
 _LOCK = threading.Lock()
 _ABSENT = object()
-
-
-@dataclasses.dataclass
-class _Installed:
-    """A replaced function.
-
-    Attributes:
-      owner: the object with the function; kept alive, so that its id stays unique.
-      before: the owner's own attribute of this name; `_ABSENT` if it was inherited.
-      original: the original function.
-      users: number of contexts, in all threads, in which the function is replaced.
-    """
-
-    owner: Any
-    before: Any
-    original: Callable[..., Any]
-    users: int = 0
-
-
-_INSTALLED: dict[tuple[int, str], _Installed] = {}
-
-
-class _Replacements(threading.local):
-    """The replacements of the current thread, by function; the innermost is last."""
-
-    def __init__(self) -> None:
-        self.stacks: dict[tuple[int, str], list[Callable[..., Any]]] = {}
-
-
-_HERE = _Replacements()
+# What was in the place of each dispatcher that is done, and lies below another one.
+_DONE: dict[Any, Any] = {}
 
 
 @contextlib.contextmanager
@@ -63,49 +35,40 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
       name: name of the attribute, or the key.
       replacement: called with the original function and then the call's arguments.
     """
-    key = (id(owner), name)
+    thread = threading.get_ident()
     with _LOCK:
-        installed = _INSTALLED.get(key)
-        if installed is None:
-            installed = _install(owner, name, key)
-        installed.users += 1
-    stack = _HERE.stacks.setdefault(key, [])
-    on_top = functools.partial(replacement, stack[-1] if stack else installed.original)
-    stack.append(functools.update_wrapper(on_top, installed.original))
+        before = _at(owner, name)
+        original = getattr(owner, name) if before is _ABSENT else before
+
+        @functools.wraps(original)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread and dispatch not in _DONE:
+                return replacement(original, *args, **kwargs)
+            return original(*args, **kwargs)
+
+        _put(owner, name, dispatch)
     try:
         yield
     finally:
-        stack.pop()
-        if not stack:
-            del _HERE.stacks[key]
         with _LOCK:
-            installed.users -= 1
-            if not installed.users:
-                del _INSTALLED[key]
-                _set(owner, name, installed.before)
+            if _at(owner, name) is dispatch:
+                while before in _DONE:
+                    before = _DONE.pop(before)
+                _put(owner, name, before)
+            else:
+                _DONE[dispatch] = before
 
 
-def _install(owner: Any, name: str, key: tuple[int, str]) -> _Installed:
+def _at(owner: Any, name: str) -> Any:
+    """The function in a place; `_ABSENT` if an object inherits it from its class."""
     if isinstance(owner, dict):
-        before = original = owner[name]
-    else:
-        before, original = vars(owner).get(name, _ABSENT), getattr(owner, name)
-        if before is _ABSENT and isinstance(owner, (types.ModuleType, type)):
-            before = original
-
-    @functools.wraps(original)
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
-        stack = _HERE.stacks.get(key)
-        if stack:
-            return stack[-1](*args, **kwargs)
-        return original(*args, **kwargs)
-
-    _set(owner, name, dispatch)
-    installed = _INSTALLED[key] = _Installed(owner, before, original)
-    return installed
+        return owner[name]
+    if isinstance(owner, (types.ModuleType, type)):
+        return getattr(owner, name)
+    return vars(owner).get(name, _ABSENT)
 
 
-def _set(owner: Any, name: str, value: Any) -> None:
+def _put(owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, dict):
         owner[name] = value
     elif isinstance(owner, (types.ModuleType, type)):

@@ -13,6 +13,7 @@ Tests that fail if it breaks: `tests/keras/clipping/test_options.py`, and for lo
 `tests/keras/clipping/rules/test_draws_in_loops.py`.
 """
 
+import collections
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,22 +111,11 @@ def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
       seeds: one seed of shape [2] per draw.
 
     Raises:
-      RuntimeError: if there are more draws than seeds.
+      IndexError: if there are more draws than seeds.
       DrawsInFunction: at a draw within a `tf.function` that is traced in this context.
     """
-    remaining = iter(seeds)
-
-    def replay() -> tf.Tensor:
-        try:
-            return next(remaining)
-        except StopIteration:
-            raise RuntimeError(
-                "A layer drew more random numbers when it was run again than in "
-                "the forward pass; for per-example gradients a layer must make the "
-                "same number of draws in every call."
-            ) from None
-
-    with seeds_from(replay, tf.compat.v1.get_default_graph()):
+    remaining = collections.deque(seeds)
+    with seeds_from(remaining.popleft, tf.compat.v1.get_default_graph()):
         yield
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import is_distributed
 from tf_bandmf.keras.model import preparation
-from tf_bandmf.keras.run.admission import NOT_ITS_BATCHES, OTHER_PLAN
+from tf_bandmf.keras.run import admission
 from tf_bandmf.participation import MinSep, Participation
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling.batches import BatchSchedule
@@ -57,7 +57,7 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
         return x if class_weight is None else x.with_class_weight(class_weight)
     if plan.participation.has_schedule:
         kind = f"data of type {type(x).__name__}"
-        raise TypeError(NOT_ITS_BATCHES.format(kind=kind))
+        raise TypeError(admission.NOT_ITS_BATCHES.format(kind=kind))
     if y is not None or not (isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")):
         raise TypeError(
             "Keras would shuffle arrays in every epoch and break the separation "
@@ -153,7 +153,7 @@ def scheduled(model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]) -> An
     run, plan = model.optimizer.run, model.optimizer.plan
     run.refuse_restored()
     if schedule.plan_id != plan.plan_id:
-        raise ValueError(OTHER_PLAN)
+        raise ValueError(admission.OTHER_PLAN)
     taken = model.optimizer.steps_taken
     left = plan.num_steps - taken
     per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
@@ -174,7 +174,7 @@ def scheduled(model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]) -> An
     _end_executions_with_epochs(model, per_epoch)
     schedule = run.batches(schedule)
     dataset = schedule.dataset(taken)
-    run.membership.refuse_second(run.weights, schedule.schedule_id)
+    admission.refuse_second(run, schedule.schedule_id)
     if is_distributed(model):
         dataset = _distributed(model, schedule, taken)
     kwargs["steps_per_epoch"] = per_epoch

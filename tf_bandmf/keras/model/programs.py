@@ -42,7 +42,6 @@ from tf_bandmf.keras.model.preparation import Contents, check_examples, given
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.programs import Measure, Program, Update
 from tf_bandmf.keras.run.run import Noisy
-from tf_bandmf.keras.run.scaling import UNSOUND
 from tf_bandmf.keras.run.tables import RowSums
 from tf_bandmf.noise.devices import device_kind
 
@@ -58,16 +57,15 @@ class Programs:
 
     def __init__(self, model: Any) -> None:
         self._model, self._run = model, model._private_optimizer().run
-        scaling, tables = self._run.scaling, self._run.tables
+        optimizer, tables = model.optimizer, self._run.tables
         self._strategy = model.distribute_strategy
         self._is_one = self._strategy.num_replicas_in_sync == 1
         # On an accelerator, XLA makes each program a single launch by the host. On a CPU,
         # XLA would take long to compile the noise of one model.
         by_xla = self._is_one and bool(model.jit_compile) and device_kind() != "CPU"
         self._facts = Program(self._everywhere(admission.facts))
-        self._scales = scaling and Update(
-            lambda: (scaling.scales(), scaling.is_sound()), model
-        )
+        is_scaled = optimizer.clipping.scaling is not None
+        self._scales = Update(optimizer.scales, model) if is_scaled else None
         changing = self._run.secrets.changing
         self._refresh = tables and Program(tables.bring_up_to_date, around=changing)
         self._clip = Program(self._everywhere(self._clipped), by_xla)
@@ -119,7 +117,7 @@ class Programs:
             self._prepare(batch, update, spec)
         facts = [part.numpy() for part in self._local(self._facts(batch))]
         step, keys, seed = run.admit(facts)
-        scales = self._checked_scales()
+        scales = self._scales and list(self._scales())
         if self._refresh:
             ids = self._model._training.looked_up(contents.x, contents.rows)
             self._refresh(ids, step)
@@ -167,7 +165,7 @@ class Programs:
 
     def _of_no_step(self) -> tuple[Any, tf.Tensor]:
         """Scales and a seed for clipping without a step."""
-        return self._scales and list(self._scales()[0]), tf.zeros([2], tf.int32)
+        return self._scales and list(self._scales()), tf.zeros([2], tf.int32)
 
     def _try_on_made_up(self, contents: Contents) -> None:
         """Clips made-up examples.
@@ -191,18 +189,6 @@ class Programs:
         self._nothing = ClippedGradients(sums, (), losses + float("nan"), outputs)
 
     # Functions that call the programs.
-
-    def _checked_scales(self) -> list[tf.Tensor] | None:
-        """The scales of the coordinates, or None if the run has no scaling.
-
-        Raises:
-          InvalidArgumentError: if an optimizer's moment is negative, infinite or NaN.
-        """
-        if self._scales is None:
-            return None
-        scales, is_sound = self._scales()
-        admission.refuse(not bool(is_sound), UNSOUND)
-        return list(scales)
 
     def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that runs `function` in each replica."""

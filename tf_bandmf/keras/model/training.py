@@ -49,10 +49,11 @@ from tf_bandmf.keras.model.tables import DENSE, StepSettings, with_releases
 from tf_bandmf.keras.optimizer.private import (
     NoisyGradients,
     PrivateOptimizer,
-    check_accumulation,
+    check_inner,
     private_optimizer_of,
 )
 from tf_bandmf.keras.resume.private_file import PrivateFile
+from tf_bandmf.keras.run import admission
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
 
@@ -194,12 +195,10 @@ class PrivateTraining(BuiltBefore, _Model):
                 if is_resumed:
                     # The last epoch of a resumed run may be shorter: Keras would warn.
                     warnings.filterwarnings("ignore", "Your input ran out of data")
-                history = super().fit(x, **{**kwargs, "shuffle": False})
-            run.counts.warn(run.step)
-            return history
+                return super().fit(x, **{**kwargs, "shuffle": False})
         finally:
             run.close_seal()
-            run.reservation.note(run.step)
+            run.note_steps()
 
     def begin_run(
         self,
@@ -249,11 +248,9 @@ class PrivateTraining(BuiltBefore, _Model):
             )
         file = PrivateFile(path, self)
         batches = file.begin(batches)
-        run.membership.refuse_second(run.weights, batches.schedule_id)
+        admission.refuse_second(run, batches.schedule_id)
         if run.step:
-            run.membership.note(batches.schedule_id)
-            # A new run reserves at its first step.
-            run.reservation.ensure()
+            admission.record(run, batches.schedule_id)
         run.file = file
         return batches
 
@@ -308,7 +305,7 @@ class PrivateTraining(BuiltBefore, _Model):
         with optimizer.run.turn:
             preparation.build(self, batch)
             optimizer.run.start()
-            step = tf.constant(optimizer.steps_taken, tf.int64)
+            step = optimizer.steps_taken
             try:
                 noisy = self._programs().noisy_gradients(batch)
             finally:
@@ -386,7 +383,7 @@ class PrivateTraining(BuiltBefore, _Model):
                 "make_private, and train the private one by fit, train_on_batch or "
                 "private_gradients, compiled without run_eagerly=True."
             )
-        check_accumulation(optimizer.inner_optimizer)
+        check_inner(optimizer.inner_optimizer)
         is_other = optimizer.run.strategy is not self.distribute_strategy
         if is_other and preparation.num_replicas(self) > 1:
             raise ValueError(

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
 
-from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.files import configs as storage
-from tf_bandmf.keras.clipping import Clipping, Same, check_loss_scale
-from tf_bandmf.keras.compat.keras_objects import (
-    given_learning_rate,
-    variables_of_optimizer,
-)
+from tf_bandmf.keras.clipping import Clipping, check_loss_scale
+from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.compat.replicas import keep_gradients_apart
+from tf_bandmf.keras.optimizer.scaling import Scaling
 from tf_bandmf.keras.run.programs import Update
 from tf_bandmf.keras.run.run import HOW_TO_TRAIN, Run
-from tf_bandmf.keras.run.scaling import Scaling
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class NoisyGradients:
     """The noisy mean gradient of one step, from `model.private_gradients`.
 
@@ -32,52 +28,23 @@ class NoisyGradients:
 
     Attributes:
       gradients: float tensors, aligned with the model's trainable variables.
-      step: the plan's step to which the gradients belong, int64 scalar.
+      step: the plan's step to which the gradients belong.
+      optimizer: the optimizer that applies them.
     """
 
-    def __init__(
-        self, gradients: Sequence[tf.Tensor], step: tf.Tensor, owner: Any
-    ) -> None:
-        self.gradients, self.step = tuple(gradients), step
-        self._owner, self._used = weakref.ref(owner), False
+    gradients: Sequence[tf.Tensor]
+    step: int
+    optimizer: PrivateOptimizer
 
     def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> NoisyGradients:
         """Returns the same step with changed gradients: scaled, clipped again or masked.
 
         Args:
-          function: function of each gradient. It must use no private data except the
-            gradient.
-
-        Raises:
-          ValueError: if a result has another shape.
+          function: function of each gradient that keeps its shape. It must use no private
+            data except the gradient.
         """
         changed = [tf.convert_to_tensor(function(g)) for g in self.gradients]
-        for new, old in zip(changed, self.gradients):
-            if new.shape != old.shape:
-                raise ValueError(
-                    f"A gradient must keep its shape {old.shape}, found {new.shape}."
-                )
-        owner = self._owner()
-        self.take(owner)
-        return NoisyGradients(changed, self.step, owner)
-
-    def take(self, owner: Any) -> None:
-        """Marks the gradients as used, by the optimizer of their run; works only once.
-
-        Raises:
-          ValueError: if they belong to another run, or were used.
-        """
-        if owner is None or self._owner() is not owner:
-            raise ValueError(
-                "These gradients belong to another run. Apply them with the optimizer of "
-                "the model whose private_gradients made them."
-            )
-        if self._used:
-            raise ValueError(
-                "These gradients were used before: a step is applied once. For the next "
-                "batch, call model.private_gradients(batch)."
-            )
-        self._used = True
+        return dataclasses.replace(self, gradients=changed)
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
@@ -132,10 +99,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     Attributes:
       inner_optimizer: the optimizer of Keras that applies the noisy gradients.
       run: the run, with its key, step and seal.
+      clipping: the way in which each example's gradient is clipped.
 
     Raises:
       TypeError: if plan is not a Plan.
-      NotImplementedError: in the scope of a strategy with parameter servers.
       ValueError: if clipping is unknown or impossible, loss_scale_factor is not a power
         of two >= 1, the inner optimizer scales losses or accumulates gradients itself,
         or the plan has no expected batch size.
@@ -154,16 +121,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         loss_scale_factor: float | None = None,
         additional_run: bool = False,
         clipping: str | Clipping = "flat",
-        **kwargs: Any,
     ) -> None:
-        if kwargs:
-            raise ValueError(
-                f"PrivateOptimizer does not take {', '.join(sorted(kwargs))}. Settings of "
-                f"the budget, the batches and the clip norm belong to the plan: "
-                f"tf_bandmf.plan(...). Give groups and scaling to "
-                f"tf_bandmf.keras.Clipping(...), microbatch_size to make_private (instead "
-                f"of num_microbatches), and all others to the inner_optimizer."
-            )
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a tf_bandmf.Plan, found {plan!r}.")
         if plan.expected_batch_size is None:
@@ -173,30 +131,24 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             )
         if not isinstance(clipping, Clipping):
             clipping = Clipping(clipping)
-        _refuse_parameter_servers()
         inner = _checked(inner_optimizer)
         check_loss_scale(loss_scale_factor)
         run = Run(
             plan,
             inner,
-            Scaling(inner) if clipping.scaling else None,
             keep_normals=bool(keep_normals),
             is_additional=bool(additional_run),
         )
         super().__init__(learning_rate=0.0, name=name or "private")
-        self.inner_optimizer, self.run, self._clipping = inner, run, clipping
+        self.inner_optimizer, self.run, self.clipping = inner, run, clipping
         self._loss_scale_factor = loss_scale_factor
+        self._scaling = Scaling(inner) if clipping.scaling else None
         self._update: tuple[Any, Update] | None = None
 
     @property
     def plan(self) -> Plan:
         """The plan of the run."""
         return self.run.plan
-
-    @property
-    def clipping(self) -> Clipping:
-        """The way in which each example's gradient is clipped."""
-        return self._clipping
 
     def scales(self) -> list[tf.Tensor] | None:
         """The factors by which the next step's gradients are scaled before clipping.
@@ -205,9 +157,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
           Float32 tensors in the shapes of the weights; None if there are no factors,
           and before the optimizer is built, when all are 1.
         """
-        if self.run.scaling is None or not self.built:
+        if self._scaling is None or not self.built:
             return None
-        return self.run.scaling.scales()
+        return self._scaling.scales()
 
     @property
     def steps_taken(self) -> int:
@@ -229,7 +181,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
           ValueError: if the runs hide different units and none is given, or no
             meaningful epsilon is known for all of them.
         """
-        return self.run.statement(unit, self._clipping.remarks())
+        return self.run.statement(unit, self.clipping.remarks())
 
     def vouch_for_weights(self, reason: str) -> None:
         """Lets the next step start from weights that something else changed or trained.
@@ -268,19 +220,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             more steps than given, or the reason is not a text of one line.
           LedgerError: if the ledger cannot be written.
         """
-        run = self.run
-        with run.turn:
-            taken = len(run.secrets.points()) if run.has_begun else 0
-            if steps is not None:
-                most = self.plan.num_steps
-                taken = whole_number("steps", steps, taken, most, "num_steps")
-            run.reservation.end(taken, reason)
+        self.run.end(reason, steps)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the inner optimizer's variables, and a fresh noise key.
 
         Raises:
-          RuntimeError: within a step on several replicas.
           NotImplementedError: if the clipping scales gradients, on several replicas.
           ValueError: if a variable is in no group of the clipping.
           MemoryError: if the noise needs more memory than there is.
@@ -288,27 +233,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         variables = list(variables)
-        self._clipping.grouping(variables, self.plan.l2_norm_clip)
-        strategy = self.run.strategy
-        replicas = strategy.num_replicas_in_sync
-        if replicas > 1 and self._clipping.scaling is not None:
+        self.clipping.grouping(variables, self.plan.l2_norm_clip)
+        replicas = self.run.strategy.num_replicas_in_sync
+        if replicas > 1 and self.clipping.scaling is not None:
             raise NotImplementedError(
                 "scaling works on one replica. Train on one, or without scaling."
             )
-        if not tf.distribute.has_strategy():
-            if strategy is not tf.distribute.get_strategy():
-                # An inner optimizer's slots need the strategy's scope, even on one replica.
-                with strategy.scope():
-                    return self.build(variables)
-        elif replicas > 1 and not tf.distribute.in_cross_replica_context():
-            raise RuntimeError(
-                "Build the optimizer before a step of several replicas: model.fit "
-                "does; otherwise optimizer.build(model.trainable_variables)."
-            )
-        self.inner_optimizer.build(self.run.eager(variables))
-        super().build(variables)
-        self.run.counts.keep_in(self)
-        self.run.begin(variables)
+        with self.run.strategy.scope():
+            self.inner_optimizer.build(self.run.eager(variables))
+            super().build(variables)
+            self.run.counts.keep_in(self)
+            self.run.begin(variables)
         # Every replica applies the same noisy gradients: Keras must not add them up.
         keep_gradients_apart(self.inner_optimizer)
 
@@ -327,9 +262,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
         Raises:
           TypeError: if `noisy` is not from `private_gradients`.
-          ValueError: if the gradients are from another run, or were applied before.
-          InvalidArgumentError: if the gradients are not from the last step, or something
-            else changed the weights in the meantime.
+          ValueError: if the gradients are from another run.
+          InvalidArgumentError: if the gradients are not from the last step, or were applied
+            before, or something else changed the weights in the meantime.
         """
         if not isinstance(noisy, NoisyGradients):
             raise TypeError(
@@ -337,28 +272,26 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
                 f"{type(noisy).__name__}: other gradients were not clipped and noised. "
                 f"To change noisy gradients, use noisy.map(function)."
             )
-        noisy.take(self)
-        variables, run = variables_of_optimizer(self), self.run
-        step = int(noisy.step)
+        if noisy.optimizer is not self:
+            raise ValueError(
+                "These gradients belong to another run. Apply them with the optimizer of "
+                "the model whose private_gradients made them."
+            )
+        run, gradients, inner = self.run, list(noisy.gradients), self.inner_optimizer
+        # The program is traced again if the learning rate is replaced.
+        rate = given_learning_rate(inner)
+        if self._update is None or self._update[0] is not rate:
+            self._update = rate, Update(lambda gradients: run.apply(gradients))
         with run.turn:
-            run.refuse_late(step)
+            run.refuse_late(noisy.step)
             try:
                 if update is None:
-                    self._apply(list(noisy.gradients), variables)
+                    self._update[1](gradients)
                 else:
-                    update(list(noisy.gradients), variables)
-                    iterations = self.inner_optimizer.iterations
-                    iterations.assign(tf.cast(step + 1, iterations.dtype))
+                    update(gradients, run.variables)
+                    inner.iterations.assign(noisy.step + 1)
             finally:
                 run.close_seal()
-
-    def _apply(self, gradients: list[tf.Tensor], variables: Sequence[Any]) -> None:
-        """Applies gradients by a program, traced again if the learning rate is replaced."""
-        rate = given_learning_rate(self.inner_optimizer)
-        key = [Same(part) for part in (rate, *variables)]
-        if self._update is None or self._update[0] != key:
-            self._update = key, Update(lambda noisy: self.run.apply(noisy))
-        self._update[1](gradients)
 
     # The interface of a Keras optimizer. Paths by which unclipped gradients could enter are
     # refused; everything else is delegated to the inner optimizer.
@@ -424,7 +357,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             "plan": storage.dumps(self.plan.to_config()),
             "keep_normals": self.run.keep_normals,
             "loss_scale_factor": self.loss_scale_factor,
-            "clipping": dataclasses.asdict(self._clipping),
+            "clipping": dataclasses.asdict(self.clipping),
         }
 
     @classmethod
@@ -460,37 +393,30 @@ def _checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
       ValueError: if it is not an optimizer, is private itself, scales losses or
         accumulates gradients.
     """
-    try:
-        inner = keras.optimizers.get(inner_optimizer)
-        if not isinstance(inner, keras.optimizers.Optimizer):
-            raise TypeError(f"{type(inner).__name__} is not an optimizer.")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"inner_optimizer must be a Keras optimizer, its name or its config, found "
-            f"{inner_optimizer!r}."
-        ) from error
+    inner = keras.optimizers.get(inner_optimizer)
     if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
             f"inner_optimizer cannot be a {type(inner).__name__}: give the "
             f"optimizer inside of it."
         )
-    check_accumulation(inner)
-    if getattr(inner, "loss_scale_factor", None):
-        raise ValueError(
-            "inner_optimizer must not set loss_scale_factor, which has to be undone "
-            "before gradients are clipped: give it to PrivateOptimizer."
-        )
+    check_inner(inner)
     return inner
 
 
-def check_accumulation(inner: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError if an optimizer accumulates gradients; users may set this late."""
-    if getattr(inner, "gradient_accumulation_steps", None):
-        raise ValueError(
-            "inner_optimizer must not set gradient_accumulation_steps: noise is "
-            "drawn once for each step of the plan. For large batches give "
-            "microbatch_size to make_private."
-        )
+def check_inner(inner: keras.optimizers.Optimizer) -> None:
+    """Raises ValueError for settings of gradients that were not clipped yet.
+
+    Users may set them late.
+    """
+    instead = {
+        "gradient_accumulation_steps": "noise is drawn once for each step of the plan. For "
+        "large batches give microbatch_size to make_private.",
+        "loss_scale_factor": "it has to be undone before gradients are clipped. Give it to "
+        "PrivateOptimizer.",
+    }
+    for name, why in instead.items():
+        if getattr(inner, name, None):
+            raise ValueError(f"inner_optimizer must not set {name}: {why}")
 
 
 def private_optimizer_of(model: Any) -> PrivateOptimizer:
@@ -510,15 +436,3 @@ def private_optimizer_of(model: Any) -> PrivateOptimizer:
             f"a LossScaleOptimizer depends on the data.)"
         )
     return optimizer
-
-
-def _refuse_parameter_servers() -> None:
-    """Raises NotImplementedError in the scope of a strategy with parameter servers."""
-    strategy = tf.distribute.get_strategy()
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        raise NotImplementedError(
-            "Parameter servers are not supported: their workers update weights whenever "
-            "they are ready, but each step of a plan needs the noise of the step before. "
-            "(Nor does the fit of Keras 3 train plain models there.) Use "
-            "tf.distribute.MirroredStrategy or MultiWorkerMirroredStrategy."
-        )

@@ -38,7 +38,7 @@ from tf_bandmf.keras.run.weights_seal import host_digest
 from tf_bandmf.noise.keys import NoiseKey, Secret
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_FORMAT = 13
+_FORMAT = 14
 # Attributes of a run that its file stores unchanged.
 _OF_RUN = ("vouched", "initial_weights", "were_loaded", "resumed")
 
@@ -103,14 +103,10 @@ class PrivateFile(Secret):
         """Records the run's weights at this step, before a checkpoint is written.
 
         Raises:
-          RuntimeError: if a step was interrupted.
+          InvalidArgumentError: if a step was interrupted.
         """
         run, header = self.run, self._header
-        if run.is_restored():
-            raise RuntimeError(
-                "A step was interrupted: these weights belong to no step of the run, which "
-                "cannot be resumed from them. Resume from the newest checkpoint."
-            )
+        run.refuse_restored()
         header["buffer_step"] = run.secrets.step
         header["weights"][str(run.secrets.step)] = _weights_digest(self._model)
         header |= {name: getattr(run, name) for name in _OF_RUN}
@@ -119,23 +115,12 @@ class PrivateFile(Secret):
         self._arrays["buffer"] = run.secrets.buffer
         self.write()
 
-    def _of_plan_and_model(self) -> dict[str, Any]:
-        run = self.run
-        return {"plan": run.plan.fingerprint, "model": run.generator.num_parameters}
-
     def _begun(self, schedule: BatchSchedule) -> BatchSchedule:
         run = self.run
-        if run.is_restored():
-            raise ValueError(
-                f"The weights are those of step {run.iterations} of a run, whose private "
-                f"state file is not at {self.path}: without its key training would go on "
-                f"with noise that the plan did not account for. Give the path of that "
-                f"run's file, or start a new run from new weights."
-            )
         schedule = run.batches(schedule.join(run.key.sampler_seed()))
         self._header = HiddenDict(
-            self._of_plan_and_model(),
             format=_FORMAT,
+            plan=run.plan.fingerprint,
             schedule_id=schedule.schedule_id,
             key=run.key.secret_bytes().hex(),
             weights={},
@@ -146,12 +131,11 @@ class PrivateFile(Secret):
     def _resumed(self, schedule: BatchSchedule) -> BatchSchedule:
         points = self._read()
         header, run = self._header, self.run
-        for name, value in self._of_plan_and_model().items():
-            if header[name] != value:
-                raise ValueError(
-                    f"{self.path} belongs to a run with another {name}. A run is resumed "
-                    f"with everything unchanged; a new run needs its own file."
-                )
+        if header["plan"] != run.plan.fingerprint:
+            raise ValueError(
+                f"{self.path} belongs to a run with another plan. A run is resumed with "
+                f"everything unchanged; a new run needs its own file."
+            )
         key = NoiseKey(HiddenBytes(bytes.fromhex(header["key"])))
         schedule = schedule.join(key.sampler_seed())
         if schedule.schedule_id != header["schedule_id"]:
@@ -187,10 +171,8 @@ class PrivateFile(Secret):
         state = run.secrets_of(key, step=start, buffer=buffer, points=points)
         state.replay(step)
         run.adopt(state, memory or None)
-        if step:
-            run.membership.schedule_id = schedule.schedule_id
         # The file records these weights as the run's own.
-        run.seal.is_open = True
+        run.start()
         run.close_seal()
         for name in _OF_RUN:
             setattr(run, name, header[name])

@@ -22,18 +22,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import warnings
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.ledger import hooks
-from tf_bandmf.ledger.errors import LedgerError
-from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.composition import compose
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
@@ -67,9 +63,15 @@ NOT_THIS_PART = (
 RESTORED = (
     "The optimizer and its noise are at different steps: the optimizer was restored from a "
     "file, which has no noise key, or a step was interrupted. Further training would add "
-    "noise that the plan did not account for. Resume with the run's private state file, "
-    "model.fit(batches, private_state=path), or start a new run with a new "
-    "PrivateOptimizer and its own budget."
+    "noise that the plan did not account for. Resume from the newest checkpoint with the "
+    "run's private state file, which must exist: model.fit(batches, private_state=path). "
+    "Or start a new run with a new PrivateOptimizer and its own budget."
+)
+LATE = (
+    "These gradients and the optimizer are at different steps: the gradients were applied "
+    "before, or are not those of the last step. A step is applied once, before the next "
+    "one: for each batch, noisy = model.private_gradients(batch), then "
+    "model.optimizer.apply_noisy(noisy)."
 )
 OTHER_PLAN = (
     "The batches belong to another plan than the optimizer. Use the same plan object for "
@@ -98,13 +100,24 @@ SAME_SAMPLE = (
     "one for this run: for batch in model.begin_run(plan.batches(x, y)): ..., or use "
     "model.fit(plan.batches(x, y)), which does it by itself."
 )
-ENDED = (
-    "The run has ended (end_run), and its unused share was given back to the budget. "
-    "Start a new run with a new PrivateOptimizer."
-)
 
-_RUNS: dict[str, Membership] = {}
-# What each run has noted in its private file.
+
+class Record(NamedTuple):
+    """What the process remembers of a run that has taken a step.
+
+    Attributes:
+      plan: plan of the run.
+      schedule_id: id of its schedule; `NO_SCHEDULE` if the caller makes its batches.
+      trained: references to its trainable weights.
+    """
+
+    plan: Plan
+    schedule_id: int
+    trained: list[weakref.ref[Any]]
+
+
+_RECORDS: dict[str, Record] = {}
+# What each run has noted; see `Run.note`.
 _NOTES: dict[str, dict[str, set[Any]]] = {}
 
 
@@ -150,11 +163,10 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
         first_part = len(parts) * (getattr(resolver, "task_id", None) or 0)
         for number, row in enumerate(parts, first_part):
             digest, fingerprint, of_step, of_plan, schedule_id, *part = map(int, row)
-            pinned = run.membership.schedule_id
             refuse(of_step != step, NOT_OF_THIS_STEP)
             refuse(part != [number, replicas], NOT_THIS_PART)
             refuse(of_plan != plan.plan_id, OTHER_PLAN)
-            refuse(pinned not in (NO_SCHEDULE, schedule_id), OTHER_DATA)
+            refuse(run.schedule_id not in (NO_SCHEDULE, schedule_id), OTHER_DATA)
             # Last: wrong ids also change the fingerprint, and have clearer messages.
             refuse(fingerprint != digest, batches_lib.EDITED)
     elif plan.participation.has_schedule:
@@ -171,9 +183,9 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
                 f"statement to quote: "
                 f'model.optimizer.vouch_for_weights("pretrained on public data: which").'
             )
-        run.membership.refuse_second(run.weights, schedule_id)
-        run.reservation.ensure()
-    run.membership.note(schedule_id)
+        refuse_second(run, schedule_id)
+        run.reserve()
+        record(run, schedule_id)
 
 
 def refuse(is_wrong: bool, text: str) -> None:
@@ -182,188 +194,92 @@ def refuse(is_wrong: bool, text: str) -> None:
         raise tf.errors.InvalidArgumentError(None, None, text)
 
 
-def notes_of(key: NoiseKey) -> dict[str, set[Any]]:
+def notes_of(run: Run) -> dict[str, set[Any]]:
     """The notes of a run, for all its models in this process; see `Run.note`."""
-    return _NOTES.setdefault(hooks.name_of(key), collections.defaultdict(set))
+    nothing: dict[str, set[Any]] = collections.defaultdict(set)
+    # Runs with the same test seed have the same key, and share no notes.
+    is_test = run.plan.test_seed is not None
+    return nothing if is_test else _NOTES.setdefault(run.name, nothing)
 
 
 def forget() -> None:
     """Forgets all runs, so that each test starts without any."""
-    _RUNS.clear()
+    _RECORDS.clear()
     _NOTES.clear()
 
 
-class Membership:
-    """A run's entry in the records of this process; refuses unannounced second runs.
+def record(run: Run, schedule_id: int) -> None:
+    """Records a run that takes its first step, or has taken it in another process.
+
+    A run with a test seed protects nobody: it is neither recorded nor refused.
+    """
+    run.schedule_id = schedule_id
+    if run.plan.test_seed is None:
+        trained = [weakref.ref(variable) for variable in run.variables]
+        _RECORDS[run.name] = Record(run.plan, schedule_id, trained)
+
+
+def refuse_second(run: Run, schedule_id: int) -> None:
+    """Raises RuntimeError if this is a second run that was not announced.
+
+    It also raises if another run used the same secret sample, even if announced.
 
     Args:
-      plan: plan of the run.
-      is_additional: True if the user announced that there may be another run.
-      key: key of the run; None before the run has begun.
-      trained: the run's trainable weights.
-
-    Attributes:
-      schedule_id: id of the run's schedule; `NO_SCHEDULE` before the run has one, or if
-        the caller makes its batches.
+      run: the run.
+      schedule_id: id of the data's schedule, or `NO_SCHEDULE`.
     """
-
-    def __init__(
-        self,
-        plan: Plan,
-        is_additional: bool,
-        key: NoiseKey | None = None,
-        trained: Sequence[Any] = (),
-    ) -> None:
-        # A run with a test seed protects nobody: it is neither recorded nor refused.
-        self._counts = plan.test_seed is None
-        self._may_be_second = is_additional or not self._counts
-        self._plan = plan
-        self._name = None if key is None else hooks.name_of(key)
-        self._trained = [weakref.ref(variable) for variable in trained]
-        self.schedule_id = NO_SCHEDULE
-
-    def note(self, schedule_id: int) -> None:
-        """Records the run when it takes a step, or has taken one in another process."""
-        self.schedule_id = schedule_id
-        if self._counts and self._name is not None:
-            _RUNS[self._name] = self
-
-    def refuse_second(self, weights: Sequence[Any], schedule_id: int) -> None:
-        """Raises RuntimeError if this is a second run that was not announced.
-
-        It also raises if another run used the same secret sample, even if announced.
-
-        Args:
-          weights: all weights of the model.
-          schedule_id: id of the data's schedule, or `NO_SCHEDULE`.
-        """
-        is_new = not self._may_be_second and self._name not in _RUNS
-        related = self._related(weights, schedule_id) if is_new else []
-        if related:
-            common, plan = related[-1]
+    if run.plan.test_seed is not None:
+        return
+    if not run.is_additional and run.name not in _RECORDS:
+        for common, plan in _related(run, schedule_id)[-1:]:
             raise RuntimeError(
                 f"{SECOND_RUN} (In common: {common}. The other run: epsilon = "
                 f"{plan.epsilon:g}, delta = {plan.delta:g}, plan "
                 f"{plan.fingerprint[:12]}.)"
             )
-        if self._counts and self._plan.participation.has_secret_sampler:
-            if any(run.schedule_id == schedule_id for run in self._others()):
-                raise RuntimeError(SAME_SAMPLE)
-
-    def _variables(self) -> list[Any]:
-        variables = [reference() for reference in self._trained]
-        return [variable for variable in variables if variable is not None]
-
-    def _others(self) -> list[Membership]:
-        return [run for name, run in list(_RUNS.items()) if name != self._name]
-
-    def _related(
-        self, weights: Sequence[Any], schedule_id: int
-    ) -> list[tuple[str, Plan]]:
-        """Returns the common parts ("weights", "examples") and the plan of related runs."""
-        related = []
-        for run in self._others():
-            trained = {id(variable) for variable in run._variables()}
-            common = ["weights"] if any(id(w) in trained for w in weights) else []
-            theirs, ours = map(identity.records_of, (run.schedule_id, schedule_id))
-            if identity.share_examples(theirs, ours):
-                common.append("examples")
-            if common:
-                related.append((" and ".join(common), run._plan))
-        return related
-
-    def statement(self, unit: str | None, weights: Sequence[Any]) -> PrivacyStatement:
-        """The plan's statement; if there are other runs, the joint statement of all runs.
-
-        Args:
-          unit: see `Plan.statement`.
-          weights: all weights of the model that the caller has at hand.
-
-        Raises:
-          ValueError: see `JointGuarantee.statement`.
-        """
-        plan = self._plan
-        related = self._related([*self._variables(), *weights], self.schedule_id)
-        if not related:
-            return plan.statement(unit)
-        plans = [other for _, other in related]
-        names = ", ".join(other.fingerprint[:12] for other in plans)
-        joint = compose([plan, *plans]).statement(unit=unit)
-        remark = (
-            f"{len(plans)} other run(s) of the same process trained on the same weights "
-            f"or examples (plans {names}), including trials of which only the best was "
-            f"kept: the numbers are for all of them together. This run alone has epsilon = "
-            f"{plan.epsilon:.6g} at delta = {plan.delta:.3g}."
-        )
-        return dataclasses.replace(joint, remarks=(remark,))
+    if run.plan.participation.has_secret_sampler:
+        if any(other.schedule_id == schedule_id for other in _others(run)):
+            raise RuntimeError(SAME_SAMPLE)
 
 
-class Reservation:
-    """The reservation of one run; it does nothing if the plan is bound to no ledger.
+def _others(run: Run) -> list[Record]:
+    return [other for name, other in list(_RECORDS.items()) if name != run.name]
+
+
+def _related(run: Run, schedule_id: int) -> list[tuple[str, Plan]]:
+    """The common parts ("weights", "examples") and the plans of related runs."""
+    weights = {id(variable) for variable in (*run.variables, *run.weights)}
+    examples, related = identity.records_of(schedule_id), []
+    for other in _others(run):
+        common = []
+        if any(id(reference()) in weights for reference in other.trained):
+            common.append("weights")
+        if identity.share_examples(identity.records_of(other.schedule_id), examples):
+            common.append("examples")
+        if common:
+            related.append((" and ".join(common), other.plan))
+    return related
+
+
+def statement(run: Run, unit: str | None) -> PrivacyStatement:
+    """The plan's statement; if there are other runs, the joint statement of all runs.
 
     Args:
-      plan: plan of the run.
-      key: key of the run; None before the run has begun.
+      run: the run.
+      unit: see `Plan.statement`.
+
+    Raises:
+      ValueError: see `JointGuarantee.statement`.
     """
-
-    def __init__(self, plan: Plan, key: NoiseKey | None = None) -> None:
-        self._plan = plan
-        self._run = "" if key is None else hooks.name_of(key)
-        self._entry: Any = None
-        self._noted_steps = 0
-        self._has_ended = False
-
-    def ensure(self) -> None:
-        """Reserves the run's budget, or finds the run's earlier reservation.
-
-        Raises:
-          LedgerError: if the ledger refuses, cannot be written, or is not open; or the run
-            has ended.
-        """
-        if self._has_ended:
-            raise LedgerError(ENDED)
-        self._entry = hooks.begin(self._plan, self._run)
-
-    def refuse_ended(self) -> None:
-        """Raises LedgerError if the run has been ended in the ledger."""
-        if self._has_ended or self._entry is not None:
-            self.ensure()
-
-    def note(self, steps: int) -> None:
-        """Records in the ledger how many steps were taken, if this is not recorded yet."""
-        if self._entry is None or steps <= self._noted_steps:
-            return
-        try:
-            hooks.note_steps(self._plan, self._run, steps)
-            self._noted_steps = steps
-        except LedgerError as error:
-            # Only a warning: the budget is reserved already, and the note spends nothing.
-            warnings.warn(
-                f"The ledger could not record that {steps} steps were taken: {error}",
-                stacklevel=3,
-            )
-
-    def end(self, steps: int, reason: str) -> Any:
-        """Ends the run after this many steps, and gives back the cost of all others.
-
-        Raises:
-          ValueError: if the plan is bound to no ledger, or the run has not begun.
-        """
-        if self._plan.account is None or not self._run:
-            raise ValueError(
-                "Only a run that has begun, and whose plan is bound to a ledger, can be "
-                "ended: see ledger.bind(plan, dataset)."
-            )
-        self.ensure()
-        # Set first: no further step is allowed, even if writing to the ledger fails.
-        self._has_ended = True
-        return hooks.end(self._plan, self._run, steps, reason)
-
-    def remarks(self) -> list[str]:
-        """Remarks of the statement on the reservation."""
-        account = self._plan.account
-        if account is None:
-            return []
-        if self._entry is None:
-            return [f"Bound to the budget of {account}; nothing is reserved yet."]
-        return [f"Reserved in the budget of {account}: entry {self._entry.name}."]
+    plan, others = run.plan, [other for _, other in _related(run, run.schedule_id)]
+    if not others:
+        return plan.statement(unit)
+    names = ", ".join(other.fingerprint[:12] for other in others)
+    remark = (
+        f"{len(others)} other run(s) of the same process trained on the same weights "
+        f"or examples (plans {names}), including trials of which only the best was "
+        f"kept: the numbers are for all of them together. This run alone has epsilon = "
+        f"{plan.epsilon:.6g} at delta = {plan.delta:.3g}."
+    )
+    joint = compose([plan, *others]).statement(unit=unit)
+    return dataclasses.replace(joint, remarks=(remark,))

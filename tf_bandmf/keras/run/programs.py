@@ -19,8 +19,6 @@ from tf_bandmf.keras.clipping.independence.state import may_write
 from tf_bandmf.keras.compat.graphs import captured
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
 
-# Parts of TensorFlow's errors for tensors of another graph and for symbolic tensors.
-_OF_OTHER_GRAPHS = ("out of scope", "A KerasTensor cannot be used")
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
@@ -81,6 +79,10 @@ class Program:
 class Update(Program):
     """A program that may use only its arguments, variables and constants.
 
+    Its graph is checked when it is traced: UnsupportedModelError is raised if the graph
+    reads a metric or a stored tensor, or runs Python code. For a stored tensor of another
+    graph, TensorFlow raises TypeError.
+
     Args:
       function: the program's function.
       model: the model whose metrics must not be read; None if there is none.
@@ -97,29 +99,13 @@ class Update(Program):
     def __init__(
         self, function: Callable[..., Any], model: Any = None, *options: Any
     ) -> None:
-        super().__init__(function, *options)
+        def checked(*args: Any) -> Any:
+            result = function(*args)
+            self._check(tf.compat.v1.get_default_graph())
+            return result
+
+        super().__init__(checked, *options)
         self._model = model
-        self._checked: list[Any] = []
-
-    def traced(self, *args: Any) -> Any:
-        """The concrete function for these arguments, or specs, after a check of its graph.
-
-        Raises:
-          UnsupportedModelError: if the graph reads a metric or a stored tensor, or runs
-            Python code.
-        """
-        try:
-            concrete = super().traced(*args)
-        except (TypeError, ValueError) as error:
-            if not any(text in str(error) for text in _OF_OTHER_GRAPHS):
-                raise
-            self._refuse(
-                "reads a tensor of another program, which a layer or a loss has kept"
-            )
-        if not any(concrete is other for other in self._checked):
-            self._check(concrete.graph)
-            self._checked.append(concrete)
-        return concrete
 
     def _refuse(self, what: str) -> NoReturn:
         raise UnsupportedModelError(self._text.format(what=what))

@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import math
 import threading
-from collections import defaultdict
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,15 +29,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import noise
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf.files import machine
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.metrics.counts import Counts
 from tf_bandmf.keras.run import admission
-from tf_bandmf.keras.run.scaling import Scaling
 from tf_bandmf.keras.run.secrets import Drawn, SecretState
 from tf_bandmf.keras.run.tables import RowSums, RunTables
-from tf_bandmf.keras.run.weights_seal import CHANGED, WeightsSeal, digest_of
+from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
+from tf_bandmf.ledger import hooks
+from tf_bandmf.ledger.errors import LedgerError
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.planning.memory import refuse_too_large
@@ -78,18 +80,16 @@ class Run:
     Args:
       plan: plan of the run.
       inner_optimizer: the optimizer of Keras that applies the noisy gradients.
-      scaling: scaling of coordinates, or None.
       keep_normals: see `PrivateOptimizer`.
       is_additional: True if another run of the process may have trained the same model,
         or on the same examples.
 
     Attributes:
-      plan: plan of the run.
-      inner_optimizer: the optimizer of Keras.
-      scaling: scaling of coordinates, or None.
-      keep_normals: see `PrivateOptimizer`.
-      membership: the run's entry in the records of this process.
-      reservation: the run's reservation in the ledger that the plan is bound to.
+      plan, inner_optimizer, keep_normals, is_additional: see above.
+      schedule_id: id of the run's schedule; `NO_SCHEDULE` before the run has one, or if
+        the caller makes its batches.
+      entry: the run's reservation in the ledger that the plan is bound to; None if the
+        plan is bound to none, or nothing is reserved yet.
       strategy: distribution strategy in whose scope the run was made.
       notes: the names of the spent private evaluations, and the steps of the releases of
         tables; the private file has them, too.
@@ -99,8 +99,12 @@ class Run:
       lazy: trainable variables, [rows, columns], whose noise is drawn when their rows are
         read; chosen before `begin`.
       tables: the state of these tables; None if there are none.
-      seal: notices changes of the weights between steps.
+      seal: digests of the weights, and of the inner optimizer's state, as the steps left
+        them. Those of earlier steps are kept: an earlier checkpoint may be restored.
+      takes_steps: True while steps change the weights: nothing is compared with the seal.
+      variables: the model's trainable variables; empty before the run has begun.
       has_begun: True if the run has a key.
+      name: a name that follows from the key, and does not reveal it.
       generator: the noise generator.
       secrets: key, points, buffer and step.
       turn: a lock that is held while a step is taken.
@@ -115,10 +119,14 @@ class Run:
       file: the run's private state file, a `PrivateFile`; None if it has none.
     """
 
-    # `begin` sets these. Only the private state file may hold the secrets.
+    # `begin` and `adopt` set these. Only the private state file may hold the secrets.
     has_begun = False
+    name = ""
+    schedule_id = admission.NO_SCHEDULE
+    entry: Any = None
     generator: noise.NoiseGenerator
     secrets: SecretState
+    seal: set[int]
     notes: dict[str, set[Any]]
     num_evaluations: dict[int, int]
 
@@ -126,14 +134,12 @@ class Run:
         self,
         plan: Plan,
         inner_optimizer: Any,
-        scaling: Scaling | None = None,
         *,
         keep_normals: bool = False,
         is_additional: bool = False,
     ) -> None:
         self.plan = plan
         self.inner_optimizer = inner_optimizer
-        self.scaling = scaling
         self.turn = threading.RLock()
         self.strategy = tf.distribute.get_strategy()
         self.vouched: tuple[str, ...] = ()
@@ -144,29 +150,14 @@ class Run:
         self.initial_weights: str | None = None
         self.resumed: tuple[int, ...] = ()
         self.file: Any = None
-        self.keep_normals = keep_normals
-        self._is_additional = is_additional
-        self._variables: list[Any] = []
-        self._register(None)
+        self.keep_normals, self.is_additional = keep_normals, is_additional
+        self.variables: list[Any] = []
         self.counts = Counts(plan)
         self.tables: RunTables | None = None
-        self.seal = WeightsSeal()
+        self.takes_steps = False
         self.lazy: list[Any] = []
 
     # The beginning of the run.
-
-    def _register(self, key: NoiseKey | None) -> None:
-        """Makes the run's records in process and ledger; without a key, they are empty."""
-        plan = self.plan
-        self.membership = admission.Membership(
-            plan, self._is_additional, key, self._variables
-        )
-        self.reservation = admission.Reservation(plan, key)
-        # Runs with the same test seed have the same key, and share no notes.
-        self.notes = defaultdict(set)
-        if key is not None and plan.test_seed is None:
-            self.notes = admission.notes_of(key)
-        self.num_evaluations = {}
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
         """The variables that get their noise in each step: all but the lazy tables."""
@@ -183,11 +174,11 @@ class Run:
         Raises:
           MemoryError: if the noise needs more memory than there is.
         """
-        self._variables = list(variables)
+        self.variables = list(variables)
         eager = self.eager(variables)
-        # One dummy parameter if no variable is eager.
-        num_parameters = sum(math.prod(variable.shape) for variable in eager) or 1
-        num_parameters += self.counts.size
+        num_parameters = sum(math.prod(variable.shape) for variable in eager)
+        # One dummy parameter if all tables are lazy.
+        num_parameters = (num_parameters + self.counts.size) or 1
         # One device draws the noise for all replicas, in each process.
         needed = self.plan.memory(num_parameters, keep_normals=self.keep_normals)
         if not tf.config.get_visible_devices("GPU"):
@@ -198,10 +189,7 @@ class Run:
             keep_normals=self.keep_normals,
             generator=self.plan.generator,
         )
-        try:
-            self.adopt(self.secrets_of(self.key))
-        except tf.errors.ResourceExhaustedError as error:
-            raise MemoryError(f"{needed} The device has less memory.") from error
+        self.adopt(self.secrets_of(self.key))
 
     @functools.cached_property
     def key(self) -> NoiseKey:
@@ -220,11 +208,10 @@ class Run:
         Raises:
           ValueError: if the run began with other data.
         """
-        pinned = self.membership.schedule_id
-        if pinned == schedule.schedule_id:
+        if self.schedule_id == schedule.schedule_id:
             return schedule
         schedule = schedule.join(self.key.sampler_seed())
-        if pinned not in (admission.NO_SCHEDULE, schedule.schedule_id):
+        if self.schedule_id not in (admission.NO_SCHEDULE, schedule.schedule_id):
             raise ValueError(admission.OTHER_DATA)
         return schedule
 
@@ -236,16 +223,9 @@ class Run:
           **state: the state of the run, as for `SecretState`; by default, the initial
             state.
         """
-        return SecretState(
-            self.generator,
-            key,
-            self.plan.fingerprint,
-            is_bound=self.plan.test_seed is None,
-            # Steps with lazy tables are short, and their own programs are compiled
-            # anyway.
-            compiles=bool(self.lazy),
-            **state,
-        )
+        # Steps with lazy tables are short, and their own programs are compiled anyway.
+        compiles = bool(self.lazy)
+        return SecretState(self.generator, key, self.plan, compiles=compiles, **state)
 
     def adopt(self, secrets: SecretState, memory: Any = None) -> None:
         """Continues with these secrets, of a new run or of a resumed one.
@@ -255,12 +235,14 @@ class Run:
           memory: memory of the tables, if their variables hold a release: see `RunTables`.
         """
         self.secrets, self.key, self.has_begun = secrets, secrets.key, True
+        self.name = hooks.name_of(secrets.key)
+        self.schedule_id, self.entry = admission.NO_SCHEDULE, None
+        self.notes = admission.notes_of(self)
+        self.seal, self.num_evaluations = set(), {}
         if self.lazy:
             noted = functools.partial(self.note, "releases")
             settings = self.plan, self.inner_optimizer, secrets
             self.tables = RunTables(self.lazy, *settings, memory, noted)
-        self._register(secrets.key)
-        self.seal = WeightsSeal()
 
     def _sealed(self) -> tuple[list[Any], list[Any]]:
         """The weights, and the state of the inner optimizer, that only steps change."""
@@ -299,15 +281,17 @@ class Run:
     def close_seal(self) -> None:
         """Seals the weights after a step; tables are sealed at releases."""
         self.note_weights()
-        self.seal.is_open = False
+        self.takes_steps = False
 
     def note_weights(self) -> None:
         """Seals the weights of a checkpoint, if they come from the run's steps."""
-        if self.seal.is_open and self.step and not self.is_restored():
-            self.seal.note(*self._sealed())
+        if self.takes_steps and self.step and not self.is_restored():
+            self.seal.update(map(digest_of, self._sealed()))
 
     def _refuse_changed(self) -> None:
-        self.seal.refuse_changed(*self._sealed())
+        if self.seal and not self.takes_steps:
+            digests = map(digest_of, self._sealed())
+            admission.refuse(not self.seal.issuperset(digests), CHANGED)
         if self.tables is not None:
             admission.refuse(self.tables.was_changed(), CHANGED)
 
@@ -316,7 +300,7 @@ class Run:
     def start(self) -> None:
         """Calls `check`, then allows steps to change the weights, until `close_seal`."""
         self.check()
-        self.seal.is_open = self.has_begun
+        self.takes_steps = True
 
     def check(self) -> None:
         """Checks that the run can go on from these weights.
@@ -327,8 +311,8 @@ class Run:
           LedgerError: if the run has ended.
         """
         self.refuse_restored()
-        self.reservation.refuse_ended()
         if self.step:
+            self.reserve()
             self._refuse_changed()
 
     def admit(
@@ -383,18 +367,17 @@ class Run:
         if self.tables is not None:
             rows = self.tables.row_sums(of_tables)
             inputs = tf.concat([inputs, self.tables.digest(rows, step)], axis=0)
-        parts = [tf.reshape(total, [-1]) for total in eager] or [tf.zeros([1])]
-        parts += sums[len(variables) :]
+        parts = [tf.reshape(part, [-1]) for part in (*eager, *sums[len(variables) :])]
+        sizes = [part.shape[0] for part in parts]
         # The digest needs an even size: appending a zero here saves it a copy.
         count = self.generator.num_parameters
-        parts += [tf.zeros([1])] * (count % 2)
-        total = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+        rest = tf.zeros([count + count % 2 - sum(sizes)])
+        total = tf.concat([*parts, rest], axis=0)
         noise, drawn = self.secrets.draw(step, keys, total, inputs)
         plan = self.plan
         assert plan.expected_batch_size is not None
         settings = plan.noise_stddev, plan.expected_batch_size
         mean = noisy_mean(total[:count], noise[:count], *settings)
-        sizes = [part.shape[0] for part in parts[: len(eager) or 1]]
         split = tf.split(mean, [*sizes, count - sum(sizes)])
         gradients = [
             tf.reshape(g, v.shape) for g, v in zip(split, self.eager(variables))
@@ -402,7 +385,8 @@ class Run:
         if scales:
             gradients = [g / s for g, s in zip(gradients, scales, strict=True)]
         dtypes = [variable.dtype for variable in self.eager(variables)]
-        return Noisy(list(map(tf.cast, gradients, dtypes)), rows, drawn, split[-1])
+        counts = split[len(eager)]
+        return Noisy(list(map(tf.cast, gradients, dtypes)), rows, drawn, counts)
 
     def apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Values of variables that get noise in each step, and values of lazy tables.
@@ -412,13 +396,13 @@ class Run:
         """
         lazy = {id(table) for table in self.lazy}
         parts: tuple[list[Any], list[Any]] = [], []
-        for variable, value in zip(self._variables, values):
+        for variable, value in zip(self.variables, values):
             parts[id(variable) in lazy].append(value)
         return parts
 
     def _check_variables(self, variables: Sequence[Any]) -> None:
         # Correlated noise cancels over the steps of a variable: the order must not change.
-        if [id(v) for v in variables] != [id(v) for v in self._variables]:
+        if [id(v) for v in variables] != [id(v) for v in self.variables]:
             raise ValueError(
                 "The model's trainable weights are not those that the run began with "
                 "(trainable was changed, or layers were added or removed). The noise is "
@@ -439,7 +423,7 @@ class Run:
                 step = tf.identity(self.inner_optimizer.iterations.value)
                 self.tables.apply(rows, step)
             if gradients:
-                self.inner_optimizer.apply(gradients, self.eager(self._variables))
+                self.inner_optimizer.apply(gradients, self.eager(self.variables))
             else:
                 self.inner_optimizer.iterations.assign_add(1)
 
@@ -450,9 +434,9 @@ class Run:
           step: the step of the gradients.
         """
         is_late = self.iterations != step or self.step != step + 1
-        admission.refuse(is_late, admission.RESTORED)
+        admission.refuse(is_late, admission.LATE)
         self._refuse_changed()
-        self.seal.is_open = True
+        self.takes_steps = True
 
     def release(self) -> None:
         """Writes the current rows of all tables into the layers' variables.
@@ -466,6 +450,44 @@ class Run:
         with self.turn:
             self.refuse_restored()
             self.tables.release()
+
+    # The ledger that the plan is bound to.
+
+    def reserve(self) -> None:
+        """Reserves the run's budget in the ledger, or finds its earlier reservation.
+
+        Raises:
+          LedgerError: if the ledger refuses, cannot be written, or is not open; or the run
+            has ended.
+        """
+        self.entry = hooks.begin(self.plan, self.name)
+
+    def note_steps(self) -> None:
+        """Records in the ledger how many steps were taken."""
+        if self.entry is None:
+            return
+        try:
+            hooks.note_steps(self.plan, self.name, self.step)
+        except LedgerError as error:
+            # Only a warning: the budget is reserved already, and the note spends nothing.
+            warnings.warn(
+                f"The ledger could not record that {self.step} steps were taken: {error}",
+                stacklevel=3,
+            )
+
+    def end(self, reason: str, steps: int | None) -> None:
+        """See `PrivateOptimizer.end_run`."""
+        if self.plan.account is None or not self.has_begun:
+            raise ValueError(
+                "Only a run that has begun, and whose plan is bound to a ledger, can be "
+                "ended: see ledger.bind(plan, dataset)."
+            )
+        with self.turn:
+            self.reserve()
+            taken, most = len(self.secrets.points()), self.plan.num_steps
+            if steps is not None:
+                taken = whole_number("steps", steps, taken, most, "num_steps")
+            hooks.end(self.plan, self.name, taken, reason)
 
     def note(self, name: str, value: Any) -> None:
         """Records a private evaluation or a release of tables before it is made.
@@ -492,7 +514,7 @@ class Run:
         if not self.has_begun:
             return
         with self.turn:
-            self.seal.forget()
+            self.seal.clear()
             if self.tables is not None:
                 self.tables.accept()
             if self.step:
@@ -509,7 +531,7 @@ class Run:
           unit: see `Plan.statement`.
           remarks: remarks on the optimizer and the model.
         """
-        statement = self.membership.statement(unit, self.weights)
+        statement = admission.statement(self, unit)
         remarks = [*statement.remarks, *remarks, *self._remarks()]
         return dataclasses.replace(
             statement, remarks=tuple(dict.fromkeys(remarks)), proviso=self._proviso()
@@ -535,10 +557,17 @@ class Run:
 
     def _remarks(self) -> list[str]:
         """The remarks that the statement of this run adds to the guarantee."""
-        remarks = list(remarks_of(self.membership.schedule_id))
+        remarks = list(remarks_of(self.schedule_id))
         if self.weighs_classes:
             remarks.append(OF_CLASS_WEIGHTS)
-        remarks += self.reservation.remarks()
+        if self.entry is not None:
+            remarks.append(
+                f"Reserved in the budget of {self.plan.account}: entry {self.entry.name}."
+            )
+        elif self.plan.account is not None:
+            remarks.append(
+                f"Bound to the budget of {self.plan.account}; nothing is reserved yet."
+            )
         if self.tables is not None:
             remarks += self.tables.remarks()
         remarks += [

@@ -16,6 +16,7 @@ from tf_bandmf.keras.run.admission import refuse
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.digests import digest_key, keyed_digest
 from tf_bandmf.noise.keys import NoiseKey, Secret
+from tf_bandmf.planning.plan import Plan
 
 REPEATED = (
     "The run was resumed, and this step, which it had taken before, is not the same now: "
@@ -63,15 +64,15 @@ class SecretState(Secret):
     Args:
       generator: the plan's generator.
       key: key of the run.
-      plan: fingerprint of the plan; the run's secrets are bound to it as well.
+      plan: plan of the run; the run's secrets are bound to it as well. If it has a test
+        seed, whose noise protects nobody, the noise follows only from key and step, so
+        that runs can be compared.
       step: number of noise vectors used so far.
       buffer: kept vectors after those steps, float32, shape [memory_vectors,
         num_parameters]; None for zeros.
       points: points of at least those steps, int64, shape [steps]. Further points are those
         of steps that the run took before it was resumed: such a step is refused if its
         point differs now. 0 stands for an unknown point.
-      is_bound: False for a test key, whose noise protects nobody: the noise follows only
-        from key and step, so that runs can be compared.
       compiles: True to compile digests of short sums, too: steps are then faster, but
         the first one takes longer. The bits are the same.
 
@@ -81,44 +82,40 @@ class SecretState(Secret):
         of the step and its point, which is secret, as two little-endian numbers of 8
         bytes. An exception that it raises ends the step.
       is_whole: False if a program that changes the run's state was interrupted.
-
-    Raises:
-      ValueError: if points of steps before `step` are missing.
     """
 
     def __init__(
         self,
         generator: NoiseGenerator,
         key: NoiseKey,
-        plan: str,
+        plan: Plan,
         step: int = 0,
         buffer: np.ndarray | None = None,
         points: np.ndarray | None = None,
-        is_bound: bool = True,
         compiles: bool = False,
     ) -> None:
-        given = 0 if points is None else len(points)
-        if given < step:
-            raise ValueError(f"Points of {step} steps are needed, found {given}.")
-        self.generator, self._is_bound, self._compiles = generator, is_bound, compiles
+        self.generator, self._compiles = generator, compiles
+        self._is_bound = plan.test_seed is None
         self.note: Callable[[bytes], None] | None = None
         self.key, self.step = key, step
         self.is_whole = True
         # Points of all known steps, and of the steps that were taken.
         self._known = _hidden(np.zeros([generator.num_steps], np.int64))
         if points is not None:
-            self._known[:given] = points
+            self._known[: len(points)] = points
         self._points = _variable(self._known)
-        secret = key.secret_bytes()
         if buffer is None:
             buffer = np.zeros(
                 [generator.memory_vectors, generator.num_parameters], "f4"
             )
         # int64, because GPUs cannot gather unsigned integers, and int32 stays on the host.
         self._step_keys = _hidden(generator.step_keys(key).view(np.int64))
-        self._digest_key = _variable(digest_key(secret, f"{plan} 0").view(np.int64))
-        chain_key = digest_key(secret, f"{plan} chain")[:2]
-        self._chain_key = _variable(chain_key.view(np.int64))
+        for_digest, for_chain = (
+            digest_key(key.secret_bytes(), f"{plan.fingerprint} {use}")
+            for use in ("0", "chain")
+        )
+        self._digest_key = _variable(for_digest.view(np.int64))
+        self._chain_key = _variable(for_chain[:2].view(np.int64))
         self._buffer = _variable(_hidden(buffer))
 
     @contextlib.contextmanager
@@ -155,10 +152,6 @@ class SecretState(Secret):
     def step_keys(self, step: int) -> np.ndarray:
         """The keys of a step, and of the earlier steps whose normals `draw` uses again."""
         return _hidden(self._step_keys[np.maximum(self._recent_steps(step), 0)])
-
-    def _bound(self, keys: Any, points: Any) -> Any:
-        """The keys of steps, bound to the steps' points."""
-        return self.generator.bound_key(keys, points) if self._is_bound else keys
 
     def seed(self, step: int) -> tf.Tensor:
         """The seed of the masks of a step's random layers, int32, shape [2]."""
@@ -224,8 +217,10 @@ class SecretState(Secret):
         steps = self._recent_steps(step)
         earlier = self._points.sparse_read(tf.maximum(steps, 0))
         points = tf.where(steps == step, point, earlier)
-        bound = tf.bitcast(self._bound(keys, points), tf.uint64)
-        noise, rows = self.generator.row(bound, self._buffer, step, may_be_longer=True)
+        if self._is_bound:
+            keys = self.generator.bound_key(keys, points)
+        keys = tf.bitcast(keys, tf.uint64)
+        noise, rows = self.generator.row(keys, self._buffer, step, may_be_longer=True)
         return noise, Drawn(step, point, list(rows))
 
     def confirm(self, drawn: Drawn) -> None:

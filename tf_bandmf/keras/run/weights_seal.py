@@ -17,10 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.run.admission import refuse
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import shared_function
 
@@ -33,47 +31,7 @@ CHANGED = (
     "with model.optimizer.vouch_for_weights('what changed them'): the privacy statement "
     "will quote it."
 )
-# Odd multipliers without a pattern: 2^64 / golden ratio, and the constants of
-# splitmix64.
-_FACTORS = tuple(
-    int(np.uint64(value).astype(np.int64))
-    for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
-
-
-class WeightsSeal:
-    """Digests of all weights as the run's steps left them, and of the optimizer's state.
-
-    Keras does not track this object, and no file holds it: a resumed run digests its
-    weights again after its private state file has confirmed them. Digests of earlier
-    weights of the run are kept, so that an earlier checkpoint of the run may be
-    restored.
-
-    Attributes:
-      is_open: True while steps are taken: they change the weights, and nothing is compared.
-    """
-
-    def __init__(self) -> None:
-        self._digests: set[int] = set()
-        self.is_open = False
-
-    def refuse_changed(self, *parts: Sequence[Any]) -> None:
-        """Raises InvalidArgumentError unless each part was noted.
-
-        Args:
-          *parts: Keras variables: weights, state; in the same order each time.
-        """
-        if self._digests and not self.is_open:
-            refuse(not self._digests.issuperset(map(digest_of, parts)), CHANGED)
-
-    def note(self, *parts: Sequence[Any]) -> None:
-        """Accepts these weights and this state from now on."""
-        self._digests.update(map(digest_of, parts))
-
-    def forget(self) -> None:
-        """Accepts any weights at the next check."""
-        self._digests.clear()
 
 
 def digest_of(variables: Sequence[Any]) -> int:
@@ -109,16 +67,12 @@ def _device_digest(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _sum_of_products(value: tf.Tensor) -> tf.Tensor:
-    """The sum of all words, each times an odd number that is mixed from its place."""
+    """The sum of all words, each times an odd number that is drawn for its place."""
     flat = tf.reshape(value, [-1])
     if flat.dtype == tf.bool:
         flat = tf.cast(flat, tf.int32)
     words = tf.cast(tf.bitcast(flat, _INTEGERS[flat.dtype.size]), tf.int64)
-    place = tf.range(1, tf.size(flat, tf.int64) + 1, dtype=tf.int64)
-    for factor in _FACTORS:
-        place *= tf.constant(factor, tf.int64)
-        place = tf.bitwise.bitwise_xor(
-            place, tf.bitwise.right_shift(place, tf.constant(29, tf.int64))
-        )
-    odd = tf.bitwise.bitwise_or(place, tf.constant(1, tf.int64))
+    places = tf.shape(words)
+    drawn = tf.random.stateless_uniform(places, (0, 0), None, None, tf.int64)
+    odd = tf.bitwise.bitwise_or(drawn, tf.constant(1, tf.int64))
     return tf.reduce_sum(words * odd)

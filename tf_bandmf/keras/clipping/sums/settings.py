@@ -87,9 +87,9 @@ class Clipping:
       scaling: None; or "second_moment" with Adam, AdamW, Nadam or RMSprop: gradients are
         clipped and noised in the coordinates in which that optimizer takes its steps
         (scale-then-privatize, Ganesh et al., 2025, arXiv:2507.01129; see
-        `tf_bandmf.keras.run.scaling`). Scales come from the noisy gradients of earlier
-        steps. Each example's gradient is held in memory, as large as the weights: see
-        `microbatch_size` of `make_private`. One replica only.
+        `tf_bandmf.keras.optimizer.scaling`). Scales come from the noisy gradients of
+        earlier steps. Each example's gradient is held in memory, as large as the weights:
+        see `microbatch_size` of `make_private`. One replica only.
 
     Raises:
       ValueError: if a setting is unknown.

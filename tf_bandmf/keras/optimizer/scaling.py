@@ -27,12 +27,6 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import second_moments
 
-UNSOUND = (
-    "The scales of scaling='second_moment' do not exist: the inner optimizer has second "
-    "moments that are negative, infinite or not a number. Training has diverged, or its "
-    "state was loaded from a damaged file. Go back to a checkpoint of the run from before, "
-    "or begin a new run with a smaller learning rate and its own budget."
-)
 # The constant f of `scales`: a share of the root mean square of all sqrt(v). No scale
 # exceeds 1 + 1 / f.
 _FLOOR = 0.1
@@ -72,14 +66,19 @@ class Scaling:
         Multiplying v by a factor changes nothing, so neither does Adam's bias
         correction. The norm of a gradient that is as large as sqrt(v) stays the same,
         so a clip norm means about the same with and without scales. While all of v is
-        zero, as before the first step, the scales are 1.
+        zero, as before the first step, the scales are 1. Moments that are negative,
+        infinite or not a number have scales that are not a number: then no example
+        contributes.
 
         Returns:
           Float32 tensors in the shapes of the variables, in (0, 1 + 1 / f] if the moments
           are sound. The optimizer must be built.
         """
-        moments = self._moments()
-        root = tf.cast(_root(moments), tf.float32)
+        variables = second_moments(self._inner)
+        moments = [tf.cast(variable.value, tf.float32) for variable in variables]
+        count = sum(moment.shape.num_elements() for moment in moments)
+        sums = [tf.cast(tf.reduce_sum(moment), tf.float64) for moment in moments]
+        root = tf.cast(tf.sqrt(tf.add_n(sums) / count), tf.float32)
         return [
             tf.where(
                 tf.equal(root, 0.0),
@@ -88,24 +87,3 @@ class Scaling:
             )
             for moment in moments
         ]
-
-    def is_sound(self) -> tf.Tensor:
-        """True if scales can be computed: no moment is negative, infinite or NaN.
-
-        Returns:
-          Bool scalar. It is a function of noisy gradients, so a step may depend on it.
-        """
-        moments = self._moments()
-        signs = [tf.reduce_all(moment >= 0.0) for moment in moments]
-        return tf.reduce_all(tf.stack([tf.math.is_finite(_root(moments)), *signs]))
-
-    def _moments(self) -> list[tf.Tensor]:
-        values = [moment.value for moment in second_moments(self._inner)]
-        return [tf.cast(tf.convert_to_tensor(value), tf.float32) for value in values]
-
-
-def _root(moments: list[tf.Tensor]) -> tf.Tensor:
-    """The root of the mean of all moments, float64."""
-    count = sum(moment.shape.num_elements() for moment in moments)
-    sums = [tf.cast(tf.reduce_sum(moment), tf.float64) for moment in moments]
-    return tf.sqrt(tf.add_n(sums) / count)
