@@ -11,7 +11,7 @@ from tf_bandmf.keras.clipping import (
     UnsupportedModelError,
     check_supported,
     clipped_gradient_sums,
-    layers_executed_alone,
+    find_layers_alone,
 )
 
 
@@ -53,7 +53,7 @@ class Unseeded(L.Layer):
 
 LAYERS = {
     "batch normalization": (L.BatchNormalization, "GroupNormalization"),
-    "spectral": (lambda: L.SpectralNormalization(L.Dense(3)), "Remove the wrapper"),
+    "spectral": (lambda: L.SpectralNormalization(L.Dense(3)), "without noise"),
     "quantized": (quantized, "quantize the trained"),
     "float16": (lambda: L.Dense(3, dtype="float16"), "must be float32"),
     "activity": (lambda: L.Dense(3, activity_regularizer="l2"), "activity regularizer"),
@@ -181,7 +181,7 @@ MODELS = {
     "unbuilt": (unbuilt, "not built"),
     "uncompiled": (uncompiled, "compile"),
     "frozen": (frozen, "no trainable weights"),
-    "stateful": (stateful, "stateful=False"),
+    "stateful": (stateful, "any batch size"),
     "custom loss": (lambda: custom(CustomLoss), "compute_loss"),
     "weight of the model": (lambda: custom(OwnsWeight), "a separate layer"),
     "tied": (tied, "ReversibleEmbedding"),
@@ -232,14 +232,14 @@ def test_gradients_that_cannot_be_told_apart_are_taken_alone_or_refused(name):
     model = keras.Sequential([keras.Input((4,)), L.Dense(4), layer])
     model.compile(loss="mse")
     reference.assert_exact(model, x, y)
-    assert layers_executed_alone(model) == (layer,)
+    assert find_layers_alone(model, x) == (layer,)
 
     model = Custom(L.Dense(width), function)
     model(x)
     model.compile(loss="mse")
     if reason is None:
         reference.assert_exact(model, x, y)
-        assert layers_executed_alone(model) == (model,)
+        assert find_layers_alone(model, x) == (model,)
     else:
         assert_refused(model, x, y, reason)
 

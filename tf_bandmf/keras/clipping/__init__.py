@@ -23,11 +23,12 @@ from tf_bandmf.keras.clipping.independence.registration import (
 from tf_bandmf.keras.clipping.independence.registration import (
     vouched_classes as vouched_classes,
 )
-from tf_bandmf.keras.clipping.independence.state import NotIndependent as NotIndependent
+from tf_bandmf.keras.clipping.losses.alone_and_together import (
+    check_loss as check_loss,
+)
 from tf_bandmf.keras.clipping.proof.inference import measured_rows as measured_rows
-from tf_bandmf.keras.clipping.proof.judge import PREPROCESSING as PREPROCESSING
 from tf_bandmf.keras.clipping.proof.judge import (
-    layers_executed_alone as layers_executed_alone,
+    find_layers_alone as find_layers_alone,
 )
 from tf_bandmf.keras.clipping.proof.regularizers import (
     regularization_gradients as regularization_gradients,
@@ -42,9 +43,6 @@ from tf_bandmf.keras.clipping.sums.clipped_sums import (
 )
 from tf_bandmf.keras.clipping.sums.clipped_sums import (
     clipped_gradient_sums as clipped_gradient_sums,
-)
-from tf_bandmf.keras.clipping.sums.clipped_sums import (
-    find_layers_alone as find_layers_alone,
 )
 from tf_bandmf.keras.clipping.sums.self_check import (
     needs_self_check as needs_self_check,

@@ -100,9 +100,9 @@ def compile_loss(model: keras.Model) -> CompileLoss | None:
     return getattr(model, "_compile_loss", None)
 
 
-def loss_parts(loss: CompileLoss) -> list[Any]:
+def loss_parts(loss: CompileLoss | None) -> list[Any]:
     """The losses and loss weights of the outputs; empty until the loss is built."""
-    return loss._flat_losses or []
+    return getattr(loss, "_flat_losses", None) or []
 
 
 def copied_loss(

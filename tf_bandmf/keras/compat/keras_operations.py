@@ -11,6 +11,7 @@ from keras.src import backend as backend
 from keras.src import ops as ops
 from keras.src.activations import activations
 from keras.src.backend import KerasTensor as KerasTensor
+from keras.src.backend import tensorflow
 from keras.src.layers import layer as layer
 from keras.src.ops import core, image, linalg, math, nn, numpy
 from keras.src.ops import operation as operation
@@ -43,7 +44,7 @@ def of_the_backend() -> list[tuple[Any, str, Any]]:
     b = _BACKEND
     return [
         (module, name, getattr(ops, name))
-        for module in (b.numpy, b.nn, b.math, b.core, b)
+        for module in (b.numpy, b.nn, b.math, b.core, b, tensorflow)
         for name, function in vars(module).items()
         if callable(function)
         and getattr(function, "__module__", "").startswith("keras.src.backend")

@@ -21,9 +21,9 @@ from tf_bandmf.keras.compat.patching import patched
 _RNN = importlib.import_module("keras.src.backend.tensorflow.rnn")
 
 
-def run_model(model: keras.Model, x: Any) -> Any:
-    """Calls a model as Keras' training step does, but without cuDNN."""
+def run_model(model: keras.Model, x: Any, training: bool = True) -> Any:
+    """Calls a model as Keras' training step or evaluation does, but without cuDNN."""
     with patched(_RNN, "cudnn_ok", lambda *_, **__: False):
         if takes_training(model):
-            return model(x, training=True)
+            return model(x, training=training)
         return model(x)

@@ -20,8 +20,6 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import (
     OF_THE_MACHINE,
-    NotIndependent,
-    UnsupportedModelError,
     map_examples,
     measured_rows,
 )
@@ -178,14 +176,7 @@ def function_of(
     # is more than one row.
     with contextlib.suppress(Exception):
         return traced(together)
-    try:
-        return traced(alone)
-    except NotIndependent as error:
-        raise UnsupportedModelError(
-            f"Model {model.name!r} cannot be evaluated privately, not even on each "
-            f"record by itself: it {error.reason} (in {error.operation.name!r}). Remove "
-            f"this operation from calls with training=False."
-        ) from error
+    return traced(alone)
 
 
 def _bounded(

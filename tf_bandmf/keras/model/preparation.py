@@ -17,7 +17,6 @@ from tf_bandmf.keras.clipping import (
     UnsupportedModelError,
     check_supported,
     find_layers_alone,
-    layers_executed_alone,
     made_up,
     needs_self_check,
     present_rows,
@@ -160,8 +159,8 @@ def check_examples(model: Any, data: Any) -> None:
     inputs = made_up(contents, EXAMPLES)[0]
     if optimizer.run.tables is not None:
         state.looked_up(inputs, None)
-    find_layers_alone(model, inputs)
-    check_layers_alone(model, inputs, model._settings.alone, state.is_quiet)
+    alone = find_layers_alone(model, inputs)
+    check_layers_alone(model, alone, inputs, model._settings.alone, state.is_quiet)
     if not needs_self_check(model):
         return
     with optimized_once():
@@ -232,12 +231,17 @@ def refuse_plain_outer_training(
 
 
 def check_layers_alone(
-    model: keras.Model, inputs: Any, accepted: Collection[str], quiet: bool
+    model: keras.Model,
+    layers: Collection[Any],
+    inputs: Any,
+    accepted: Collection[str],
+    quiet: bool,
 ) -> None:
     """Prints the layers that run on single examples; refuses layers that mix examples.
 
     Args:
-      model: private, built, and traced for inputs like these.
+      model: private and built.
+      layers: the layers.
       inputs: made-up inputs of several examples.
       accepted: names of layers that are not refused.
       quiet: if True, prints nothing.
@@ -246,7 +250,6 @@ def check_layers_alone(
       UnsupportedModelError: if the result of a layer that is not accepted differs between
         an example in a batch and the same example alone.
     """
-    layers = layers_executed_alone(model)
     if not layers:
         return
     for layer in _dependent(model, layers, inputs):

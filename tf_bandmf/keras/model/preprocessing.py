@@ -17,7 +17,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import PREPROCESSING
 from tf_bandmf.keras.compat.keras_objects import (
     adapted_layers,
     calls_of,
@@ -26,6 +25,18 @@ from tf_bandmf.keras.compat.keras_objects import (
 from tf_bandmf.keras.compat.seeds import seeds_from
 from tf_bandmf.sampling.mapped import register_dialect
 
+# Layers that turn raw data into numbers.
+_PREPROCESSING = (
+    keras.layers.CategoryEncoding,
+    keras.layers.Discretization,
+    keras.layers.HashedCrossing,
+    keras.layers.Hashing,
+    keras.layers.IntegerLookup,
+    keras.layers.Normalization,
+    keras.layers.Rescaling,
+    keras.layers.StringLookup,
+    keras.layers.TextVectorization,
+)
 # Layers that join encoded features, example by example.
 _JOINING = (keras.layers.Concatenate, keras.layers.Flatten, keras.layers.Reshape)
 
@@ -117,8 +128,8 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     has_preprocessing = False
     for operation, inputs, outputs in calls_of(model):
         before = all(id(tensor) in encoded for tensor in inputs)
-        if before and isinstance(operation, (*PREPROCESSING, *_JOINING)):
-            has_preprocessing |= isinstance(operation, PREPROCESSING)
+        if before and isinstance(operation, (*_PREPROCESSING, *_JOINING)):
+            has_preprocessing |= isinstance(operation, _PREPROCESSING)
             encoded |= {id(tensor) for tensor in outputs}
             continue
         for tensor in inputs:

@@ -32,6 +32,7 @@ from tf_bandmf.keras.clipping import (
     OUTCOMES,
     ClippedGradients,
     UnsupportedModelError,
+    check_loss,
     clipped_gradient_sums,
     made_up,
     present_rows,
@@ -140,7 +141,9 @@ class Programs:
         with _no_records_fault(self._model):
             check_examples(self._model, here)
             with self._strategy.scope():
-                build_from(self._model, Contents.of(here).by_row())
+                contents = Contents.of(here).by_row()
+                build_from(self._model, contents)
+                check_loss(self._model, *contents)
             if self._is_one:
                 varies = any(map(_may_vary, tf.nest.flatten(spec)))
                 self._trace(given(spec) if varies else batch, update)

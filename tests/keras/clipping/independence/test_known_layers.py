@@ -35,7 +35,6 @@ OTHERS = {
 }
 MORE = {
     "RandomPosterization": {"factor": 4},
-    "Rescaling": {"scale": 2.0, "offset": [1.0, 2.0, 3.0]},
     "Discretization": {"num_bins": None, "bin_boundaries": [-1.0, 1.0]},
     "IntegerLookup": {"vocabulary": [1, 2, 3]},
     "TextVectorization": {"output_sequence_length": 4},
@@ -90,13 +89,12 @@ def test_a_known_layer_moves_no_other_example(kind, mode):
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
-        (L.Rescaling(np.ones((1, 1, 1))), (5, 3)),
         (L.Resizing(2, 2), (5, 6, 3)),
         (L.CategoryEncoding(6), (5,)),
         (L.TextVectorization(vocabulary=["a"]), (5, 1)),
         (L.Dense(2), (5, 3)),
     ],
-    ids=["more axes", "one image", "one set", "as long as the longest", "opened"],
+    ids=["one image", "one set", "as long as the longest", "opened"],
 )
 @pytest.mark.invariant(16)
 def test_a_layer_is_known_only_as_it_is_configured(layer, shape):

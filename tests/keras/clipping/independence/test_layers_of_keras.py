@@ -20,7 +20,11 @@ def spatial(rank, shape):
         "ZeroPadding": {},
         "GlobalMaxPooling": {},
         "GlobalAveragePooling": dict(keepdims=True),
+        "AdaptiveMaxPooling": dict(output_size=2),
+        "AdaptiveAveragePooling": dict(output_size=2),
     }.items():
+        if not hasattr(layers, f"{name}{rank}D"):
+            continue
         yield f"{name}{rank}D", arguments, shape
     convolved = dict(filters=2, kernel_size=2)
     yield f"Conv{rank}D", dict(padding="same", dilation_rate=2, **convolved), shape

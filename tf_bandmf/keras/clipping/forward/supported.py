@@ -35,21 +35,6 @@ _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "`layer.trainable = False`.",
     ),
     (
-        lambda layer: isinstance(layer, (keras.layers.MixUp, keras.layers.CutMix)),
-        "combines several examples of a batch into one, so that there are no "
-        "per-example gradients. Remove it or augment examples one by one.",
-    ),
-    (
-        lambda layer: isinstance(layer, keras.layers.SpectralNormalization),
-        "rewrites the weight of the layer inside it in every step, so that the "
-        "weight is not the one that training updates. Remove the wrapper.",
-    ),
-    (
-        lambda layer: isinstance(layer, keras.layers.RNN) and layer.stateful,
-        "is stateful: it carries states of one batch's examples over to the "
-        "next, outside any privacy guarantee. Use `stateful=False`.",
-    ),
-    (
         _is_quantized,
         "is quantized: its gradient is written by hand, and nothing shows that it "
         "keeps examples apart. Train the model before it is quantized, with LoRA "

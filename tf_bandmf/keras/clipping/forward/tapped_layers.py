@@ -16,7 +16,6 @@ import keras
 from tf_bandmf.keras.clipping.rules import (
     PerExampleRule,
     Rule,
-    opening_rule_for,
     rule_for,
 )
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -99,11 +98,11 @@ def find_units(
                     "so that no layer's call accounts for its gradient. Move the "
                     "weight into a separate layer."
                 )
-        elif weights and (opening := opening_rule_for(layer, weights)) is not None:
-            units.append(Unit(layer, tuple(weights), opening))
         elif inside and (weights or _is_closed(layer)):
-            units.append(Unit(layer, inside, rule_for(layer, inside)))
-            return
+            rule = rule_for(layer, inside, weights)
+            units.append(Unit(layer, tuple(weights) if rule.opens else inside, rule))
+            if not rule.opens:
+                return
         for child in all_layers(layer, include_self=False, recursive=False):
             visit(child)
 

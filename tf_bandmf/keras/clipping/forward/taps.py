@@ -41,7 +41,7 @@ class Recorder:
         if tf.executing_eagerly():
             raise RuntimeError("A pass must be recorded in a graph, found eager code.")
         self._units = units
-        self._shapes = shapes
+        self._shapes = iter(shapes)
         self._size = size
         self._graph = tf.compat.v1.get_default_graph()
         self._unit: Unit | None = None
@@ -106,27 +106,22 @@ class Recorder:
         """Returns the record of a call, with what is known about its batch axes."""
         # Calls are in the order in which they begin: the call of an opened layer comes
         # before the calls of its inner layers.
-        place = len(self.calls)
-        shape = self._shapes[place] if place < len(self._shapes) else None
-        leaves = keras.tree.flatten((args, kwargs))
-        tensors = [place for place, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
-        if (
-            shape is None
-            or shape.layer is not unit.layer
-            or max(tensors, default=-1) >= len(shape.batched)
-        ):
+        shape = next(self._shapes, None)
+        if shape is None or shape.layer is not unit.layer:
             raise UnsupportedModelError(
                 f"Layer {unit.layer.name!r} is called in another order when the model is "
                 "traced than on Keras' symbolic tensors, so its gradients cannot be "
                 "followed. Let `call` make the same calls in the same order each time."
             )
+        leaves = keras.tree.flatten((args, kwargs))
+        flags = zip(leaves, shape.batched)
         call = LayerCall(
             layer=unit.layer,
             variables=list(unit.variables),
             original=original,
             args=args,
             kwargs=kwargs,
-            batched=tuple(shape.batched[place] for place in tensors),
+            batched=tuple(flag for leaf, flag in flags if tf.is_tensor(leaf)),
         )
         if not any(shape.batched):
             call.spread = self._repeat

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from keras import layers
 
 from tf_bandmf.keras.clipping.independence.registration import is_vouched
@@ -23,20 +22,9 @@ def _images(layer: Any, shapes: Shapes) -> bool:
 
 
 def _vectors(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether all tensors have rank 2 or more; rank 1 means one example."""
-    return all(len(shape) >= 2 for shape in shapes)
-
-
-def _rescaling(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether scale and offset have no axis for examples."""
-    most = max(np.ndim(layer.scale), np.ndim(layer.offset))
-    return all(most < len(shape) for shape in shapes)
-
-
-def _encoded(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether rows stay apart; at rank 1, some modes mix all examples."""
-    one_each = layer.output_mode in ("int", "one_hot")
-    return one_each or _vectors(layer, shapes)
+    """Returns whether rows stay apart; at rank 1, the tensor may be one example."""
+    one_each = getattr(layer, "output_mode", None) in ("int", "one_hot")
+    return one_each or all(len(shape) >= 2 for shape in shapes)
 
 
 def _text(layer: Any, shapes: Shapes) -> bool:
@@ -46,32 +34,21 @@ def _text(layer: Any, shapes: Shapes) -> bool:
     return padded or config["output_mode"] != "int"
 
 
-_NAMES: dict[str, Condition] = {
-    **dict.fromkeys(
-        "AutoContrast CenterCrop RandomBrightness RandomColorDegeneration "
-        "RandomColorJitter RandomContrast RandomCrop RandomElasticTransform RandomErasing "
-        "RandomFlip RandomGaussianBlur RandomGrayscale RandomHue RandomInvert "
-        "RandomPerspective RandomPosterization RandomRotation RandomSaturation "
-        "RandomSharpness RandomShear RandomTranslation RandomZoom Resizing "
-        "Solarization".split(),
-        _images,
-    ),
-    **dict.fromkeys(
-        "CategoryEncoding Discretization HashedCrossing Hashing IntegerLookup "
-        "StringLookup".split(),
-        _encoded,
-    ),
-    **dict.fromkeys(
-        "AdaptiveAveragePooling1D AdaptiveAveragePooling2D AdaptiveAveragePooling3D "
-        "AdaptiveMaxPooling1D AdaptiveMaxPooling2D AdaptiveMaxPooling3D".split(),
-        _vectors,
-    ),
-    "Rescaling": _rescaling,
-    "TextVectorization": _text,
+_NAMES: dict[Condition, str] = {
+    _images: "AutoContrast CenterCrop RandomBrightness RandomColorDegeneration "
+    "RandomColorJitter RandomContrast RandomCrop RandomElasticTransform RandomErasing "
+    "RandomFlip RandomGaussianBlur RandomGrayscale RandomHue RandomInvert RandomPerspective "
+    "RandomPosterization RandomRotation RandomSaturation RandomSharpness RandomShear "
+    "RandomTranslation RandomZoom Resizing Solarization",
+    _vectors: "AdaptiveAveragePooling1D AdaptiveAveragePooling2D AdaptiveAveragePooling3D "
+    "AdaptiveMaxPooling1D AdaptiveMaxPooling2D AdaptiveMaxPooling3D CategoryEncoding "
+    "Discretization HashedCrossing Hashing IntegerLookup StringLookup",
+    _text: "TextVectorization",
 }
 LAYERS: dict[type, Condition] = {
     getattr(layers, name): condition
-    for name, condition in _NAMES.items()
+    for condition, names in _NAMES.items()
+    for name in names.split()
     if hasattr(layers, name)
 }
 # KerasHub classes by name, since KerasHub need not be installed.

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.independence.state import NotIndependent
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.graphs import FuncGraph, depends_on_arguments, nodes_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
@@ -71,14 +71,15 @@ def map_examples(
       Tensors [B, ...].
 
     Raises:
-      NotIndependent: if the function reads another tensor that may depend on examples.
+      UnsupportedModelError: if the function reads another tensor that may depend on
+        examples.
       Exception: any exception that the function itself raises.
     """
     signature, graph = _of_one(function, elements)
     if any(depends_on_arguments(outside) for outside, _ in graph.captures):
-        raise NotIndependent(
+        raise UnsupportedModelError(
             f"{name} is executed for each example by itself, but reads a tensor of the "
-            f"whole batch that it was not given"
+            f"whole batch that it was not given. Pass the tensor as an argument."
         )
     nodes = (node for op in graph.get_operations() for node in nodes_of(op))
     if all(node.op in VECTORIZABLE for node in nodes):

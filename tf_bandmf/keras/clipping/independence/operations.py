@@ -8,10 +8,8 @@ cannot be determined.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -28,36 +26,25 @@ from tf_bandmf.keras.clipping.independence.places import (
 from tf_bandmf.keras.compat.keras_operations import MODULES, KerasTensor
 
 
-class Call:
-    """An operation on symbolic tensors.
+class Call(NamedTuple):
+    """A call of an operation on symbolic tensors.
 
-    Args:
-      walk: the walk, which knows the batch size and the place of examples in each
-        tensor.
+    Attributes:
       op: the operation with its attributes.
-      args: the positional arguments. `inputs` has all arguments by name; `tensors` has
-        the tensors among them.
-      kwargs: the keyword arguments.
+      args: the positional arguments.
+      tensors: the tensors among all arguments.
+      outputs: the flattened results.
+      size: the batch size.
+      place: function that returns the place of examples in a tensor; None if the tensor
+        is shared by all examples.
     """
 
-    def __init__(self, walk: Any, op: Any, args: Any, kwargs: Any) -> None:
-        self.op, self.size = op, walk.size
-        # The place of examples in a tensor; None if the tensor is shared by all
-        # examples.
-        self.place: Callable[[Any], Place | None] = walk.place
-        kind: Any = type(op)
-        self.inputs: dict[str, Any] = dict(
-            _signature(kind).bind(op, *args, **kwargs).arguments
-        )
-        self.inputs.pop("self")
-        self.tensors = tensors_of(list(self.inputs.values()))
-        # The flattened results.
-        self.outputs: list[Any] = []
-
-
-@functools.cache
-def _signature(kind: Any) -> inspect.Signature:
-    return inspect.signature(kind.call)
+    op: Any
+    args: Sequence[Any]
+    tensors: Sequence[Any]
+    outputs: Sequence[Any]
+    size: int
+    place: Callable[[Any], Place | None]
 
 
 def tensors_of(structure: Any) -> list[Any]:
@@ -71,7 +58,7 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (np.ndarray, keras.Variable)) or tf.is_tensor(value)
 
 
-Rule = Callable[[Call], Any]
+Rule = Callable[[Call], list[Place]]
 Axes = Callable[[Any, int], Collection[int]]
 
 
@@ -87,14 +74,6 @@ def _told(op: Any, rank: int) -> Collection[int]:
     return {one for name in names for one in axes_of(getattr(op, name), rank)}
 
 
-def _last(count: int) -> Axes:
-    return lambda op, rank: range(rank - count, rank)
-
-
-def _but_first(op: Any, rank: int) -> Collection[int]:
-    return range(1, rank)
-
-
 def _repeated(op: Any, rank: int) -> Collection[int]:
     """Returns the axes that `Tile` repeats."""
     repeats = np.atleast_1d(op.repeats)[::-1]
@@ -106,34 +85,29 @@ def _padded(op: Any, rank: int) -> Collection[int]:
     return {axis for axis, pair in enumerate([*op.pad_width] * rank) if any(pair)}
 
 
-def _images(op: Any, rank: int) -> Collection[int]:
-    """Returns all axes except the batch axis; a tensor of rank 3 is a single image."""
-    return range(1 if rank == 4 else 0, rank)
+def _within(least: int) -> Axes:
+    """Returns a function that returns all axes except the first, which is the batch axis.
 
-
-def _first(call: Call, name: str | None = None) -> tuple[Place, int]:
-    """Returns the place of examples in an argument, by default the first, and its rank.
-
-    Raises:
-      CannotOpen: if another argument has examples, or if this one has none.
+    A tensor of a rank below `least` is a single example.
     """
-    tensor = call.inputs[name] if name else next(iter(call.inputs.values()))
-    place = call.place(tensor)
-    of_examples = [t for t in call.tensors if call.place(t) is not None]
-    if len(of_examples) != 1 or place is None:
+    return lambda op, rank: range(1 if rank >= least else 0, rank)
+
+
+def _common(call: Call, several: bool) -> tuple[Place, int]:
+    """Returns the common place of the arguments with examples, and the rank.
+
+    Args:
+      call: the call.
+      several: True if several arguments, which are broadcast, may have examples; False
+        if only the first one may.
+    """
+    given = [(place, t) for t in call.tensors if (place := call.place(t)) is not None]
+    if not several and [id(t) for _, t in given] != [id(call.args[0])]:
         raise CannotOpen(f"{type(call.op).__name__} of several tensors of examples")
-    return place, len(tensor.shape)
-
-
-def _aligned(call: Call) -> tuple[Place, int]:
-    """Returns the common place of arguments with aligned last axes, and the rank."""
-    rank = max(len(tensor.shape) for tensor in call.tensors)
-    places = [
-        place._replace(axis=place.axis + rank - len(tensor.shape))
-        for tensor in call.tensors
-        if (place := call.place(tensor)) is not None
-    ]
-    return same(places), rank
+    broadcast = call.tensors if several else call.args[:1]
+    rank = max(len(tensor.shape) for tensor in broadcast)
+    aligned = [p._replace(axis=p.axis + rank - len(t.shape)) for p, t in given]
+    return same(aligned), rank
 
 
 def _kept(call: Call, place: Place) -> list[Place]:
@@ -158,7 +132,7 @@ def _apart(crossed: Axes, several: bool = False) -> Rule:
     """
 
     def rule(call: Call) -> list[Place]:
-        place, rank = _aligned(call) if several else _first(call)
+        place, rank = _common(call, several)
         if place.axis in crossed(call.op, rank):
             raise Mixes("works along the axis of the examples")
         return _kept(call, place)
@@ -172,14 +146,18 @@ _MOVES = _apart(_no_axis)
 
 
 def _take(call: Call) -> list[Place]:
-    if call.place(call.inputs["x"]) is None:
-        return _kept(call, _first(call, "indices")[0])
-    places: list[Place] = _ALONG(call)
-    return places
+    x, indices = call.args
+    place = call.place(indices)
+    if place is None:
+        return _ALONG(call)
+    if call.place(x) is not None:
+        raise CannotOpen("Take of several tensors of examples")
+    return _kept(call, place)
 
 
-def _contracted(call: Call, operands: Sequence[Any], subscripts: str) -> Place:
+def _contracted(call: Call, subscripts: str) -> list[Place]:
     """Returns the place of examples in a tensor product given by an equation."""
+    operands = call.args
     inputs, output, _ = parse_einsum_input((subscripts, *operands))
     places = set()
     for tensor, part in zip(operands, inputs.split(","), strict=True):
@@ -194,24 +172,22 @@ def _contracted(call: Call, operands: Sequence[Any], subscripts: str) -> Place:
         raise Mixes("multiplies each example by every other one")
     if letter not in output:
         raise Mixes("sums over the examples")
-    return Place(output.index(letter), inner)
+    return [Place(output.index(letter), inner)]
 
 
-def _einsum(call: Call) -> Place:
-    return _contracted(call, call.inputs["operands"], call.op.subscripts)
+def _einsum(call: Call) -> list[Place]:
+    return _contracted(call, call.op.subscripts)
 
 
-def _matmul(call: Call) -> Place:
-    x, y = call.inputs["x1"], call.inputs["x2"]
-    rows, columns = len(x.shape) > 1, len(y.shape) > 1
+def _matmul(call: Call) -> list[Place]:
+    rows, columns = (len(x.shape) > 1 for x in call.args)
     left, right = "...mk" if rows else "k", "...kn" if columns else "k"
-    equation = f"{left},{right}->...{'m' * rows}{'n' * columns}"
-    return _contracted(call, [x, y], equation)
+    return _contracted(call, f"{left},{right}->...{'m' * rows}{'n' * columns}")
 
 
-def _dot(call: Call) -> Place:
+def _dot(call: Call) -> list[Place]:
     """Treats `Dot` and `Tensordot` on one axis of a vector or matrix as `Matmul`."""
-    if len(call.inputs["x2"].shape) > 2 or getattr(call.op, "axes", 1) != 1:
+    if len(call.args[1].shape) > 2 or getattr(call.op, "axes", 1) != 1:
         raise CannotOpen(f"{type(call.op).__name__} beyond a matrix product")
     return _matmul(call)
 
@@ -253,21 +229,21 @@ _TABLE: list[tuple[Rule, str]] = [
     (_apart(_repeated), "Tile"),
     (_apart(_padded), "Pad"),
     (
-        _apart(_last(2), several=True),
+        _apart(_within(3), several=True),
         "Tril Triu Cholesky Inv Qr SVD Pinv Det Logdet Eigh FFT2 IFFT2",
     ),
-    (_apart(_last(1), several=True), "FFT RFFT STFT TopK ExtractSequences"),
+    (_apart(_within(2), several=True), "FFT RFFT STFT TopK ExtractSequences"),
     (
-        _apart(_but_first),
-        "MaxPool AveragePool Conv DepthwiseConv SeparableConv ConvTranspose DepthToSpace "
-        "SpaceToDepth Unfold BatchNorm RGBToHSV HSVToRGB",
+        _apart(_within(3)),
+        "MaxPool AveragePool Conv DepthwiseConv "
+        "SeparableConv ConvTranspose DepthToSpace SpaceToDepth Unfold BatchNorm",
     ),
     (
-        _apart(_images),
-        "RGBToGrayscale Resize ExtractPatches PadImages CropImages GaussianBlur "
-        "SobelEdges AffineTransform",
+        _apart(_within(4)),
+        "RGBToGrayscale RGBToHSV HSVToRGB Resize ExtractPatches PadImages CropImages "
+        "GaussianBlur SobelEdges AffineTransform",
     ),
-    (_apart(_but_first, several=True), "DotProductAttention"),
+    (_apart(_within(4), several=True), "DotProductAttention"),
     (_take, "Take"),
     (_einsum, "Einsum"),
     (_matmul, "Matmul"),
@@ -283,14 +259,11 @@ def _classes(names: str) -> list[type]:
 OPERATIONS: dict[type, Rule] = {
     kind: rule for rule, names in _TABLE for kind in _classes(names)
 }
-# For each operation that rearranges entries, a function that returns its tensor, and
-# the operation as a function of an array in the tensor's shape.
-_ARRANGED: dict[str, Callable[[Call], tuple[Any, Callable[[Any], Any]]]] = {
-    "GetItem": lambda call: (call.inputs["x"], lambda array: array[call.inputs["key"]]),
-    "Reshape": lambda call: (
-        call.inputs["x"],
-        lambda array: array.reshape(call.op.newshape),
-    ),
-    "Ravel": lambda call: (call.inputs["x"], np.ravel),
+# Operations that rearrange entries, as functions of an array in the tensor's shape, the
+# operation, and its other arguments.
+_ARRANGED: dict[str, Callable[..., Any]] = {
+    "GetItem": lambda array, op, key: array[key],
+    "Reshape": lambda array, op: array.reshape(op.newshape),
+    "Ravel": lambda array, op: np.ravel(array),
 }
 ARRANGED = {kind: of for name, of in _ARRANGED.items() for kind in _classes(name)}

@@ -36,19 +36,27 @@ class CallShape(NamedTuple):
     batched: tuple[bool, ...]
 
 
+ADVICE = (
+    "It mixes examples of the batch. Keep the batch as the first axis and let no operation "
+    "cross it; normalize along other axes (`LayerNormalization`, `GroupNormalization`). If "
+    "each row of a layer depends on one example all the same, vouch for the layer's class "
+    "with `tf_bandmf.keras.extending.register_per_example_layer`."
+)
+
+
 class Mixes(Exception):
     """Raised if examples of a batch meet, or cannot be told apart.
 
     Args:
       reason: predicate of a sentence about the model, such as "mixes examples".
-      advice: a way out; None for the default advice.
+      advice: a way out.
     """
 
     # Without this attribute, Keras would wrap the error in its own message about the
     # arguments of the call.
     _keras_call_info_injected = True
 
-    def __init__(self, reason: str, advice: str | None = None) -> None:
+    def __init__(self, reason: str, advice: str = ADVICE) -> None:
         super().__init__(reason)
         self.advice = advice
         self.layer: Any = None

@@ -17,12 +17,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.graphs import nodes_of, op_def_registry, origin
 
-# Stateful operations that write nothing, and read only what no step changes.
+# Stateful operations that write nothing that a step reads, and read only what no step
+# changes.
 _READS = frozenset(
-    "AnonymousHashTable Assert Case CheckNumerics CheckNumericsV2 HashTableV2 If "
-    "LookupTableFindV2 LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd "
+    "AnonymousHashTable Assert Case CheckNumerics CheckNumericsV2 Empty HashTableV2 If "
+    "LookupTableFindV2 LookupTableSizeV2 PrintV2 ReadVariableOp ResourceGather "
+    "ResourceGatherNd "
     "SentencepieceOp SentencepieceTokenizeOp SentencepieceTokenizeWithOffsetsOp "
     "StatefulPartitionedCall StatelessRandomGetAlg VarHandleOp VarIsInitializedOp "
     "VariableShape While WordpieceTokenizeWithOffsets _Arg _Retval".split()
@@ -36,31 +39,15 @@ _DRAWS = frozenset(
     "TruncatedNormal".split()
 )
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
-# The outputs to which `PrintV2` may write; a file could be read back.
-_TERMINAL = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(error)"})
-# Operations that are registered as stateless, but run code outside of the graph, read
-# files, or batch the examples of several calls.
-_OUTSIDE = frozenset({"PyFuncStateless", "ReadFile", "MatchingFiles", "BatchFunction"})
-
-
-class NotIndependent(Exception):
-    """Raised if a graph does something that per-example gradients must not do.
-
-    Args:
-      reason: predicate of a sentence about the graph, such as "changes a variable".
-      operation: the operation at fault.
-    """
-
-    def __init__(self, reason: str, operation: Any = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.operation = operation
+# Operations that are registered as stateless, but run code outside of the graph, or read
+# files.
+_OUTSIDE = frozenset({"PyFuncStateless", "ReadFile"})
 
 
 class Effect(enum.Enum):
     """A side effect of an operation."""
 
-    NONE = "none, except reading data that no step changes, or printing to the terminal"
+    NONE = "none, except reading data that no step changes, or printing"
     DRAWS = "draws from a generator of TensorFlow"
     ASSIGNS = "assigns a variable: allowed for counters of generators"
     UNKNOWN = "may write, keep state, or run code outside of the graph"
@@ -72,13 +59,8 @@ def effect(node: Any) -> Effect:
         return Effect.DRAWS
     if node.op in _ASSIGNS:
         return Effect.ASSIGNS
-    if node.op == "PrintV2":
-        is_pure = node.attr["output_stream"].s.decode() in _TERMINAL
-    elif node.op == "Empty":  # without `init`, it exposes old memory contents
-        is_pure = node.attr["init"].b
-    else:
-        is_stateful = getattr(op_def_registry.get(node.op), "is_stateful", True)
-        is_pure = node.op in _READS or not (is_stateful or node.op in _OUTSIDE)
+    is_stateful = getattr(op_def_registry.get(node.op), "is_stateful", True)
+    is_pure = node.op in _READS or not (is_stateful or node.op in _OUTSIDE)
     return Effect.NONE if is_pure else Effect.UNKNOWN
 
 
@@ -112,20 +94,26 @@ def refuse_effects(
       metrics: ids of the handles of metric variables, which depend on the data.
 
     Raises:
-      NotIndependent: for the first such operation, which is the error's `operation`.
+      UnsupportedModelError: for the first such operation; the message names it, and so
+        the layers around it.
     """
     for op in operations:
         read = [id(origin(t)) for t in op.inputs if t.dtype == tf.resource]
-        if any(handle in metrics for handle in read):
-            raise NotIndependent("reads the state of a metric", op)
         of_op = effects(op)
-        if Effect.UNKNOWN in of_op:
-            raise NotIndependent(
+        if any(handle in metrics for handle in read):
+            problem = "reads the state of a metric"
+        elif Effect.UNKNOWN in of_op:
+            problem = (
                 f"is, or calls, an operation of type {of_op[Effect.UNKNOWN]}, which is "
                 f"not among the operations that are known only to compute outputs from "
-                f"their inputs: it may keep state or run code outside of "
-                f"the graph",
-                op,
+                f"their inputs: it may keep state or run code outside of the graph"
             )
-        if Effect.ASSIGNS in of_op and not (op.type in _ASSIGNS and read[0] in seeds):
-            raise NotIndependent("changes a variable", op)
+        elif Effect.ASSIGNS in of_op and not (op.type in _ASSIGNS and read[0] in seeds):
+            problem = "changes a variable"
+        else:
+            continue
+        raise UnsupportedModelError(
+            f"Operation {op.name!r} {problem}. State computed from data would be released "
+            f"with the model without noise, or reach the next step past clipping. Remove "
+            f"the operation, or freeze its layer."
+        )

@@ -32,13 +32,15 @@ from tf_bandmf.keras.clipping.independence.places import (
 )
 from tf_bandmf.keras.compat import keras_operations
 from tf_bandmf.keras.compat.graphs import FuncGraph, context
-from tf_bandmf.keras.compat.keras_objects import MASK, all_layers, takes_training
-from tf_bandmf.keras.compat.keras_operations import KerasTensor, names_in
+from tf_bandmf.keras.compat.keras_objects import MASK, all_layers
+from tf_bandmf.keras.compat.keras_operations import KerasTensor
 from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.keras.compat.recurrent import run_model
 
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta dropout".split()
-# Code with one of these names may treat symbolic tensors unlike other tensors.
-_ASKS = frozenset({"KerasTensor", "is_keras_tensor", "any_symbolic_tensors"})
+# Attributes of operations that contain sizes. The log has the sizes of results instead,
+# except along the axis of examples.
+_SIZES = frozenset({"newshape", "shape", "repeats", "indices_or_sections"})
 # The length that walks use for axes of unknown length.
 _LENGTH = 16
 
@@ -66,10 +68,9 @@ class Walk:
         # Calls of units, in the order in which they begin.
         self.calls: list[CallShape] = []
         self._is_within_unit = False
-        # Results of units that are shared by all examples: the tensor, the tensor
-        # repeated for each example, and the layer.
-        self._shared: dict[int, tuple[Any, Any, Any]] = {}
-        self._overridden: set[int] = set()
+        # Layers by the ids of results that all examples share, and that the step repeats
+        # for each example.
+        self._shared: dict[int, Any] = {}
         self.alone = list(alone)
         # The log of calls; its numbers must not depend on the batch size.
         self.log: list[Any] = []
@@ -85,10 +86,16 @@ class Walk:
         self._places[id(tensor)] = (tensor, place)
         return tensor
 
-    def place(self, tensor: Any) -> Place | None:
-        """Returns the place of examples in a tensor; None if all examples share it."""
-        if id(tensor) in self._shared:
-            raise _not_told_apart(self._shared[id(tensor)][2])
+    def place(self, tensor: Any, is_combined: bool = False) -> Place | None:
+        """Returns the place of examples in a tensor; None if all examples share it.
+
+        Args:
+          tensor: a tensor, or any other value.
+          is_combined: True if the tensor is only combined entry by entry. This is the
+            only use of a shared result that the step's repetition does not change.
+        """
+        if id(tensor) in self._shared and not is_combined:
+            raise _not_told_apart(self._shared[id(tensor)])
         is_constant = is_array(tensor) and not isinstance(tensor, keras.Variable)
         if is_constant and id(tensor) not in self._places:
             place, row = constant_place(tensor, self.size) or (None, tensor)
@@ -103,18 +110,26 @@ class Walk:
 
     def run(self, model: Any, x: Any, training: bool = True) -> Any:
         """Calls a model on symbolic tensors, as in a step or an evaluation."""
-        self._overridden = {id(one) for one in all_layers(model) if "call" in vars(one)}
-        with self._hooks(), keras.StatelessScope():
-            return model(x, training=training) if takes_training(model) else model(x)
+        with self._hooks(all_layers(model)), keras.StatelessScope():
+            return run_model(model, x, training)
 
     @contextlib.contextmanager
-    def _hooks(self) -> Iterator[None]:
-        """Redirects Keras operations on symbolic tensors to this walk."""
+    def _hooks(self, layers: Sequence[Any] = ()) -> Iterator[None]:
+        """Redirects calls of layers, and operations on symbolic tensors, to this walk."""
         backend, recurrent = keras_operations.backend, keras_operations.RECURRENT
         none = keras_operations.operation, keras_operations.layer
         hooks: list[tuple[Any, str, Callable[..., Any]]] = [
             (keras.Operation, "symbolic_call", self._operation),
-            (keras.Layer, "symbolic_call", self._layer),
+            # Layers that are not in the model belong to the layer that calls them.
+            (
+                keras.Layer,
+                "symbolic_call",
+                lambda _, layer, *a, **k: layer.call(*a, **k),
+            ),
+            *(
+                (layer, "call", functools.partial(self._layer, layer))
+                for layer in layers
+            ),
             *((module, "Node", lambda *_, **__: None) for module in none),
             (keras.Variable, "assign", self._assign),
             *((backend.random, name, self._draw) for name in _DRAWS),
@@ -128,10 +143,6 @@ class Walk:
             *(
                 (module, name, functools.partial(_as_operation, function))
                 for module, name, function in keras_operations.of_the_backend()
-            ),
-            *(
-                (unit.layer, "call", functools.partial(self._call, unit))
-                for unit in self.units.values()
             ),
         ]
         with contextlib.ExitStack() as stack, context.eager_mode():
@@ -161,60 +172,55 @@ class Walk:
 
     def _operation(self, original: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         kind, rule = type(op), table.OPERATIONS.get(type(op))
-        tensors = tensors_of((args, kwargs))
-        shared = [self._shared[id(t)] for t in tensors if id(t) in self._shared]
-        if shared:
-            others = [t for t in tensors if id(t) not in self._shared]
-            is_one = not others and len({tuple(t.shape) for t in tensors}) == 1
-            is_combined = any(map(self.place, others))
-            if rule is not table.ENTRY_BY_ENTRY or not (is_one or is_combined):
-                raise _not_told_apart(shared[0][2])
-            if is_one:
-                outputs = op.compute_output_spec(*args, **kwargs)
-                return self._share(outputs, shared[0][2])
-            args, kwargs = keras.tree.map_structure(
-                lambda t: self._shared[id(t)][1] if id(t) in self._shared else t,
-                (args, kwargs),
-            )
-        arrangement = table.ARRANGED.get(kind)
-        if rule is None and arrangement is None:
+        arrange = table.ARRANGED.get(kind)
+        if rule is None and arrange is None:
             if kind.__module__.startswith("keras."):
                 raise CannotOpen(f"operation {kind.__name__}")
             return op.call(*args, **kwargs)
-        call = table.Call(self, op, args, kwargs)
-        of_examples = [t for t in call.tensors if self.place(t) is not None]
+        place_of = functools.partial(
+            self.place, is_combined=rule is table.ENTRY_BY_ENTRY
+        )
+        tensors = tensors_of((args, kwargs))
+        of_examples = [t for t in tensors if place_of(t) is not None]
         try:
-            if arrangement is not None:
-                outputs = self._arranged(*arrangement(call))
+            if arrange is not None:
+                outputs = self._arranged(arrange, args[0], op, *args[1:])
             else:
                 outputs = op.compute_output_spec(*args, **kwargs)
-                call.outputs = [t for t in keras.tree.flatten(outputs) if t is not None]
-                places = rule(call) if rule and of_examples else None
-                if not isinstance(places, list):
-                    places = [places] * len(call.outputs)
-                for tensor, place in zip(call.outputs, places, strict=True):
+                results = [t for t in keras.tree.flatten(outputs) if t is not None]
+                places: list[Any] = [None] * len(results)
+                if rule and of_examples:
+                    call = table.Call(op, args, tensors, results, self.size, place_of)
+                    places = rule(call)
+                for tensor, place in zip(results, places, strict=True):
                     self.put(tensor, place or self._by_size(tensor))
         except Mixes as error:
-            shapes = ", ".join(str(list(self.shape(t))) for t in of_examples)
+            shapes = ", ".join(str(list(t.shape)) for t in of_examples)
             reason = f"operation {kind.__name__} on {shapes} {error}"
             raise Mixes(reason, error.advice) from error
-        given = keras.tree.flatten(list(call.inputs.values()))
+        shared = [layer for t in of_examples if (layer := self._shared.get(id(t)))]
+        if shared and len(shared) == len(of_examples):
+            self._shared[id(outputs)] = shared[0]
+        settings = [v for k, v in vars(op).items() if not (k in _SIZES or k[0] == "_")]
+        given = keras.tree.flatten((args, kwargs, settings))
         numbers = [repr(one) for one in given if isinstance(one, (int, float, slice))]
-        self._note(kind.__name__, numbers, _settings(op))
+        self._note(kind.__name__, numbers)
         for tensor in keras.tree.flatten(outputs):
             if tensor is not None:
-                place = self.place(tensor) or Place(-1)
+                place = place_of(tensor) or Place(-1)
                 sizes = [n for a, n in enumerate(tensor.shape) if a != place.axis]
                 self._note("sizes", sizes)
         return outputs
 
-    def _arranged(self, x: Any, arrange: Callable[[Any], Any]) -> Any:
+    def _arranged(self, arrange: Callable[..., Any], x: Any, *others: Any) -> Any:
         """Returns the result of indexing or a reshape, and notes the example place."""
         place, shape = self.place(x), self.shape(x)
         if place is None:
-            sizes = arrange(np.broadcast_to(np.int8(0), shape)).shape
+            sizes = arrange(np.broadcast_to(np.int8(0), shape), *others).shape
         else:
-            place, sizes = arranged(place, shape, self.size, arrange)
+            place, sizes = arranged(
+                place, shape, self.size, lambda array: arrange(array, *others)
+            )
             if None in x.shape:
                 sizes = (*sizes[: place.axis], None, *sizes[place.axis + 1 :])
         made = KerasTensor(sizes, keras.backend.standardize_dtype(x.dtype))
@@ -229,32 +235,39 @@ class Walk:
 
     # Layers.
 
-    def _layer(self, original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        closed = list(self.alone)
-        if any(layer is other for other in closed):
-            if self._is_within_unit:
-                raise CannotOpen(f"layer {layer.name!r} cannot run alone in a unit")
-            return self._rows_of(layer, args, kwargs)
-        shapes = [self.shape(t) for t in tensors_of((args, kwargs))]
-        if id(layer) not in self._overridden and knows(layer, shapes):
-            return self._rows_of(layer, args, kwargs)
+    def _layer(self, layer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Opens a layer of the model, unless it is known, or runs on single examples."""
+        before, was_within = list(self.alone), self._is_within_unit
+        unit = None if was_within else self.units.get(id(layer))
+        tensors = tensors_of((args, kwargs))
+        is_symbolic = any(isinstance(tensor, KerasTensor) for tensor in tensors)
+        is_alone = is_symbolic and any(layer is other for other in before)
         try:
-            if _asks_for_symbols(type(layer)):
-                raise CannotOpen("it treats symbolic tensors differently")
-            outputs = layer.call(*args, **kwargs)
+            if is_alone and was_within:
+                raise CannotOpen(f"layer {layer.name!r} cannot run alone in a unit")
+            call = None if unit is None else self._noted(unit, args, kwargs)
+            is_own = getattr(original, "__func__", None) is type(layer).call
+            shapes = [self.shape(tensor) for tensor in tensors if is_symbolic]
+            if is_alone or (is_symbolic and is_own and knows(layer, shapes)):
+                return self._rows_of(layer, original, args, kwargs)
+            self._is_within_unit = was_within or bool(unit and not unit.rule.opens)
+            outputs = original(*args, **kwargs)
             self._note("end")
-            return outputs
+            return outputs if call is None else self._of_unit(call, outputs)
         except Exception as error:
-            mixes = isinstance(error, Mixes)
+            self._is_within_unit, mixes = was_within, isinstance(error, Mixes)
             if isinstance(error, Mixes) and error.layer is None:
                 error.layer = layer
             # Layers inside a unit are part of this unit.
-            if self._is_within_unit or (isinstance(layer, keras.Model) and mixes):
+            is_part = was_within or is_alone or not is_symbolic
+            if is_part or (isinstance(layer, keras.Model) and mixes):
                 raise
-            self.alone = [*closed, layer]
-            return self._rows_of(layer, args, kwargs)
+            self.alone = [*before, layer]
+            return self._rows_of(layer, original, args, kwargs)
+        finally:
+            self._is_within_unit = was_within
 
-    def _rows_of(self, layer: Any, args: Any, kwargs: Any) -> Any:
+    def _rows_of(self, layer: Any, original: Any, args: Any, kwargs: Any) -> Any:
         """Returns the results of a known layer, where each example has its own row."""
         self._note(layer.name)
         tensors = tensors_of((args, kwargs))
@@ -263,14 +276,8 @@ class Walk:
             raise CannotOpen(
                 f"layer {layer.name!r} is called on rows that are not examples"
             )
-        unit, was_within = self.units.get(id(layer)), self._is_within_unit
-        if unit is not None and not was_within:
-            self._noted(unit, args, kwargs)
         self._is_within_unit = True
-        try:
-            outputs = self._specs(layer, args, kwargs)
-        finally:
-            self._is_within_unit = was_within
+        outputs = self._specs(original, args, kwargs)
 
         def placed(spec: Any) -> Any:
             if spec is None:
@@ -287,7 +294,7 @@ class Walk:
 
         return keras.tree.map_structure(placed, outputs)
 
-    def _specs(self, layer: Any, args: Any, kwargs: Any) -> Any:
+    def _specs(self, call: Any, args: Any, kwargs: Any) -> Any:
         """Traces a call in TensorFlow to get the shapes and dtypes of its results."""
         with FuncGraph("shapes").as_default(), keras.StatelessScope():
 
@@ -300,73 +307,54 @@ class Walk:
                 return made
 
             args, kwargs = keras.tree.map_structure(given, (args, kwargs))
-            return layer.call(*args, **kwargs)
+            return call(*args, **kwargs)
 
     # Calls that are tapped.
 
-    def _call(self, unit: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Notes the arguments of a unit, and whether its result has example rows."""
-        if self._is_within_unit:
-            return original(*args, **kwargs)
-        call = self._noted(unit, args, kwargs)
-        self._is_within_unit = not unit.rule.opens
-        try:
-            outputs = original(*args, **kwargs)
-        finally:
-            self._is_within_unit = False
+    def _of_unit(self, call: CallShape, outputs: Any) -> Any:
+        """Checks that the result of a unit has example rows, or is one shared tensor."""
         results = tensors_of(outputs)
         if any(call.batched):
             for tensor in results:
                 kind = keras.backend.standardize_dtype(tensor.dtype)
                 if "float" in kind and self.place(tensor) != ROWS:
-                    raise _not_told_apart(unit.layer)
+                    raise _not_told_apart(call.layer)
             return outputs
         if len(results) != 1 or outputs is not results[0]:
-            raise _not_told_apart(unit.layer)
-        return self._share(outputs, unit.layer)
+            raise _not_told_apart(call.layer)
+        return self._share(outputs, call.layer)
 
     def _noted(self, unit: Any, args: Any, kwargs: Any) -> CallShape:
-        leaves = keras.tree.flatten((args, kwargs))
-        places = [self.place(leaf) for leaf in leaves]
-        if any(place not in (None, ROWS) for place in places):
-            raise Mixes(
-                "is called on a tensor that depends on the data but has no batch "
-                "dimension first",
-                "Each example must stay in its own row: keep the batch as the first "
-                "dimension, and in a reshape name it with `ops.shape(x)[0]` instead of -1.",
-            )
+        """Notes which arguments of a unit are batched."""
+        places = [self.place(leaf) for leaf in keras.tree.flatten((args, kwargs))]
         call = CallShape(unit.layer, tuple(place == ROWS for place in places))
-        is_allowed = unit.rule.spreads
+        is_told_apart = all(place in (None, ROWS) for place in places)
         if any(call.batched):
-            first = self.place(tensors_of(leaves)[0])
-            is_allowed = first == ROWS or unit.rule.runs_again
-        if not is_allowed:
+            first = self.place(tensors_of((args, kwargs))[0])
+            is_told_apart &= first == ROWS or unit.rule.runs_again
+        elif not unit.rule.spreads:
+            is_told_apart = False
+        if not is_told_apart:
             raise _not_told_apart(unit.layer)
         self.calls.append(call)
         return call
 
     def _share(self, outputs: Any, layer: Any) -> Any:
-        """Notes a result that is shared by all examples.
+        """Returns a result that all examples share as the step does: with a row for each.
 
-        The step repeats the result for each example, so that each example has its own
-        gradient. This changes no value if the result is only combined elementwise with
-        rows of examples.
+        Thanks to its rows, each example has its own gradient.
         """
         shape, dtype = outputs.shape, keras.backend.standardize_dtype(outputs.dtype)
         rest = shape[1:] if tuple(shape[:1]) == (1,) else shape
-        repeated = self.put(KerasTensor((None, *rest), dtype), ROWS)
-        tensor = KerasTensor(tuple(shape), dtype)
-        self._shared[id(tensor)] = (tensor, repeated, layer)
+        tensor = self.put(KerasTensor((None, *rest), dtype), ROWS)
+        self._shared[id(tensor)] = layer
         return tensor
 
     # State and random numbers.
 
     def _assign(self, original: Any, variable: Any, value: Any) -> Any:
-        if not isinstance(value, KerasTensor):
-            return original(variable, value)
-        if self.place(value) is not None:
-            raise Mixes("keeps a value computed from the data for the next step")
-        return value
+        # The traced step is searched for writes.
+        return value if isinstance(value, KerasTensor) else original(variable, value)
 
     def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes a random draw, which must be new for each example at each step."""
@@ -384,12 +372,10 @@ class Walk:
             place = self._by_size(drawn)
         else:
             drawn, place = KerasTensor(x.shape, x.dtype), self.place(x)
-        if place is not None and isinstance(given["seed"], int):
-            raise Mixes(
-                "draws random numbers by place in the batch, the same in every step"
-            )
-        if place is not None and tf.is_tensor(given["seed"]):
-            raise CannotOpen("random numbers whose seed is a tensor")
+        seed = given["seed"]
+        is_new = seed is None or isinstance(seed, keras.random.SeedGenerator)
+        if place is not None and not is_new:
+            raise CannotOpen("random numbers that may be the same in every step")
         return self.put(drawn, place)
 
     # Time.
@@ -420,12 +406,6 @@ class Walk:
         return output, outputs, states
 
 
-_SETTINGS = (int, float, str, tuple, list, type(None))
-# Attributes that contain sizes are not logged. The log has the sizes of results
-# instead, except along the axis of examples.
-_SIZES = frozenset({"newshape", "shape", "name", "repeats", "indices_or_sections"})
-
-
 def _not_told_apart(layer: Any) -> Mixes:
     return Mixes(
         f"layer {layer.name!r} ({type(layer).__name__}) is called on, or returns, tensors "
@@ -433,19 +413,6 @@ def _not_told_apart(layer: Any) -> Mixes:
         f"apart",
         "Repeat its input for every example before the call, as with "
         "`ops.broadcast_to(positions, (ops.shape(x)[0], length))`.",
-    )
-
-
-def _settings(op: Any) -> str:
-    """Returns the configuration of an operation, without sizes."""
-    return repr(
-        [
-            (name, value)
-            for name, value in vars(op).items()
-            if not name.startswith("_")
-            and name not in _SIZES
-            and isinstance(value, _SETTINGS)
-        ]
     )
 
 
@@ -475,15 +442,3 @@ def _raises(*args: Any, **kwargs: Any) -> Any:
 
 # On this error, a recurrent layer falls back to its general loop.
 _not_here = functools.partial(_as_operation, _raises)
-
-
-def _asks_for_symbols(kind: type) -> bool:
-    """Returns whether a custom layer may treat symbolic tensors unlike others."""
-    for base in kind.__mro__:
-        if base.__module__.startswith(("keras.", "keras_hub.")):
-            break
-        for value in vars(base).values():
-            code = getattr(value, "__code__", None)
-            if names_in(code) & _ASKS:
-                return True
-    return False

@@ -11,9 +11,7 @@ shapes and dtypes.
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -25,12 +23,15 @@ from tf_bandmf.keras.clipping.losses.rows import has_rows
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.made_up import made_up
-from tf_bandmf.keras.compat.keras_objects import CompileLoss, loss_parts
+from tf_bandmf.keras.compat.keras_objects import (
+    CompileLoss,
+    compile_loss,
+    loss_parts,
+)
+from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
-_EXAMPLES, _ELEMENTS = 8, 2**22
-# Length of made-up tensors along axes whose length is unknown.
-_LENGTH = 6
+_EXAMPLES = 5
 # Both bounds are relative to the norm of the batch gradient. Gradients of single
 # examples below _ROUNDING count as zero. They count as terms of the batch gradient if a
 # multiple of them differs from it by at most _TOLERANCE.
@@ -41,8 +42,26 @@ _WAY_OUT = (
 )
 
 
-def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
+def check_loss(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
     """Refuses a compiled loss that compares examples; warns if it combines examples.
+
+    Args:
+      model: a built and compiled model.
+      x: inputs, nested arrays or tensors [B, ...]; only their shapes and dtypes matter.
+      y: targets, likewise.
+      sample_weight: None, or likewise.
+
+    Raises:
+      UnsupportedModelError: see `compare`.
+    """
+    parts = loss_parts(compile_loss(model))
+    if not parts or not all(has_rows(part.loss) for part in parts):
+        y_pred = run_model(model, made_up(x, _EXAMPLES), training=False)
+        compare(model, y, y_pred, sample_weight)
+
+
+def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    """Compares the loss of made-up examples together with that of each one alone.
 
     Args:
       model: a compiled model.
@@ -54,68 +73,37 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
       UnsupportedModelError: if a batch of made-up examples has gradients, but those of
         a single example are zero, not finite, or cannot be computed.
     """
-    specs = batches.map_tensors(
-        lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
-        (y, y_pred, sample_weight),
-    )
-    with tf.init_scope(), unscaled_losses():
-        loss = compiled_loss(model)
-        cosines = _cosines(model, loss, specs)
-    others = {place: cosine for place, cosine in cosines.items() if cosine < 1}
-    for place, each in others.items():
-        if each == 0.0:
+    loss = compiled_loss(model)
+    made = _made_up(y, y_pred, sample_weight)
+    try:
+        together = _gradients(loss, made)
+    except Exception:
+        return  # The training step will fail, too, and give the reason.
+    try:
+        each = [_gradients(loss, one) for one in batches.single_examples(made)]
+    except Exception as error:
+        problem = f"fails ({type(error).__name__})"
+        raise _refusal(model, loss, problem) from error
+    alone = [np.concatenate(parts) for parts in zip(*each, strict=True)]
+    others = {
+        place: cosine
+        for place, cosine in enumerate(map(_cosine, together, alone))
+        if cosine is not None and cosine < 1
+    }
+    for place, cosine in others.items():
+        if cosine == 0.0:
             raise _refusal(model, loss, "has no gradient", place)
     if others:
-        cosine = min(others.values())
         warnings.warn(
             f"The loss {_name(loss, min(others))} of model {model.name!r} combines the "
             f"examples of a batch: on made-up outputs, its gradient is not the mean of "
-            f"those of single examples (cosine {cosine:.2f}). Private training computes "
-            f"the loss of each example alone and trains on the mean, which is another "
-            f"loss. The loss of the whole batch cannot be trained privately. {_WAY_OUT} "
-            f"`keras.losses.Dice` and `Tversky` are losses of single examples if their "
-            f"`axis=` leaves out the batch axis.",
+            f"those of single examples (cosine {min(others.values()):.2f}). Private "
+            f"training computes the loss of each example alone and trains on the mean, "
+            f"which is another loss. The loss of the whole batch cannot be trained "
+            f"privately. {_WAY_OUT} `keras.losses.Dice` and `Tversky` are losses of "
+            f"single examples if their `axis=` leaves out the batch axis.",
             stacklevel=2,
         )
-
-
-def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, float]:
-    """Returns `_cosine` by output number, for the outputs that can be compared.
-
-    Raises:
-      UnsupportedModelError: if the loss of a single example fails.
-    """
-    y, p, _ = specs
-    sizes = [math.prod(_sizes(leaf)) for leaf in keras.tree.flatten((y, p))]
-    count = min(_EXAMPLES, max(3, _ELEMENTS // max(1, *sizes)))
-    gradients = _gradients_of(loss)
-    for as_classes in (False, True):
-        made = _made_up(specs, count, as_classes)
-        try:
-            if not loss.built:
-                loss.build(*made[:2])
-        except Exception:
-            return {}  # The training step will fail, too, and give the reason.
-        if all(has_rows(part.loss) for part in loss_parts(loss)):
-            return {}
-        try:
-            together = gradients(made)
-        except Exception:
-            continue
-        try:
-            each = [gradients(one) for one in batches.single_examples(made)]
-        except Exception as error:
-            problem = f"fails ({type(error).__name__})"
-            raise _refusal(model, loss, problem) from error
-        alone = [np.concatenate(parts) for parts in zip(*each, strict=True)]
-        compared = enumerate(map(_cosine, together, alone))
-        cosines = {place: cosine for place, cosine in compared if cosine is not None}
-        is_other = any(cosine < 1 for cosine in cosines.values())
-        if is_other and any(map(_differ, together, gradients(made))):
-            return {}  # The loss draws random numbers.
-        if cosines:
-            return cosines
-    return {}
 
 
 def _cosine(together: Any, alone: Any) -> float | None:
@@ -125,12 +113,10 @@ def _cosine(together: Any, alone: Any) -> float | None:
     the terms of the batch gradient, and None if the batch gradient is zero or not
     finite.
     """
-    length = np.linalg.norm(together)
+    alone = np.where(np.isfinite(alone), alone, 0)
+    length, size = np.linalg.norm(together), np.linalg.norm(alone)
     if not (np.isfinite(length) and length > 0):
         return None
-    finite = np.isfinite(alone).reshape(len(alone), -1).all(axis=1)
-    alone = np.where(finite.reshape(-1, *[1] * (alone.ndim - 1)), alone, 0)
-    size = np.linalg.norm(alone)
     if size <= _ROUNDING * length:
         return 0.0
     ratio = np.sum(together * alone) / size**2
@@ -144,55 +130,36 @@ def _cosine(together: Any, alone: Any) -> float | None:
     return min(float(ratio * size / length), 1 - _ROUNDING)
 
 
-def _gradients_of(loss: CompileLoss) -> Callable[[Any], list[Any]]:
-    """Returns a function from a made-up batch to the loss gradient for each output."""
-
-    def traced(y: Any, p: Any, weight: Any) -> list[tf.Tensor]:
-        leaves = keras.tree.flatten(p)
+def _gradients(loss: CompileLoss, example: Any) -> list[Any]:
+    """Returns the gradients of a loss for each output."""
+    y, p, weight = example
+    leaves = keras.tree.flatten(p)
+    with tf.GradientTape() as tape, unscaled_losses():
+        tape.watch(leaves)
         value = tf.reduce_sum(tf.convert_to_tensor(loss(y, p, weight)))
-        # A tape would record nothing, since `tf.init_scope` stops recording.
-        gradients = tf.gradients(
-            value, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    gradients = tape.gradient(
+        value, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    return [tf.convert_to_tensor(g).numpy().astype(np.float64) for g in gradients]
+
+
+def _made_up(y: Any, y_pred: Any, weight: Any) -> Any:
+    """Makes up targets, float32 outputs, and weights of 1."""
+    outputs = batches.map_tensors(lambda t: tf.cast(t, tf.float32), y_pred)
+    made = made_up((y, outputs, weight), _EXAMPLES)
+
+    def with_ones(target: tf.Tensor) -> tf.Tensor:
+        # Floats may be classes, of which 1 is the usual one.
+        ones = tf.ones_like(target)
+        return (
+            tf.where(target > 0.5, ones, target) if target.dtype.is_floating else target
         )
-        return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
-    function = tf.function(traced, autograph=False)
-    return lambda made: [g.numpy().astype(np.float64) for g in function(*made)]
-
-
-def _differ(one: Any, other: Any) -> bool:
-    return not np.allclose(one, other, rtol=1e-4, atol=1e-7, equal_nan=True)
-
-
-def _sizes(spec: Any) -> list[int]:
-    """Returns the shape of one example."""
-    shape = () if spec is None else spec.shape[1:]
-    return [_LENGTH if size is None else size for size in shape]
-
-
-def _made_up(specs: Any, count: int, as_classes: bool) -> Any:
-    """Makes up targets, float32 outputs and weights of 1 for specs [B, ...].
-
-    Args:
-      specs: specs of targets, outputs and sample weights.
-      count: the number of examples.
-      as_classes: True to make targets 0 or 1 even if they are floats.
-    """
-    y, p, weight = keras.tree.map_structure(
-        lambda s: None if s is None else tf.zeros((count, *_sizes(s)), s.dtype), specs
+    return (
+        batches.map_tensors(with_ones, made[0]),
+        made[1],
+        batches.map_tensors(tf.ones_like, made[2]),
     )
-    targets = _cast(y, tf.int32) if as_classes else y
-    targets, p = made_up((targets, _cast(p, tf.float32)), count)
-    targets = keras.tree.map_structure(
-        lambda made, like: None if like is None else tf.cast(made, like.dtype),
-        targets,
-        y,
-    )
-    return targets, p, batches.map_tensors(tf.ones_like, weight)
-
-
-def _cast(structure: Any, dtype: Any) -> Any:
-    return batches.map_tensors(lambda tensor: tf.cast(tensor, dtype), structure)
 
 
 def _name(loss: CompileLoss, place: int | None = None) -> str:

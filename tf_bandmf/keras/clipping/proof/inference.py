@@ -9,9 +9,10 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
-from tf_bandmf.keras.clipping.independence.state import NotIndependent, refuse_effects
+from tf_bandmf.keras.clipping.independence.state import refuse_effects
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
 from tf_bandmf.keras.clipping.proof.judge import structure_of
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import compile_loss
 
 Measure = Callable[[Any, Any, Callable[[], tf.Tensor]], tf.Tensor]
@@ -34,12 +35,11 @@ def measured_rows(
       The result of `measure`, whose row i depends on record i alone.
 
     Raises:
-      NotIndependent: if a row may depend on other records, a variable is changed, or code
-        outside of the graph runs.
-      UnsupportedModelError: if the model mixes records.
+      UnsupportedModelError: if a row may depend on other records, a variable is changed,
+        or code outside of the graph runs.
     """
     if not alone and structure_of(model, x, training=False).alone:
-        raise NotIndependent("has layers that cannot be opened")
+        raise UnsupportedModelError("The model has layers that cannot be opened.")
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     y_pred = model(x, training=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,44 +9,20 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
+from tf_bandmf.keras.clipping.forward.tapped_layers import Unit, find_units
 from tf_bandmf.keras.clipping.independence.places import ROWS, CallShape, Mixes
 from tf_bandmf.keras.clipping.independence.walk import Walk
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
-# Layers that turn raw data into numbers: preprocessing, which belongs before the step.
-PREPROCESSING = (
-    keras.layers.CategoryEncoding,
-    keras.layers.Discretization,
-    keras.layers.HashedCrossing,
-    keras.layers.Hashing,
-    keras.layers.IntegerLookup,
-    keras.layers.Normalization,
-    keras.layers.Rescaling,
-    keras.layers.StringLookup,
-    keras.layers.TextVectorization,
-)
-CUT_ADVICE = (
-    "It is preprocessing, whose place is before the step: encode, core = "
-    "tf_bandmf.keras.split_preprocessing(model), before make_private; make core private, "
-    "compile and train it, on plan.batches(x, y, map=encode); model has the trained "
-    "weights then."
-)
-# Packages whose classes do not behave differently after earlier calls.
-_OURS = frozenset({"builtins", "keras", "keras_hub", "tensorflow", "tf_bandmf"})
-# Candidate batch sizes for walks; such a size must occur nowhere else in the model.
-_SIZES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
+# Pairs of batch sizes. Only by chance does one of them occur in a model; then the second
+# pair is tried.
+_SIZES = ((179, 181), (191, 193))
 _OF_SHAPES = (ValueError, tf.errors.OpError)
-_JUDGED: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
+# Structures that `find_layers_alone` found, for the next trace of each model.
+_AHEAD: weakref.WeakKeyDictionary[Any, tuple[Any, Structure]] = (
     weakref.WeakKeyDictionary()
-)
-ADVICE = (
-    "Keep the batch as the first axis and let no operation cross it; normalize along "
-    "other axes (`LayerNormalization`, `GroupNormalization`). If each row of a layer "
-    "depends on one example all the same, vouch for the layer's class with "
-    "`tf_bandmf.keras.extending.register_per_example_layer`."
 )
 
 
@@ -57,13 +32,13 @@ class Structure(NamedTuple):
     Attributes:
       alone: layers that must run on each example alone: they cannot be opened, or
         examples meet in them.
-      calls: for each call of a tapped layer, in order, which arguments are batched.
-      log: the log of the walks.
+      units: the layers to tap.
+      calls: for each call of a unit, in order, which arguments are batched.
     """
 
     alone: tuple[Any, ...]
-    calls: tuple[CallShape, ...] = ()
-    log: Sequence[Any] = ()
+    units: Sequence[Unit]
+    calls: tuple[CallShape, ...]
 
 
 def structure_of(
@@ -84,62 +59,48 @@ def structure_of(
       UnsupportedModelError: if examples of a batch meet outside of a layer, or a layer's
         gradients of single examples cannot be told apart.
     """
-    # A layer without weights may have been added since.
-    ids = tuple(map(id, (*variables, *all_layers(model))))
-    key = (ids, batches.specs_of(x), training)
-    structures = _JUDGED.setdefault(model, {})
-    # With custom code in the model, the result is not reused, since its log may
-    # contain weight values.
-    if key not in structures or _has_code_of_the_user(model):
-        structures[key] = _judged(model, x, variables, training)
-    return structures[key]
+    key, structure = _AHEAD.pop(model, (None, None))
+    if structure is None or key != _key(model, x, variables, training):
+        structure = _judged(model, x, variables, training)
+    return structure
 
 
-def refuse_another(
-    model: keras.Model, x: Any, variables: Sequence[Any], structure: Structure
-) -> None:
-    """Refuses a model that behaves differently than when `structure_of` judged it.
+def find_layers_alone(model: keras.Model, x: Any) -> tuple[Any, ...]:
+    """Finds the layers that a step will execute on each example alone.
 
-    This is called after the step is traced, because custom Python code may behave
-    differently in each call, for example if it counts calls.
-
-    Raises:
-      UnsupportedModelError: if another judgement differs from the first.
+    The next trace of the step uses the same judgement. The arguments and errors are
+    those of `structure_of`, for a model in training.
     """
-    if structure_of(model, x, variables) != structure:
-        raise UnsupportedModelError(
-            f"Model {model.name!r} does not do the same each time it is called on tensors "
-            f"of the same shapes, so an analysis of one call does not hold for the next. "
-            f"Let no Python code of its layers depend on earlier calls."
-        )
+    x, variables = batches.to_tensors(x), model.trainable_variables
+    structure = structure_of(model, x, variables)
+    _AHEAD[model] = _key(model, x, variables, True), structure
+    return structure.alone
 
 
-def _has_code_of_the_user(model: keras.Model) -> bool:
-    """Returns whether a model has code from outside of Keras and this package."""
-    kinds = {kind for layer in all_layers(model) for kind in type(layer).__mro__}
-    modules = {kind.__module__.partition(".")[0] for kind in kinds}
-    return keras.layers.Lambda in kinds or bool(modules - _OURS)
-
-
-def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
-    """Returns the distinct layers that a model executes on each example alone."""
-    structures = _JUDGED.get(model, {}).values()
-    layers = {id(layer): layer for each in structures for layer in each.alone}
-    return tuple(layers.values())
+def _key(model: keras.Model, x: Any, variables: Sequence[Any], training: bool) -> Any:
+    """Returns what a judgement depends on, apart from the attributes of layers."""
+    return (
+        tuple(map(id, (*variables, *all_layers(model)))),
+        batches.specs_of(x),
+        training,
+    )
 
 
 def _judged(
     model: keras.Model, x: Any, variables: Sequence[Any], training: bool
 ) -> Structure:
-    sizes = _unused_sizes(model, x)
-    with contextlib.suppress(Mixes):
-        return _tried(model, x, variables, training, sizes[:2])
-    # A batch size may occur in the model by chance, so other sizes are tried before the
-    # model is refused.
-    try:
-        return _tried(model, x, variables, training, sizes[2:4])
-    except Mixes as error:
-        raise _refusal(model, error) from error
+    for sizes in _SIZES:
+        try:
+            return _tried(model, x, variables, training, sizes)
+        except Mixes as error:
+            mixed = error
+    layer = mixed.layer or model
+    where = f"layer {layer.name!r} ({type(layer).__name__})"
+    if layer is model:
+        where = "its own `call` or a `keras.ops` node"
+    raise UnsupportedModelError(
+        f"Model {model.name!r}, in {where}: {mixed}. {mixed.advice}"
+    ) from mixed
 
 
 def _tried(
@@ -155,18 +116,19 @@ def _tried(
       Mixes: if examples meet outside of a layer.
     """
     alone: list[Any] = []
-    while all(layer is not model for layer in alone):
-        units = find_units(model, variables, alone) if variables else []
-        first = second = _walk(model, x, alone, sizes[0], training, units)
+    while True:
+        units = find_units(model, variables, alone)
+        if any(layer is model for layer in alone):
+            of_inputs = tuple(map(tf.is_tensor, keras.tree.flatten(x)))
+            return Structure(tuple(alone), units, (CallShape(model, of_inputs),))
+        first = walk = _walk(model, x, alone, sizes[0], training, units)
         if len(first.alone) == len(alone):
-            second = _walk(model, x, alone, sizes[1], training, units, first.log)
-        if len(second.alone) == len(alone):
-            if second.log != first.log:  # Custom code caught the error.
+            walk = _walk(model, x, alone, sizes[1], training, units, first.log)
+        if len(walk.alone) == len(alone):
+            if walk.log != first.log:  # Custom code caught the error.
                 raise Mixes("computes with the number of examples in the batch")
-            return Structure(tuple(alone), tuple(second.calls), second.log)
-        alone = second.alone
-    of_inputs = tuple(map(tf.is_tensor, keras.tree.flatten(x)))
-    return Structure(tuple(alone), (CallShape(model, of_inputs),))
+            return Structure(tuple(alone), units, tuple(walk.calls))
+        alone = walk.alone
 
 
 def _walk(
@@ -205,40 +167,5 @@ def _walk(
     if any(layer is model for layer in walk.alone):
         return walk
     if any(place != ROWS for place in places):
-        raise Mixes(
-            "returns a tensor whose first axis is not that of the examples",
-            ADVICE + advice_on_preprocessing(model),
-        )
+        raise Mixes("returns a tensor whose first axis is not that of the examples")
     return walk
-
-
-def _unused_sizes(model: keras.Model, x: Any) -> list[int]:
-    taken = {n for variable in model.variables for n in variable.shape}
-    for leaf in keras.tree.flatten(x):
-        taken.update(n for n in getattr(leaf, "shape", ())[1:] if n)
-    return [size for size in _SIZES if all(n % size for n in taken)]
-
-
-def _refusal(model: keras.Model, error: Mixes) -> UnsupportedModelError:
-    layer = error.layer
-    where = ""
-    if layer is not None and layer is not model:
-        where = f", in layer {layer.name!r} ({type(layer).__name__})"
-    elif layer is model:
-        where = ", in its own `call` or a `keras.ops` node"
-    if error.advice is not None:
-        return UnsupportedModelError(
-            f"Model {model.name!r}{where}: {error}. {error.advice}"
-        )
-    return UnsupportedModelError(
-        f"Model {model.name!r}{where}: {error}. It mixes examples of the batch. "
-        f"{ADVICE}"
-    )
-
-
-def advice_on_preprocessing(model: keras.Model) -> str:
-    """Returns advice if a preprocessing layer may have dropped the batch axis; else ""."""
-    for layer in all_layers(model):
-        if isinstance(layer, PREPROCESSING):
-            return f" Layer {layer.name!r} may have lost it. {CUT_ADVICE}"
-    return ""

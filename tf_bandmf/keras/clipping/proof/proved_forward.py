@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.forward.tapped_layers import Unit, find_units
+from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
 from tf_bandmf.keras.clipping.forward.taps import Recorder
 from tf_bandmf.keras.clipping.independence.state import (
     Effect,
-    NotIndependent,
     effects,
     refuse_effects,
 )
-from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
-from tf_bandmf.keras.clipping.proof.judge import ADVICE, refuse_another, structure_of
+from tf_bandmf.keras.clipping.proof.judge import structure_of
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -29,19 +26,11 @@ from tf_bandmf.keras.compat.graphs import forget_gradients, origin
 from tf_bandmf.keras.compat.keras_objects import (
     added_losses,
     all_layers,
-    compile_loss,
     handles,
     metric_handles,
 )
 from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.seeds import used_generators
-
-# Checked losses by model, with the specs of the data for which they were checked.
-_TRIED: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
-_STATE_ADVICE = (
-    "State computed from data would be released with the model without noise, or reach "
-    "the next step past clipping. Remove it or freeze its layer."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,42 +73,27 @@ def proved_forward(
     """
     x, y, sample_weight = batches.map_tensors(_without_batch_size, data)
     structure = structure_of(model, x, variables)
-    units = find_units(model, variables, structure.alone)
-    recorder = Recorder(
-        units, structure.calls, batches.batch_size((x, y, sample_weight))[1]
-    )
+    size = batches.batch_size((x, y, sample_weight))[1]
+    recorder = Recorder(structure.units, structure.calls, size)
     try:
         with used_generators() as generators:
             with recorder.tapping():
                 y_pred = run_model(model, x)
             _refuse_added_losses(model)
-            _try_loss(model, y, y_pred, sample_weight)
             losses = per_example_losses(compiled_loss(model), y, y_pred, sample_weight)
         if {id(v) for v in model.trainable_variables} != {id(v) for v in variables}:
             raise UnsupportedModelError(
                 f"Model {model.name!r} created weights in its first call. Call it once on "
                 f"data before training, so that all weights are known."
             )
-        refuse_another(model, x, variables, structure)
         _check_reads(model, variables, recorder)
         yield Forward(y_pred, losses, recorder.calls)
-        _check_state(model, recorder, generators)
-    except NotIndependent as error:
-        raise UnsupportedModelError(
-            f"Model {model.name!r}: {error.reason}. {ADVICE}"
-        ) from error
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        seeds = handles(generator.state for generator in generators)
+        refuse_effects(operations[recorder.start :], seeds, metric_handles(model))
     finally:
         for _, call in recorder.calls:
             forget_gradients(call.replaced)
-
-
-def _try_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Checks a compiled loss once per set of data shapes."""
-    key = id(compile_loss(model)), batches.specs_of((y, y_pred, sample_weight))
-    tried = _TRIED.setdefault(model, set())
-    if key not in tried:
-        check_loss(model, y, y_pred, sample_weight)
-        tried.add(key)
 
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:
@@ -190,29 +164,3 @@ def _escapes(
         "layer only; to share it, call that layer twice (for a tied output "
         "projection, `keras.layers.ReversibleEmbedding`)."
     )
-
-
-def _check_state(
-    model: keras.Model,
-    recorder: Recorder,
-    generators: Sequence[keras.random.SeedGenerator],
-) -> None:
-    """Refuses writes to variables, and code outside of the graph.
-
-    Raises:
-      UnsupportedModelError: if there is one; the message names its operation and layer.
-    """
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    seeds = handles(generator.state for generator in generators)
-    try:
-        refuse_effects(operations[recorder.start :], seeds, metric_handles(model))
-    except NotIndependent as error:
-        # Operation names contain the names of the layers around the operation.
-        names, where = error.operation.name.split("/"), ""
-        for layer in all_layers(model, include_self=False):
-            if layer.name in names:
-                where = f", in layer {layer.name!r} ({type(layer).__name__}),"
-        raise UnsupportedModelError(
-            f"The training step of model {model.name!r}{where} "
-            f"{error.reason} (in {error.operation.name!r}). {_STATE_ADVICE}"
-        ) from error

@@ -30,31 +30,23 @@ _RULES: list[Rule] = [
 _registered: list[Rule] = []
 
 
-def rule_for(layer: Any, variables: Sequence[Any]) -> Rule:
+def rule_for(layer: Any, variables: Sequence[Any], own: Sequence[Any] = ()) -> Rule:
     """Returns the fastest rule that is exact for a layer.
 
     Args:
       layer: a built layer.
-      variables: the layer's trainable variables.
+      variables: the trainable variables of the layer and its inner layers.
+      own: those that the layer itself owns. A rule that opens the layer is for these.
 
     Returns:
       The rule; `PerExampleRule` if no other applies.
     """
-    return next(rule for rule in _RULES if rule.supports(layer, variables))
-
-
-def opening_rule_for(layer: Any, variables: Sequence[Any]) -> Rule | None:
-    """Returns a rule for a layer's own variables, without those of its inner layers.
-
-    Args:
-      layer: a built layer.
-      variables: the trainable variables that the layer itself owns.
-
-    Returns:
-      The rule; or None, if the layer and its inner layers must be tapped as one unit.
-    """
-    opening = (rule for rule in _RULES if rule.opens)
-    return next((rule for rule in opening if rule.supports(layer, variables)), None)
+    return next(
+        rule
+        for rule in _RULES
+        if (own or not rule.opens)
+        and rule.supports(layer, own if rule.opens else variables)
+    )
 
 
 def is_registered(rule: Rule) -> bool:

@@ -20,7 +20,6 @@ from tf_bandmf.keras.clipping.factors.base import (
 from tf_bandmf.keras.clipping.factors.norms import accelerator, pinned
 from tf_bandmf.keras.clipping.factors.precision import prepare_process
 from tf_bandmf.keras.clipping.forward.supported import check_supported
-from tf_bandmf.keras.clipping.proof.judge import structure_of
 from tf_bandmf.keras.clipping.proof.proved_forward import Forward, proved_forward
 from tf_bandmf.keras.clipping.sums.settings import FLAT, Clip, Clipping, how_to_clip
 from tf_bandmf.keras.clipping.tensors import batches
@@ -185,17 +184,6 @@ def _clipped(
     part = tf.constant([0]), tf.reshape(size, [1]), tf.constant([1])
     results = batches.map_tensors(lambda t: tf.strided_slice(t, *part), clipped[1:])
     return ClippedGradients(clipped.sums, *results)
-
-
-def find_layers_alone(model: keras.Model, x: Any) -> None:
-    """Finds the layers that the pass will execute on each example alone.
-
-    After this call, `layers_executed_alone` returns these layers. The step reuses the
-    result, unless the model contains custom code. The arguments and errors are those of
-    `clipped_gradient_sums`.
-    """
-    check_supported(model)
-    structure_of(model, batches.to_tensors(x), model.trainable_variables)
 
 
 def _one_pass(
