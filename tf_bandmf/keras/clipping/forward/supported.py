@@ -81,12 +81,6 @@ def check_supported(model: keras.Model) -> None:
             "True` for the layers to train."
         )
     for variable in variables:
-        if getattr(variable, "overwrite_with_gradient", False):
-            raise UnsupportedModelError(
-                f"Weight {variable.path!r} is overwritten with its gradient (float8 "
-                "scaling). That would release a gradient without noise. Use another "
-                "dtype policy."
-            )
         if variable.dtype not in ("float32", "float64", "bfloat16"):
             raise UnsupportedModelError(
                 f"Weight {variable.path!r} has dtype {variable.dtype}; trainable "

@@ -72,7 +72,7 @@ def find_units(
       Units that together cover all variables.
 
     Raises:
-      UnsupportedModelError: if a variable belongs to no layer.
+      UnsupportedModelError: if the model itself owns a variable.
     """
     wanted = {id(variable) for variable in variables}
     units: list[Unit] = []
@@ -107,11 +107,4 @@ def find_units(
             visit(child)
 
     visit(model)
-    covered = {id(variable) for unit in units for variable in unit.variables}
-    missing = [v.path for v in variables if id(v) not in covered]
-    if missing:
-        raise UnsupportedModelError(
-            f"The weights {missing} of model {model.name!r} are in no layer that the "
-            "model refers to. Make their layers attributes of the model."
-        )
     return units

@@ -37,9 +37,9 @@ def _text(layer: Any, shapes: Shapes) -> bool:
 _NAMES: dict[Condition, str] = {
     _images: "AutoContrast CenterCrop RandomBrightness RandomColorDegeneration "
     "RandomColorJitter RandomContrast RandomCrop RandomElasticTransform RandomErasing "
-    "RandomFlip RandomGaussianBlur RandomGrayscale RandomHue RandomInvert RandomPerspective "
-    "RandomPosterization RandomRotation RandomSaturation RandomSharpness RandomShear "
-    "RandomTranslation RandomZoom Resizing Solarization",
+    "RandomFlip RandomGaussianBlur RandomGrayscale RandomHue RandomInvert "
+    "RandomPerspective RandomPosterization RandomRotation RandomSaturation "
+    "RandomSharpness RandomShear RandomTranslation RandomZoom Resizing Solarization",
     _vectors: "AdaptiveAveragePooling1D AdaptiveAveragePooling2D AdaptiveAveragePooling3D "
     "AdaptiveMaxPooling1D AdaptiveMaxPooling2D AdaptiveMaxPooling3D CategoryEncoding "
     "Discretization HashedCrossing Hashing IntegerLookup StringLookup",

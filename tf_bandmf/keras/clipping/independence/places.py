@@ -128,21 +128,14 @@ def _numbers(axis: int, rank: int, size: int, inner: int) -> Any:
     return numbers.reshape([-1 if each == axis else 1 for each in range(rank)])
 
 
-def constant_place(value: Any, size: int) -> tuple[Place, Any] | None:
-    """Finds the axis along which a constant has a row per example, and returns a row.
+def row_of(value: Any, place: Place, size: int) -> Any:
+    """Returns the row of one example from a constant that has a row for each.
 
     Raises:
       Mixes: if the rows differ, since results would depend on the position in the
         batch.
     """
-    axes = [axis for axis, n in enumerate(value.shape) if n and n % size == 0]
-    if not axes:
-        return None
-    value = np.asarray(value)
-    for axis in axes:
-        parts = (size, value.shape[axis] // size)
-        split = value.reshape(value.shape[:axis] + parts + value.shape[axis + 1 :])
-        rows = np.moveaxis(split, axis, 0)
-        if np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape)):
-            return Place(axis, parts[1]), rows[0]
-    raise Mixes("uses numbers that depend on an example's place in the batch")
+    rows = np.moveaxis(np.asarray(value), place.axis, 0).reshape(size, -1)
+    if not np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape)):
+        raise Mixes("uses numbers that depend on an example's place in the batch")
+    return rows[0]

@@ -27,7 +27,7 @@ from tf_bandmf.keras.clipping.independence.places import (
     Mixes,
     Place,
     arranged,
-    constant_place,
+    row_of,
     same,
 )
 from tf_bandmf.keras.compat import keras_operations
@@ -98,9 +98,10 @@ class Walk:
             raise _not_told_apart(self._shared[id(tensor)])
         is_constant = is_array(tensor) and not isinstance(tensor, keras.Variable)
         if is_constant and id(tensor) not in self._places:
-            place, row = constant_place(tensor, self.size) or (None, tensor)
+            place = self._by_size(tensor)
+            row = row_of(tensor, place, self.size) if place else np.asarray(tensor)
             self.put(tensor, place)
-            self._note("constant", np.asarray(row).tobytes())
+            self._note("constant", row.tobytes())
         return self._places.get(id(tensor), (None, None))[1]
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
@@ -134,7 +135,6 @@ class Walk:
             (keras.Variable, "assign", self._assign),
             *((backend.random, name, self._draw) for name in _DRAWS),
             (recurrent, "rnn", self._rnn),
-            *((recurrent, name, _not_here) for name in ("lstm", "gru")),
             *((module, name, _unseen) for module, name in keras_operations.BRANCHES),
             *(
                 (module, "shape", self._sizes)
@@ -227,7 +227,7 @@ class Walk:
         return self.put(made, place or self._by_size(made))
 
     def _by_size(self, tensor: Any) -> Place | None:
-        """Returns the axis along which shared values are repeated for each example."""
+        """Returns the axis along which values may be repeated for each example."""
         for axis, n in enumerate(tensor.shape):
             if n and n % self.size == 0:
                 return Place(axis, n // self.size)
@@ -434,11 +434,3 @@ def _unseen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if tf.executing_eagerly():
         raise CannotOpen("a branch or a loop on a tensor that is not symbolic")
     return original(*args, **kwargs)
-
-
-def _raises(*args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError
-
-
-# On this error, a recurrent layer falls back to its general loop.
-_not_here = functools.partial(_as_operation, _raises)

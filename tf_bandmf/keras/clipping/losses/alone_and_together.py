@@ -32,9 +32,8 @@ from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 _EXAMPLES = 5
-# Both bounds are relative to the norm of the batch gradient. Gradients of single
-# examples below _ROUNDING count as zero. They count as terms of the batch gradient if a
-# multiple of them differs from it by at most _TOLERANCE.
+# Gradients of single examples count as zero below this part of the batch gradient, and as
+# terms of it if the angle and the ratio of the two are right up to _TOLERANCE.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
     "Use a loss of single examples, or put all that is compared into one example (a pair, "
@@ -82,52 +81,46 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
     try:
         each = [_gradients(loss, one) for one in batches.single_examples(made)]
     except Exception as error:
-        problem = f"fails ({type(error).__name__})"
-        raise _refusal(model, loss, problem) from error
+        raise _refusal(model, loss, f"fails ({type(error).__name__})") from error
     alone = [np.concatenate(parts) for parts in zip(*each, strict=True)]
-    others = {
-        place: cosine
-        for place, cosine in enumerate(map(_cosine, together, alone))
-        if cosine is not None and cosine < 1
-    }
-    for place, cosine in others.items():
-        if cosine == 0.0:
-            raise _refusal(model, loss, "has no gradient", place)
-    if others:
+    cosines = [_cosine(*pair) for pair in zip(together, alone, strict=True)]
+    if 0.0 in cosines:
+        raise _refusal(model, loss, "has no gradient")
+    if min(cosines) < 1.0:
         warnings.warn(
-            f"The loss {_name(loss, min(others))} of model {model.name!r} combines the "
-            f"examples of a batch: on made-up outputs, its gradient is not the mean of "
-            f"those of single examples (cosine {min(others.values()):.2f}). Private "
-            f"training computes the loss of each example alone and trains on the mean, "
-            f"which is another loss. The loss of the whole batch cannot be trained "
-            f"privately. {_WAY_OUT} `keras.losses.Dice` and `Tversky` are losses of "
-            f"single examples if their `axis=` leaves out the batch axis.",
+            f"The loss {_names(loss)} of model {model.name!r} combines the examples of a "
+            f"batch: on made-up outputs, its gradient is not the mean of those of single "
+            f"examples (cosine {min(cosines):.2f}). Private training computes the loss of "
+            f"each example alone and trains on the mean, which is another loss. The loss "
+            f"of the whole batch cannot be trained privately. {_WAY_OUT} "
+            f"`keras.losses.Dice` and `Tversky` are losses of single examples if their "
+            f"`axis=` leaves out the batch axis.",
             stacklevel=2,
         )
 
 
-def _cosine(together: Any, alone: Any) -> float | None:
+def _cosine(together: Any, alone: Any) -> float:
     """Returns the cosine between the batch gradient and those of single examples.
 
-    The cosine is 0 if single examples have no gradients, 1 only if their gradients are
-    the terms of the batch gradient, and None if the batch gradient is zero or not
-    finite.
+    The cosine is 0 if single examples have no gradients. It is 1 only if their gradients
+    are the terms of the batch gradient, or the batch gradient is zero or not finite, so
+    that nothing can be compared.
     """
     alone = np.where(np.isfinite(alone), alone, 0)
     length, size = np.linalg.norm(together), np.linalg.norm(alone)
     if not (np.isfinite(length) and length > 0):
-        return None
+        return 1.0
     if size <= _ROUNDING * length:
         return 0.0
-    ratio = np.sum(together * alone) / size**2
+    cosine = np.sum(together * alone) / (length * size)
     # The ratio is 1 / number of examples for a mean, and 1 for a sum. Ratios in between
     # are accepted, too, since a batch loss may be divided by the number of unmasked
     # positions.
+    ratio = length / size
     is_mean_or_sum = (1 - _TOLERANCE) / len(alone) <= ratio <= 1 + _TOLERANCE
-    is_close = np.linalg.norm(together - ratio * alone) <= _TOLERANCE * length
-    if is_mean_or_sum and is_close:
+    if is_mean_or_sum and cosine >= 1 - _TOLERANCE**2 / 2:
         return 1.0
-    return min(float(ratio * size / length), 1 - _ROUNDING)
+    return min(float(cosine), 1 - _ROUNDING)
 
 
 def _gradients(loss: CompileLoss, example: Any) -> list[Any]:
@@ -162,18 +155,15 @@ def _made_up(y: Any, y_pred: Any, weight: Any) -> Any:
     )
 
 
-def _name(loss: CompileLoss, place: int | None = None) -> str:
-    names = [repr(part.loss.name) for part in loss_parts(loss)]
-    return (
-        names[place] if place is not None and place < len(names) else ", ".join(names)
-    )
+def _names(loss: CompileLoss) -> str:
+    return ", ".join(repr(part.loss.name) for part in loss_parts(loss))
 
 
 def _refusal(
-    model: keras.Model, loss: CompileLoss, problem: str, place: int | None = None
+    model: keras.Model, loss: CompileLoss, problem: str
 ) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"The loss {_name(loss, place)} of model {model.name!r} would teach nothing. In "
+        f"The loss {_names(loss)} of model {model.name!r} would teach nothing. In "
         f"private training it is computed for each example alone. There it {problem} on "
         f"made-up outputs, unlike the loss of several examples together: it compares the "
         f"examples of a batch. {_WAY_OUT}"

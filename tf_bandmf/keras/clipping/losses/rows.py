@@ -81,8 +81,6 @@ def row_losses(
     is_same = tf.reduce_all(tf.equal(sizes, sizes[0]))
     with tf.control_dependencies([tf.debugging.Assert(is_same, [message])]):
         rows = part.loss.call(target, prediction)
-    if rows.shape.rank != y_pred.shape.rank - 1:
-        return None
     rows = _reduced(rows, part.loss.reduction)
     if sample_weight is not None:
         rows *= keras.ops.cast(sample_weight, rows.dtype)
