@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.independence.state import Effect, effect
+from tf_bandmf.keras.clipping.independence.state import is_pure
 from tf_bandmf.keras.clipping.rules.embedding import is_reverse, rows_of_ids
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -77,7 +77,7 @@ class LookedUp:
 
     def _refuse_impure(self, graph: Any) -> None:
         for node in (n for op in graph.get_operations() for n in nodes_of(op)):
-            if effect(node) is not Effect.NONE or node.op in _WEIGHTS:
+            if not is_pure(node) or node.op in _WEIGHTS:
                 names = ", ".join(repr(layer.name) for layer in self._layers)
                 raise UnsupportedModelError(
                     f"The ids that layers {names} look up do not depend on the inputs "

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.keras.compat.graphs import FuncGraph, depends_on_arguments, nodes_of
+from tf_bandmf.keras.compat.graphs import depends_on_arguments, nodes_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
 # Operations that TensorFlow vectorizes without mixing examples. Other conversions are
@@ -75,7 +75,11 @@ def map_examples(
         examples.
       Exception: any exception that the function itself raises.
     """
-    signature, graph = _of_one(function, elements)
+    specs = tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape[1:], t.dtype), elements
+    )
+    of_one = tf.function(function, autograph=False).get_concrete_function(specs)
+    graph = of_one.graph
     if any(depends_on_arguments(outside) for outside, _ in graph.captures):
         raise UnsupportedModelError(
             f"{name} is executed for each example by itself, but reads a tensor of the "
@@ -89,22 +93,9 @@ def map_examples(
     # The function was called once before, outside of a loop. If its first call raised
     # in this loop, TensorFlow would leave a caching device in the variable scope, and
     # no distribution strategy could be entered any more.
+    signature = [tf.TensorSpec(out.shape, out.dtype) for out in graph.outputs]
     return list(
         tf.map_fn(
             function, elements, fn_output_signature=signature, parallel_iterations=1
         )
     )
-
-
-def _of_one(
-    function: Callable[[Any], list[tf.Tensor]], elements: Any
-) -> tuple[list[tf.TensorSpec], Any]:
-    """Traces the function for one example, and returns result specs and the graph."""
-    beside = FuncGraph("one_example")
-    with beside.as_default():
-        placeholders = tf.nest.map_structure(
-            lambda t: tf.compat.v1.placeholder(t.dtype, t.shape[1:]), elements
-        )
-        results = function(placeholders)
-    signature = [tf.TensorSpec(out.shape, out.dtype) for out in results]
-    return signature, beside

@@ -11,7 +11,6 @@ registered as stateless.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ _READS = frozenset(
     "VariableShape While WordpieceTokenizeWithOffsets _Arg _Retval".split()
 )
 # Random operations whose draws no seed can repeat.
-_DRAWS = frozenset(
+DRAWS = frozenset(
     "Multinomial ParameterizedTruncatedNormal RandomGamma RandomGammaGrad "
     "RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform "
     "RandomUniformInt RngReadAndSkip RngSkip StatefulStandardNormalV2 "
@@ -44,38 +43,24 @@ _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVaria
 _OUTSIDE = frozenset({"PyFuncStateless", "ReadFile"})
 
 
-class Effect(enum.Enum):
-    """A side effect of an operation."""
+def is_pure(node: Any) -> bool:
+    """Returns whether an operation has no side effects, except printing.
 
-    NONE = "none, except reading data that no step changes, or printing"
-    DRAWS = "draws from a generator of TensorFlow"
-    ASSIGNS = "assigns a variable: allowed for counters of generators"
-    UNKNOWN = "may write, keep state, or run code outside of the graph"
-
-
-def effect(node: Any) -> Effect:
-    """Returns the side effect of an operation, given as a `NodeDef`."""
-    if node.op in _DRAWS:
-        return Effect.DRAWS
-    if node.op in _ASSIGNS:
-        return Effect.ASSIGNS
-    is_stateful = getattr(op_def_registry.get(node.op), "is_stateful", True)
-    is_pure = node.op in _READS or not (is_stateful or node.op in _OUTSIDE)
-    return Effect.NONE if is_pure else Effect.UNKNOWN
-
-
-def effects(op: Any) -> dict[Effect, str]:
-    """Finds the side effects of an operation and of all functions that it calls.
-
-    Returns:
-      For each effect, the type of an operation that has this effect.
+    Args:
+      node: the operation, as a `NodeDef`.
     """
-    return {effect(node): node.op for node in nodes_of(op)}
+    is_stateful = getattr(op_def_registry.get(node.op), "is_stateful", True)
+    return node.op in _READS or not (is_stateful or node.op in _OUTSIDE)
+
+
+def side_effects(op: Any) -> set[str]:
+    """Returns the types of operations with side effects, also in functions it calls."""
+    return {node.op for node in nodes_of(op) if not is_pure(node)}
 
 
 def may_write(op: Any) -> bool:
     """Returns whether an operation may write a variable whose handle it takes."""
-    return bool(effects(op).keys() & {Effect.ASSIGNS, Effect.UNKNOWN})
+    return bool(side_effects(op) - DRAWS)
 
 
 def refuse_effects(
@@ -99,16 +84,17 @@ def refuse_effects(
     """
     for op in operations:
         read = [id(origin(t)) for t in op.inputs if t.dtype == tf.resource]
-        of_op = effects(op)
+        of_op = side_effects(op)
+        unknown = of_op - DRAWS - _ASSIGNS
         if any(handle in metrics for handle in read):
             problem = "reads the state of a metric"
-        elif Effect.UNKNOWN in of_op:
+        elif unknown:
             problem = (
-                f"is, or calls, an operation of type {of_op[Effect.UNKNOWN]}, which is "
+                f"is, or calls, an operation of type {min(unknown)}, which is "
                 f"not among the operations that are known only to compute outputs from "
                 f"their inputs: it may keep state or run code outside of the graph"
             )
-        elif Effect.ASSIGNS in of_op and not (op.type in _ASSIGNS and read[0] in seeds):
+        elif of_op & _ASSIGNS and not (op.type in _ASSIGNS and read[0] in seeds):
             problem = "changes a variable"
         else:
             continue

@@ -121,32 +121,32 @@ def _tried(
         if any(layer is model for layer in alone):
             of_inputs = tuple(map(tf.is_tensor, keras.tree.flatten(x)))
             return Structure(tuple(alone), units, (CallShape(model, of_inputs),))
-        first = walk = _walk(model, x, alone, sizes[0], training, units)
-        if len(first.alone) == len(alone):
-            walk = _walk(model, x, alone, sizes[1], training, units, first.log)
-        if len(walk.alone) == len(alone):
-            if walk.log != first.log:  # Custom code caught the error.
+        walks: list[Walk] = []
+        for size in sizes:
+            walks.append(Walk(size, alone, units, walks[0].log if walks else None))
+            _run(walks[-1], model, x, training)
+            if len(walks[-1].alone) > len(alone):
+                break
+        else:
+            if walks[0].log != walks[1].log:  # Custom code caught the error.
                 raise Mixes("computes with the number of examples in the batch")
-            return Structure(tuple(alone), units, tuple(walk.calls))
-        alone = walk.alone
+            return Structure(tuple(alone), units, tuple(walks[1].calls))
+        alone = walks[-1].alone
 
 
-def _walk(
-    model: keras.Model,
-    x: Any,
-    alone: Sequence[Any],
-    size: int,
-    training: bool,
-    units: Sequence[Any],
-    like: Sequence[Any] | None = None,
-) -> Walk:
-    walk = Walk(size, alone, units, like)
+def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> None:
+    """Runs a model on symbolic tensors, and checks its results.
+
+    Raises:
+      Mixes: if examples meet outside of a layer.
+    """
 
     def symbolic(leaf: Any) -> Any:
         if leaf is None:
             return None
         return walk.tensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
 
+    alone = list(walk.alone)
     try:
         outputs = walk.run(model, keras.tree.map_structure(symbolic, x), training)
         places = [walk.place(leaf) for leaf in keras.tree.flatten(outputs)]
@@ -155,17 +155,15 @@ def _walk(
     except Exception as error:
         # Cut off Keras' list of arguments, whose shapes contain the batch size.
         said = str(error).partition("Arguments received by")[0]
-        if str(size) in said and isinstance(error, _OF_SHAPES):
+        if str(walk.size) in said and isinstance(error, _OF_SHAPES):
             raise Mixes(
-                f"does not run on a batch of {size} examples, on which it is tried "
+                f"does not run on a batch of {walk.size} examples, on which it is tried "
                 f"({type(error).__name__}: {error})",
                 "A model must accept any batch size: do not write one into a reshape or a "
                 "layer; in a reshape use ops.shape(x)[0].",
             ) from error
         # If the model cannot run at all, tracing it in TensorFlow raises the reason.
         walk.alone = [*alone, model]
-    if any(layer is model for layer in walk.alone):
-        return walk
-    if any(place != ROWS for place in places):
+    is_alone = any(layer is model for layer in walk.alone)
+    if not is_alone and any(place != ROWS for place in places):
         raise Mixes("returns a tensor whose first axis is not that of the examples")
-    return walk

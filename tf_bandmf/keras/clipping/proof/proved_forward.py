@@ -13,9 +13,9 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
 from tf_bandmf.keras.clipping.forward.taps import Recorder
 from tf_bandmf.keras.clipping.independence.state import (
-    Effect,
-    effects,
+    DRAWS,
     refuse_effects,
+    side_effects,
 )
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
 from tf_bandmf.keras.clipping.proof.judge import structure_of
@@ -144,7 +144,7 @@ def _check_reads(
     for numbers, unit in recorder.spans:
         layer = unit.layer
         for operation in operations[numbers.start : numbers.stop]:
-            if unit.rule.runs_again and Effect.DRAWS in effects(operation):
+            if unit.rule.runs_again and side_effects(operation) & DRAWS:
                 raise UnsupportedModelError(
                     f"Layer {layer.name!r} ({type(layer).__name__}) draws random "
                     f"numbers with {operation.type}, which cannot be repeated. Use "
