@@ -192,9 +192,9 @@ def test_each_operation_of_the_list_was_tried():
     seen = set()
     for names, size in ((CASES, 3), (DYNAMIC, None)):
         for name in names:
-            spec = tf.TensorSpec([None, size, size and 4])
-            _, graph = mapping._of_one(lambda row, n=name: [CASES[n](row)], spec)
-            seen |= {op.type for op in graph.get_operations()}
+            of_one = tf.function(CASES[name], autograph=False)
+            concrete = of_one.get_concrete_function(tf.TensorSpec([size, size and 4]))
+            seen |= {op.type for op in concrete.graph.get_operations()}
     assert sorted(mapping.VECTORIZABLE - seen) == UNTRIED
 
 
