@@ -68,7 +68,7 @@ FOLDERS = {
 # a change needs more lines in one folder, lower another folder's ceiling by as many.
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (8_390, 7_000),
+    "keras": (8_117, 7_000),
     "accounting": (2_053, 2_150),
     "planning": (2_185, 1_900),
     "strategies": (1_386, 1_600),
@@ -85,7 +85,7 @@ CEILINGS = {
     "files": (185, 190),
     "other": (229, 290),
     "federated": (3_183, 3_200),
-    "tests": (22_830, 22_000),
+    "tests": (22_811, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
