@@ -14,10 +14,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 import tensorflow as tf
 
-# The plugins define the markers `attack`, `invariant` and `slow_cases`, and their options.
+# These plugins define the markers `attack`, `invariant` and `slow_cases`, and their
+# command line options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
-# Tests do not use the user's cache of strategies.
+# Tests neither read nor write the user's cache of optimized strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
 # Private steps turn TensorFloat-32 off, the default on GPUs, with a message.
@@ -30,8 +31,8 @@ tf.config.set_logical_device_configuration(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Skips tests marked `on_cpu` where there is a GPU."""
-    on_cpu = pytest.mark.skip(reason="says what is done where there is no GPU")
+    """Skips tests marked `on_cpu` on machines that have a GPU."""
+    on_cpu = pytest.mark.skip(reason="checks the behavior without a GPU")
     for item in items:
         if tf.config.list_physical_devices("GPU") and item.get_closest_marker("on_cpu"):
             item.add_marker(on_cpu)
@@ -41,6 +42,6 @@ def pytest_collection_finish(session):
     """Exempts imported modules, which are never freed, from garbage collection."""
     gc.collect()
     gc.freeze()
-    # Collect rarely: tracing creates hundreds of thousands of mostly long-lived
-    # objects.
+    # Garbage collection runs rarely, because tracing creates hundreds of thousands of
+    # mostly long-lived objects.
     gc.set_threshold(10_000, 10, 5)

@@ -1,4 +1,4 @@
-"""The page "what was attacked" names existing tests, and its rows are well-formed."""
+"""Each attack that docs/what-was-attacked.md lists is an existing test and failed."""
 
 import pathlib
 import re

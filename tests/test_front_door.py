@@ -1,4 +1,4 @@
-"""Which packages `import tf_bandmf` and the command line load; public names."""
+"""`import tf_bandmf` loads no heavy packages, and its public names exist."""
 
 import pathlib
 import re
@@ -17,7 +17,7 @@ COMPARE = (
 
 
 def loaded(code):
-    """Returns the heavy packages that some code loads in a new interpreter."""
+    """Runs `code` in a new interpreter; returns the heavy packages that it loads."""
     program = (
         f"import sys\n{code}\n"
         f"print('LOADED', *[m for m in {HEAVY} if m in sys.modules])"

@@ -22,7 +22,7 @@ def tree(folder):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Builds a copy of the sources; returns the copy, its files before, and the output."""
+    """Builds a copy of the sources; returns copy, its initial files, output folder."""
     pytest.importorskip("wheel")
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:

@@ -24,7 +24,7 @@ BANDED = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 24)
 
 
 def law(num_steps, separation, rate):
-    """Returns the probability of every set of steps, computed from the definition."""
+    """Computes each participation pattern's probability from the definition."""
     p = rate / (1 - rate * (separation - 1))
     actual = {}
     for taken in itertools.product([0, 1], repeat=num_steps):
@@ -48,7 +48,7 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
     n, bands = 7, min(separation, 3)
     exact = law(n, separation, rate)
     assert sum(exact.values()) == pytest.approx(1.0)
-    # An example is in every step with the same probability.
+    # Every step contains a fixed example with the same probability.
     for t in range(n):
         marginal = sum(weight for taken, weight in exact.items() if taken[t])
         assert marginal == pytest.approx(rate)
@@ -79,7 +79,7 @@ def estimate(matrix, separation, rate, num_draws=8000):
 
 
 def test_without_a_rest_it_is_poisson_sampling():
-    """Without a rest, the Poisson accountant is used, and a simulation agrees with it."""
+    """Separation 1 uses the Poisson accountant; simulated deltas agree with it."""
     large = strategies.identity(50_000).matrix
     actual = BMinSepSampling(10**7, 1000, 1).accountant(large)
     assert isinstance(actual, CyclicPoissonAccountant)
@@ -108,7 +108,7 @@ SMALL = np.array([[1.0, 0.0], [1.2, 0.5], [0.8, 0.7]])
 
 
 def exact_deltas(rows, separation, rate, noise, epsilon):
-    """Computes delta for three steps, in both directions, by integration on a grid."""
+    """Integrates on a grid; returns delta for removing and for adding an example."""
     dense = matrices.RowBanded(rows).to_dense()
     axis = np.linspace(-8.0, 10.0, 145)
     y = noise * np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), -1)
@@ -149,7 +149,7 @@ def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsil
 @pytest.mark.slow
 @pytest.mark.parametrize("add", [False, True])
 def test_bounds_fail_no_more_often_than_stated(add):
-    """Bounds with confidence 0.9 cover the exact delta for at least 90 % of the seeds."""
+    """Bounds with confidence 0.9 miss the exact delta for at most 10 % of the seeds."""
     noise, epsilon, times = 1.3, 1.0, 60
     exact = exact_deltas(SMALL, 2, 0.3, noise, epsilon)[add]
     misses = 0
@@ -181,11 +181,14 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
         small_plan(mechanism, 10**9, 10**4, 3, delta=1e-10, sampling="b-min-sep")
     with pytest.raises(ValueError, match="with 2 bands, num_steps must be <= 7539"):
         estimate(matrices.ToeplitzBanded([1.0, 0.5], 20_000), 4, 1e-5)
-    assert time.process_time() - began < 60.0  # a simulation would take hours
+    assert time.process_time() - began < 60.0  # A simulation would take hours.
 
 
 def test_importance_sampling_knows_rare_losses_of_long_runs():
-    """A wide proposal would be off by 50 % for 3,000 steps and 9 participations."""
+    """For 3,000 steps and 9 participations, delta has a standard error below 25 %.
+
+    With a proposal distribution that is too wide, delta would be off by 50 %.
+    """
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(3000), bands=8).matrix
     accountant = BMinSepAccountant.of_strategy(matrix, 8, 3e-3, num_draws=1000)
     actual = accountant.delta(2.0, 1.45)

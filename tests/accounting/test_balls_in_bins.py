@@ -1,7 +1,7 @@
 """Accounting of balls in bins, compared with independent computations.
 
-Statistical tests use fixed seeds. With random seeds each comparison would fail by chance
-with probability at most 1e-4 (4 standard errors).
+Statistical tests use fixed seeds. With random seeds, each comparison would fail by
+chance with probability at most 1e-4 (4 standard errors).
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ def hockey_stick(p, q, epsilon, cell):
 
 
 def two_bins_by_quadrature(gram, noise, epsilon):
-    """Computes delta for two bins, in both directions, by integration on a grid."""
+    """Integrates on a grid; returns delta for removing and for adding an example."""
     means = np.linalg.cholesky(gram) / noise
     axis = np.linspace(-9.0, 13.0, 2201)
     cell = (axis[1] - axis[0]) ** 2
@@ -92,7 +92,7 @@ def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
 @pytest.mark.parametrize("delta", [1e-3, 1e-9])
 @pytest.mark.parametrize("num_bins", [1, 3])
 def test_a_single_column_is_the_gaussian_mechanism(delta, num_bins):
-    """Bins with equal columns act as one bin, although their Gram matrix is singular."""
+    """Bins with equal columns (a singular Gram matrix) give the Gaussian epsilon."""
     noise = 2.0 * np.sqrt(1.7)
     accountant = BallsInBinsAccountant(np.full((num_bins, num_bins), 1.7))
     exact = gaussian.gaussian_epsilon(2.0, delta)
@@ -139,12 +139,12 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
     [("bins", 4.0, 1.0), ("bins", 2.0, 3.0), ("rests", 0.8, 2.0), ("rests", 2.0, 0.5)],
 )
 def test_no_value_of_a_bound_exceeds_what_is_certain(sampling, noise, epsilon, add):
-    """Searches for values above the deterministic bound where the bound is nearly tight."""
+    """Importance-sampled values never exceed `largest_value`, even if it is tight."""
     if sampling == "bins":
         gram = gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 6)
         simulator = BinsSimulator(gram, 20_000, 0).at(noise, add)
         tilts, target = simulator.certain_tilts()[1:], Tilt()
-        # A stronger tilt reaches losses that are rare in samples from the proposal.
+        # A stronger tilt also samples losses that are rare under the proposal.
         strong = Tilt(common=-4.0 * tilts[0].common) if add else Tilt(4.0, 4.0)
     else:
         rows = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 24).as_rows()
@@ -211,7 +211,7 @@ def test_releases_beside_a_run_are_one_more_coordinate_of_every_bin(confidence):
         both.calibrate(0.5, 1e-6)
 
 
-# Number of bins, noise multiplier, lower and upper bound of random-allocation.
+# Number of bins, noise multiplier, and random-allocation's bounds on epsilon.
 PUBLISHED = [
     (30, 2.0, 0.19167, 0.42935),
     (100, 1.0, 0.58102, 1.02978),

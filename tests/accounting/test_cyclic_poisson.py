@@ -1,4 +1,4 @@
-"""Cyclic Poisson sampling: published values, special cases, properties, misuse."""
+"""Cyclic sampling (Poisson and fixed-size), compared with dp-accounting."""
 
 import floors
 import numpy as np
@@ -16,7 +16,7 @@ class TestFixedSize:
     )
     @pytest.mark.parametrize("delta", [1e-3, 1e-7])
     def test_noise_is_that_of_dp_accountings_losses(self, queries, part, batch, delta):
-        """Compares the noise with Poisson sampling and with dp-accounting."""
+        """dp-accounting confirms the noise, which is over twice that of Poisson."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         actual = fixed.calibrate(1.0, delta)
         noise = actual.noise_stddev
@@ -41,7 +41,7 @@ class TestFixedSize:
     @pytest.mark.parametrize("queries, part, batch", [(1, 10, 1), (100, 1000, 900)])
     @pytest.mark.invariant(12)
     def test_no_delta_is_below_its_floor(self, queries, part, batch, noise):
-        """The floor is the delta of a single step in which one example is replaced."""
+        """Delta is at least that of a single step in which one example is replaced."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         q = batch / part
         for epsilon in (0.01, 1.0, 10.0, 50.0):
@@ -55,9 +55,9 @@ class TestFixedSize:
 def replaced_loss(probability, noise, interval):
     """Returns the privacy loss of a sampled step in which one example is replaced.
 
-    It is built from dp-accounting's losses for "remove": a loss above 0 keeps its
-    probability p, minus that loss gets p exp(-loss), and the rest of the probability is
-    at 0.
+    Of dp-accounting's losses for removing an example, only the positive ones are used.
+    Each keeps its probability p, the negated loss gets the probability p exp(-loss),
+    and loss 0 gets the remaining probability.
     """
     pmf = privacy_loss_distribution.from_gaussian_mechanism(
         0.5 * noise, value_discretization_interval=interval, sampling_prob=probability
@@ -77,7 +77,7 @@ def replaced_loss(probability, noise, interval):
 @pytest.mark.parametrize("epsilon, releases", [(2.0, 5.0), (0.7, 3.0)])
 @pytest.mark.invariant(12)
 def test_releases_beside_a_run_compose_with_it(epsilon, releases):
-    """Compares the joint delta with dp-accounting's convolution of both privacy losses."""
+    """The delta of a run and other releases agrees with dp-accounting's composition."""
     make = {"value_discretization_interval": 1e-4}
     noise, count, q = 1.0, 100, 0.02
     run = privacy_loss_distribution.from_gaussian_mechanism(
@@ -92,7 +92,7 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
     assert loss.get_delta_for_epsilon(epsilon) == pytest.approx(exact, rel=1e-2)
     fixed = CyclicFixedSizeAccountant(count, 1000, 20)
     exact = replaced_loss(q, noise, 1e-4).self_compose(count)
-    # Replacing an example moves a release twice as far as removing the example.
+    # Replacing an example can move a release twice as far as removing the example.
     moved = privacy_loss_distribution.from_gaussian_mechanism(0.5 * releases, **make)
     exact = exact.compose(moved).get_delta_for_epsilon(3.0 * epsilon)
     actual = fixed.beside(releases).sampled_delta(3.0 * epsilon, noise)
@@ -102,5 +102,5 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
 def test_the_rounding_of_transforms_is_in_the_privacy_loss_distribution():
     queries = CyclicPoissonAccountant(50_000, 0.001)
     loss = event_losses.of_event(queries.event(1.0), 1e-2)
-    # Above every finite loss, only the allowance for rounding remains.
+    # At an epsilon above all finite losses, delta is just the allowance for rounding.
     assert loss.get_delta_for_epsilon(500.0) >= 50_000 * 2.0**-51

@@ -1,4 +1,4 @@
-"""Bounds for balls in bins with a confidence, compared with 60-digit lower bounds."""
+"""Simulated bounds for balls in bins are not below 60-digit lower bounds on delta."""
 
 import floors
 import mpmath
@@ -9,9 +9,7 @@ from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 
 
 def grams(num_bins, participations):
-    """Returns Gram matrices whose correlations are zero, equal or decaying along the
-    bins.
-    """
+    """Returns Gram matrices with zero, equal or decaying correlations between bins."""
     identity = np.eye(num_bins)
     distance = np.abs(np.subtract.outer(np.arange(num_bins), np.arange(num_bins)))
     distance = np.minimum(distance, num_bins - distance)
@@ -23,8 +21,8 @@ def grams(num_bins, participations):
 
 
 @pytest.mark.attack(
-    "Balls in bins, simulated bounds held against a floor of 60 digits",
-    tried="noise 0.25 to 5, epsilon 0.1 to 20, 2 to 100 bins, floors of 1e-7 and more",
+    "Balls in bins: simulated bounds compared with 60-digit lower bounds on delta",
+    tried="noise 0.25 to 5, epsilon 0.1 to 20, 2 to 100 bins, deltas of at least 1e-7",
     area="audit",
     invariants=[3, 12],
 )

@@ -1,4 +1,4 @@
-"""The Gaussian accountant is exact, and never below the true delta."""
+"""The Gaussian accountant is accurate, and never states less than the exact delta."""
 
 import floors
 import hypothesis
@@ -26,7 +26,7 @@ def test_calibration_is_safe_and_tight(epsilon, log10_delta):
 
 @pytest.mark.parametrize("noise", [0.008, 0.007])
 def test_an_epsilon_near_the_largest_of_a_budget_is_stated(noise):
-    """`gaussian_epsilon` accepts noise so small that epsilon is 8,192 to 11,000."""
+    """Epsilons of 8,000 to 11,000 are accurate; one above 100,000 is refused."""
     actual = gaussian.gaussian_epsilon(noise, 1e-5)
     with mpmath.workdps(50):
         s = mpmath.mpf(noise)
@@ -44,7 +44,7 @@ def test_no_delta_is_below_60_digits():
     noises = 10.0 ** rng.uniform(-2.0, 2.0, 400)
     places = rng.uniform(-2.0, 30.0, 400)
     epsilons = (places + 0.5 / noises) / noises
-    # In these two cases, rounding could make delta too small by a relative 6e-14.
+    # In these two cases, rounding could make the relative error of delta -6e-14.
     cases = [(2.2564810416155723, 3.627097444543423), (0.3, 100.0)]
     for noise, epsilon in [*zip(noises.tolist(), epsilons.tolist()), *cases]:
         if not 0.0 <= epsilon <= 1e4:

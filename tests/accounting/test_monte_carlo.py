@@ -1,4 +1,4 @@
-"""The betting bound: coverage (with a stated false-alarm rate), tightness, misuse."""
+"""The betting upper bound on a mean: its coverage, and its value for zero draws."""
 
 import numpy as np
 import pytest

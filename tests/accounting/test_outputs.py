@@ -1,4 +1,4 @@
-"""Further outputs of a plan's accountant: curves, DP events and privacy losses."""
+"""DP events and privacy losses of plans agree with dp-accounting."""
 
 import functools
 
@@ -29,7 +29,7 @@ def epsilon_by(accountant, event, delta=1e-5):
 
 @functools.cache
 def plan_under(kind):
-    """Returns a plan with clip norm 3, which exposes noise in wrong units."""
+    """Returns a plan; its clip norm of 3 would reveal noise in the wrong units."""
     strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(N), 4)
     if kind == "bins":
         strategy = strategies.lambda_cgd(N, 0.8)

@@ -13,15 +13,15 @@ from tf_bandmf.accounting.bins_simulator import gram_matrix
 
 
 def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
-    """Estimates delta of observing the whole vector C x + z; the example is in part 0."""
+    """Estimates the delta of releasing all of C x + z, for an example in part 0."""
     n = len(strategy)
     steps = np.arange(0, n, num_parts)
     patterns = list(itertools.product((0, 1), repeat=steps.size))
     weights = np.array([q ** sum(p) * (1 - q) ** (len(p) - sum(p)) for p in patterns])
     means = np.array([strategy[:, steps] @ np.array(p) for p in patterns])
     generator = np.random.default_rng(seed)
-    # Importance sampling: scaled means produce rare losses, and weights correct for
-    # this.
+    # Importance sampling: with scaled means, rare losses are frequent, and the weights
+    # correct for the scaling.
     chosen = generator.choice(len(patterns), num_draws, p=weights)
     y = 1.5 * means[chosen] + noise * generator.standard_normal((num_draws, n))
 
@@ -37,7 +37,7 @@ def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
 
 @pytest.mark.parametrize("bands", [1, 2, 3])
 def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(bands):
-    """Uses six steps and three parts; as a control, the claim fails for four bands."""
+    """With three parts, the claimed delta holds for up to three bands, not for four."""
     q, noise, epsilon, parts = 0.4, 1.2, 2.0, 3
     column = np.array([1.0, 0.6, 0.4, 0.5])
 
@@ -64,7 +64,7 @@ def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(ban
 def test_no_choice_by_what_was_released_is_worse_than_the_dominating_pair(
     coupling, noise, epsilon
 ):
-    """Tries two steps whose second gradient has a sign that depends on the first output."""
+    """Delta does not grow if the second gradient is chosen by the first output."""
     strategy = np.array([[1.0, 0.0], [coupling, 1.0]])
     matrix = matrices.Dense(strategy)
     places = np.linspace(-7.0, 10.0, 241) * noise
@@ -78,7 +78,7 @@ def test_no_choice_by_what_was_released_is_worse_than_the_dominating_pair(
     none = density(0.0, 0.0)
 
     def deltas(sign):
-        # The first bin takes part at step 0, the second at step 1.
+        # The example is used at step 0 if it is in the first bin, else at step 1.
         some = 0.5 * density(1.0, coupling) + 0.5 * density(0.0, sign)
         grown = math.exp(epsilon)
         removed = np.maximum(some - grown * none, 0.0).sum() * cell

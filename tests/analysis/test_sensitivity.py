@@ -1,4 +1,4 @@
-"""Sensitivities of every kind of matrix are exact if they say so, and never too small."""
+"""Sensitivities of all matrix types are never too small, and exact if labeled exact."""
 
 import time
 
@@ -65,10 +65,10 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
         if actual.is_exact and "vectors" not in actual.method:
             np.testing.assert_allclose(actual.value, expected, rtol=1e-9)
         else:
-            # Vector contributions can exceed +1 and -1: see
+            # Vector contributions can exceed all contributions of +1 and -1: see
             # test_vector_contributions.py.
             assert actual.value >= expected * (1 - 1e-9)
-    # The bound holds whether or not an exact value exists, and says that it is a bound.
+    # The upper bound holds even if the exact value is known, and is labeled as a bound.
     bound = sensitivity_lib.upper_bound(matrix, b, k)
     assert not bound.is_exact
     assert bound.value >= brute_force(dense, min_sep_patterns(n, b, k)) * (1 - 1e-9)
@@ -85,7 +85,11 @@ def test_up_to_twice_as_many_bands_as_steps_of_separation_are_exact(b):
 
 
 def test_the_production_case_400_bands_at_separation_385():
-    """Tries the case of arXiv:2306.08153, section 6, where 400 bands exceed b = 385."""
+    """The sensitivity of 400 bands at separation 385 is exact and nearly tight.
+
+    This case is from arXiv:2306.08153, section 6; there are more bands than steps of
+    separation.
+    """
     n, b = 2000, 385
     workload = workloads.prefix_sum(n)
     normalized = families.bsr(workload, 400, column_normalized=True)
@@ -116,7 +120,7 @@ def test_column_normalized_inverse_strategies_have_a_bound_at_any_size(width, n,
 
 
 def test_lemma_8_needs_the_columns_own_norms():
-    """The lemma is not applied if the same core has other column scales."""
+    """Lemma 8 is not applied if the column scales are not the inverse column norms."""
     n = 9
     normalized = families.lambda_cgd(n, 0.9, column_normalized=True)
     assert normalized.sensitivity(MinSep(3)).method.endswith("Lemma 8")
@@ -152,7 +156,7 @@ def test_shorter_ways_of_long_runs_select_the_same(shape, b, k, monkeypatch):
 def test_a_million_participations_take_no_dynamic_program():
     began = time.process_time()
     assert patterns.vec_sens(np.ones(10**6), 1, 10**6) == 1e6
-    assert time.process_time() - began < 20.0  # a dynamic program would take hours
+    assert time.process_time() - began < 20.0  # A dynamic program would take hours.
 
 
 @SETTINGS

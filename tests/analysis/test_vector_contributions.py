@@ -1,4 +1,4 @@
-"""Exact sensitivities of patterns whose columns have inner products of both signs."""
+"""Exact sensitivities of matrices whose columns have inner products of both signs."""
 
 import itertools
 
@@ -32,13 +32,16 @@ def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
     signs = np.array([best_signs(gram) for gram in grams])
     assert np.all(signs <= upper * (1.0 + 1e-12))
     assert np.all(upper <= absolute * (1.0 + 1e-8))
-    # Vectors exceed every choice of signs, but stay below the bound by absolute
-    # values.
+    # In some cases, vector contributions exceed every choice of signs, and stay below
+    # the sum of absolute values.
     assert np.any(upper > 1.001 * signs) and np.any(upper < 0.99 * absolute)
 
 
 def test_three_vectors_that_repel_one_another_have_a_closed_form():
-    """For X = I + c (1 - I), c < 0, the optimum is 3 - 3 c, with vectors at 120 degrees."""
+    """For the Gram matrix I + c (1 - I), c < 0, the maximum is 3 - 3 c.
+
+    Three vectors at angles of 120 degrees attain it.
+    """
     for c in (-0.1, -0.5):
         gram = np.full((1, 3, 3), c) + (1.0 - c) * np.eye(3)
         _, upper = vector_contributions.largest(gram)

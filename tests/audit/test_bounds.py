@@ -11,7 +11,8 @@ from tf_bandmf import audit
 
 @pytest.mark.parametrize("right", [30, 60, 90, 100])
 def test_guesses_without_delta_are_a_binomial_test(right):
-    # With delta near 0, Theorem 5.2 is P[Bin(r, e^eps / (1 + e^eps)) >= v].
+    # For delta near 0, the p-value of Theorem 5.2 of arXiv:2305.08846 is
+    # P[Bin(r, e^eps / (1 + e^eps)) >= v].
     actual = audit.epsilon_from_guesses(1000, 100, right, 1e-300, 0.95)
     p_value = stats.binom.sf(right - 1, 100, special.expit(actual))
     if right <= 50:
@@ -51,7 +52,8 @@ def test_rates_are_those_of_clopper_and_pearson():
 @pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_randomized_response_is_bounded_as_often_as_stated(epsilon):
-    # The theorem is tight if each guess is right with probability e^eps / (1 + e^eps).
+    # Theorem 5.2 of arXiv:2305.08846 is tight if each guess is right with probability
+    # e^eps / (1 + e^eps).
     rng = np.random.default_rng(0)
     right = rng.binomial(500, special.expit(epsilon), size=1000)
     table = {

@@ -1,4 +1,4 @@
-"""White-box audits of correct mechanisms: close to epsilon, and seldom above epsilon."""
+"""White-box audits of correct mechanisms give bounds near epsilon, and seldom above."""
 
 import functools
 
@@ -80,9 +80,8 @@ def test_directions_of_ones_own_see_what_coordinates_see():
 )
 @pytest.mark.attack(
     "Epsilon of correct mechanisms, white-box",
-    tried="Matched filter of the strategy on the noisy sums of one run with 8192 "
-    "gradients as canaries (65,536 at epsilon = 1), and Clopper-Pearson on Gaussian DP "
-    "at 95%.",
+    tried="A matched filter finds 8192 canary gradients (65,536 at epsilon = 1) in the "
+    "noisy sums of one run; Clopper-Pearson bounds on Gaussian DP, at 95% confidence.",
     area="audit",
     invariants=[3, 12],
 )
@@ -109,7 +108,7 @@ def test_an_amplified_mechanism_is_audited_under_its_sampler(mechanism, sampling
     canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
     result = canaries.audit(canaries.simulated(1))
     assert 0.3 * plan.epsilon <= result.epsilon <= plan.epsilon
-    # The plan claims amplification, but this canary takes part as often as possible.
+    # The plan claims amplification, but these canaries are used as often as possible.
     fixed = np.zeros(plan.num_steps)
     fixed[:: plan.participation.separation()] = 1.0
     careless = audit.GradientCanaries(
@@ -137,8 +136,8 @@ def contradictions(plan, runs, canaries=512):
 @pytest.mark.slow
 @pytest.mark.attack(
     "Bounds above epsilon",
-    tried="200 audited runs of a correct mechanism: how often a bound is above epsilon. "
-    "5% of them may.",
+    tried="200 audited runs of a correct mechanism: at most 5% of the runs may have a "
+    "bound above epsilon.",
     area="audit",
     invariants=[12],
 )
@@ -161,8 +160,8 @@ def test_too_little_noise_contradicts(mechanism):
     result = canaries.audit(released)
     if plan.sensitivity.is_exact:
         assert result.contradicts and "CONTRADICTS" in str(result)
-    # With a twentieth of the noise, even the bound from guesses alone, which assumes
-    # nothing about the mechanism, contradicts the plan.
+    # With a twentieth of the noise, the plan is contradicted even by the bound that is
+    # computed from guesses and assumes nothing about the mechanism.
     released = sums + 0.05 * (canaries.simulated(1) - sums)
     result = canaries.audit(released, num_guesses=4096)
     assert result.bounds[0].epsilon > plan.epsilon

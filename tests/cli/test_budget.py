@@ -1,4 +1,4 @@
-"""`tf-bandmf budget`: its output, its files and its refusals."""
+"""`tf-bandmf budget`: its output, exported files and errors."""
 
 import csv
 import hashlib
@@ -55,7 +55,7 @@ def test_show_and_fits_agree_with_the_library(filled, run):
 
 
 def test_a_budget_is_changed_by_those_who_say_so(filled, run):
-    """`add` with a different budget does not change the budget, but `set` does."""
+    """`add` refuses a different budget for a data set; `set` changes the budget."""
     same = ["add", "patients", "--unit", "one patient"]
     run(*same, "--epsilon", "2", "--delta", "1e-6")
     assert "set_budget" in run(*same, "--epsilon", "9", "--delta", "1e-6", code=2)
@@ -71,9 +71,9 @@ def test_an_auditor_gets_every_entry(filled, run):
     entries = filled.history()
     assert [row["digest"] for row in rows] == [e.digest for e in entries]
     assert [int(row["number"]) for row in rows] == [0, 1, 2]
-    # A spreadsheet would not read any cell as a formula.
+    # No cell starts with a character that makes a spreadsheet read it as a formula.
     assert not [v for row in rows for v in row.values() if v[:1] in ("=", "@", "+")]
-    # The file alone suffices to check the digests.
+    # The exported records are all that is needed to check the digests.
     previous = ""
     for entry in records:
         digest, entry["digest"] = entry["digest"], ""

@@ -32,7 +32,7 @@ def run(capsys):
 
 @pytest.fixture
 def json_of(run):
-    # NaN and infinity are not JSON.
+    # Parsing fails on NaN and infinity, which are not valid JSON.
     return lambda *words: json.loads(run(*words, "--json"), parse_constant=pytest.fail)
 
 
@@ -44,13 +44,13 @@ def test_options_are_the_arguments_of_python(json_of):
     actual = json_of(*PLAN, "--mechanism", "bisr:4", *more)
     assert actual["fingerprint"] == plan.fingerprint
     assert actual["noise_stddev"] == plan.noise_stddev
-    # An option may be 0, which is not the same as absent.
+    # The value 0 of an option is not treated like a missing option.
     table = json_of(*COMPARE, "--max-memory-vectors", "0")
     assert {row["memory_vectors"] for row in table} == {0}
     # `--generator` is applied to the finished plan.
     secure = json_of(*PLAN, "--mechanism", "bisr:4", "--generator", "chacha20")
     assert secure["statement"]["Not covered"].count("ChaCha20") == 1
-    # Without a sampling, the plan assumes MinSep, which the caller must enforce.
+    # Without `--sampling`, the plan assumes MinSep, which the caller must enforce.
     kept = json_of("plan", *BUDGET, *RATES, "--mechanism", "bsr:4")
     assert kept["participation"]["kind"] == "min_sep" and kept["num_steps"] == 60
 
@@ -91,7 +91,7 @@ def test_a_comparison_is_that_of_python(run, json_of):
     np.testing.assert_allclose(limited["sensitivity"], np.sqrt(2.0))
     table = run("compare", *RATES, "--mechanisms", "identity,bsr:4")
     assert "RMSE" in table and "\nbsr:4 " in table
-    # Every mechanism is compared under every sampling.
+    # Every mechanism is compared for every sampling.
     use = ["compare", *BUDGET, *DATA, "--sampling", "cyclic-poisson,fixed-order"]
     several = json_of(*use, "--mechanisms", "bsr:4,bsr:2")
     assert [r["mechanism"] for r in several] == ["bsr:4", "bsr:2"] * 2
@@ -126,7 +126,7 @@ def test_advice_is_that_of_python(run, json_of):
     ],
 )
 def test_bad_arguments_exit_with_2_and_one_line(run, arguments, message):
-    # Earlier lines announce slow computations.
+    # The error is the last line, because earlier lines announce slow computations.
     error = run(*arguments, code=2).splitlines()[-1]
     assert message in error and error.startswith("tf-bandmf: error: ")
 

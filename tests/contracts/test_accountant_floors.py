@@ -1,4 +1,4 @@
-"""Every registered accountant respects 60-digit lower bounds, and is monotone."""
+"""Epsilons of every registered accountant respect 60-digit lower bounds."""
 
 from importlib.metadata import version
 
@@ -16,7 +16,7 @@ NOISES = (1.0, 5.0, 100.0)
 SMALL_NOISES = (0.05, 0.1, 0.25, 0.5, 0.7)
 NEEDS_FINITE = pytest.mark.skipif(
     Version(version("dp-accounting")) < Version("0.6"),
-    reason="dp-accounting 0.4 returns NaN there, which is refused",
+    reason="dp-accounting 0.4 returns NaN for so little noise, which is refused",
 )
 STRATEGIES = {
     "identity": tf_bandmf.strategies.identity(N),
@@ -46,7 +46,7 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
     if strategy.matrix.bands > getattr(participation, "num_parts", N):
         pytest.skip("more bands than parts: refused")
     if participation.is_simulated:
-        pytest.skip("simulated, never certain: its own test is below")
+        pytest.skip("simulated accountants have their own test below")
     accountant = participation.accountant(strategy.matrix)
     tried = 0
     for noise in noises:
@@ -55,12 +55,12 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
             try:
                 actual = accountant.guarantee(noise, float(delta))
             except ValueError as error:
-                # Noise that is far too small or too large raises an error that says so.
+                # Far too small or too large noise is refused; the error names a bound.
                 assert "epsilon" in str(error) or "delta must be" in str(error), error
                 continue
             assert actual.kind in ("exact", "bound")
-            # Columns of C have norm 1 or more: a single step reveals at most as much as
-            # the run.
+            # Columns of C have norm 1 or more, so a single step reveals at most as much
+            # as the run.
             assert floor_of(participation, noise, actual.epsilon) <= delta * (1 + 1e-9)
             assert actual.epsilon >= before
             before = actual.epsilon
@@ -73,7 +73,10 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
     "kind", [k for k, cls in sorted(lib.PARTICIPATIONS.items()) if cls.is_simulated]
 )
 def test_what_simulates_is_not_below_its_floor(kind, confidence):
-    """Both estimates, which err on the safe side, and bounds stay above the floor."""
+    """Simulated estimates and bounds on epsilon are not below that of a single step.
+
+    Estimates err on the safe side.
+    """
     participation = lib.PARTICIPATIONS[kind].example(N)
     matrix = STRATEGIES["identity"].matrix
     accountant = participation.accountant(matrix, confidence)

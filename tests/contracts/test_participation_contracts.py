@@ -81,15 +81,15 @@ def test_the_sampler_takes_examples_only_as_the_participation_says(
             assert all(gap >= b for gap in np.diff(taken))
             if participation.has_fixed_positions:
                 assert all(gap % b == 0 for gap in np.diff(taken))
-        # The sample is a pure function of random words and step, in any order of
-        # steps.
+        # The sample depends only on the random words and the step, not on the order in
+        # which steps are requested.
         again = participation.sampler(words(seed))
         np.testing.assert_array_equal(
             again.example_indices(N - 1), sampler.example_indices(N - 1)
         )
-    # The mean batch size is the public constant that divides the noisy sum. Seeds are
-    # fixed. The standard error is taken over whole runs, because the batches of one run
-    # are dependent.
+    # The noisy sum is divided by a public constant, which must be the mean batch size.
+    # Seeds are fixed. The standard error counts runs, not batches, because the batches
+    # of one run are dependent.
     expected = participation.expected_batch_size()
     error = np.std(sizes) / math.sqrt(SEEDS)
     assert abs(np.mean(sizes) - expected) <= 6.0 * error + 0.05 * expected

@@ -25,7 +25,7 @@ def specification(request):
 
 @pytest.fixture(scope="module")
 def built(specification):
-    """Builds a strategy; optimized ones are computed once for all tests."""
+    """Builds the specified strategy, once for all tests of this module."""
     name, options = registry.parse(specification)
     participation = PARTICIPATIONS["min_sep"]
     return registry.build_strategy(name, WORKLOAD, participation, **options)

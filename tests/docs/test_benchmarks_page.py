@@ -1,9 +1,9 @@
-"""The benchmarks page equals the output of its script; validation chose its settings."""
+"""The benchmarks page equals the output of its script."""
 
 import pytest
 from modules import ROOT, module_at
 
-pytest.importorskip("matplotlib")  # the extra `plot` may be missing
+pytest.importorskip("matplotlib")  # The extra `plot` may not be installed.
 
 made = module_at("docs/make_benchmarks.py")
 

@@ -1,4 +1,4 @@
-"""Folders keep their ceilings of code lines, and docs/inside.md names each folder."""
+"""Imports within tf_bandmf/keras are limited, and docs/inside.md names each folder."""
 
 import re
 
@@ -13,7 +13,8 @@ def test_keras_has_few_rooms_and_no_circle():
     count = counter()
     arrows = count.arrows_of(count.PACKAGE / "keras")
     assert len(arrows) <= 20
-    # The public files `__init__.py` and `extending.py` make up two of the floors.
+    # A floor is the length of the longest chain of imports. Two floors are due to the
+    # public files `__init__.py` and `extending.py`.
     assert max(count.floors_of(arrows).values()) <= 14
     assert 40 < sum(map(len, arrows.values())) <= 70
 

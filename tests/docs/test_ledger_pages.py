@@ -38,6 +38,6 @@ def test_of_two_shells_one_takes_what_is_left_and_the_other_is_refused(tmp_path)
     )
     page = (ROOT / "docs" / "budgets.md").read_text("utf-8")
     shown = page.partition("```text\n")[2].partition("```")[0]
-    # Digests of entries depend on the time and on the ledger's id.
+    # Digests are removed, because they depend on the time and on the ledger's id.
     without = lambda text: re.sub(r"-[0-9a-f]{16}", "-...", text).split()  # noqa: E731
     assert without(done.stdout) == without(shown)

@@ -17,7 +17,7 @@ from tf_bandmf.keras.run import admission  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "notebooks"
 NAMES = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "make")
-# For each script: texts to replace, which must occur in the script, and replacements.
+# For each script, text replacements that make it faster. Each text must occur in it.
 SMALLER = {
     "first_private_model": {"EPOCHS = 10": "EPOCHS = 1"},
     "lora": {
@@ -57,7 +57,7 @@ def test_a_notebook_is_its_script_with_outputs(name):
     made = "\n".join(script_of(notebook["cells"]))
     script = (FOLDER / f"{name}.py").read_text("utf-8")
     assert without_empty_lines(made) == without_empty_lines(script), (
-        f"{name}.ipynb is not of {name}.py any more: make notebooks"
+        f"{name}.ipynb does not match {name}.py. Run: make notebooks"
     )
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))

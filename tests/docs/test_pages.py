@@ -1,9 +1,9 @@
 """The Python blocks of the README and the site run unchanged, page by page.
 
-A page's blocks run in order, in one namespace. Each block counts as a new program: runs
-of earlier blocks are forgotten. A block below the line `<!-- excerpt -->` is a fragment,
-or uses another library, and is not run. Sizes that are too large for a test are
-replaced.
+A page's blocks run in order, in one namespace. Each block counts as a new program, so
+the library's record of earlier runs is cleared before it. A block below the line
+`<!-- excerpt -->` is not run, because it is a fragment or uses another library. Sizes
+that are too large for a test are replaced.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK = re.compile(
     r"(?P<excerpt><!-- excerpt -->\n+)?^```python\n(?P<code>.*?)^```$", re.M | re.S
 )
-# For each page: texts to replace, which must occur in its code, and replacements.
+# For each page, text replacements that make its code faster. Each text must occur.
 SMALLER = {
     "README.md": {"epochs=20": "epochs=1"},
     "docs/start.md": {"epochs=20": "epochs=1"},
@@ -84,7 +84,7 @@ def test_no_block_is_missed():
 
 @pytest.fixture(autouse=True)
 def same_registries():
-    """Restores the registries, to which a page adds a family and a participation."""
+    """Restores the registries after each test, because pages register new entries."""
     registries = (registry.FAMILIES, participation.PARTICIPATIONS, participation.NAMED)
     before = [dict(entries) for entries in registries]
     yield
@@ -111,7 +111,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
             replaced |= {old} if old in code else set()
             code = code.replace(old, new)
         admission.forget()
-        # Empty lines precede the block, so that tracebacks name the page's line.
+        # Empty lines precede the block, so that tracebacks show line numbers of the page.
         exec(compile("\n" * line + code, page, "exec"), vars(module))
     admission.forget()
     assert replaced == set(smaller)

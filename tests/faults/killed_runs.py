@@ -1,10 +1,10 @@
-"""A small resumable `fit` in a program that forks a child for each fault.
+"""Runs a small resumable `fit` in child processes, and causes a fault in each child.
 
-`python killed_runs.py FOLDER 3 1 1` brings a run to its end through 3 kills and 1 full
-disk, compares it with a run without any fault, and lets 1 pair of processes train in one
-folder. Digests of all noise are recorded outside of the run before it is used, and
-`check_uses` compares them. The plan is bound to a ledger, which must have each run
-exactly once (`check_ledger`).
+`python killed_runs.py FOLDER 3 1 1` completes a run despite 3 kills and 1 full disk,
+and compares it with a run without faults. Then it starts 1 pair of processes that train
+in the same folder. Digests of all noise are recorded outside of the run before the
+noise is used, and `check_uses` compares them. The plan is bound to a ledger, which must
+contain each run exactly once (`check_ledger`).
 
 Children are forked before TensorFlow has done anything, so that each child starts
 TensorFlow without importing it again.
@@ -41,7 +41,7 @@ BATCH_SIZE, EPOCHS, NUM_STEPS = 6, 3, 12
 
 
 def ledger_of(folder):
-    """Returns the ledger beside the runs' folders, with its data set."""
+    """Opens the ledger next to the runs' folders, and adds the data set to it."""
     folder = folder.parent
     ledger = tf_bandmf.Ledger(f"sqlite:///{folder}/privacy.db")
     ledger.add_dataset("examples", epsilon=1000.0, delta=1e-5)
@@ -49,7 +49,7 @@ def ledger_of(folder):
 
 
 def make_plan(folder=None):
-    # Balls in bins: the sampler's seed is one of the secrets.
+    # With balls in bins, the secrets of a run include the sampler's seed.
     plan = tf_bandmf.plan(
         "bsr:3",
         noise_multiplier=1.0,
@@ -64,7 +64,7 @@ def make_model(plan):
 
 
 def report_uses(model, report):
-    """Reports each use of a key: step, and digests of clipped sum and noisy mean."""
+    """Reports each use of a key: step, digest of clipped sum, digest of noisy mean."""
     optimizer = model.optimizer
     real = optimizer.run.privatize
 
@@ -93,7 +93,7 @@ def report_uses(model, report):
 
 
 def train(folder, report):
-    """Trains like a user's program that is restarted until the run is complete."""
+    """Starts or resumes the run, like a user's program that is restarted."""
     plan = make_plan(folder)
     model = make_model(plan)
     report_uses(model, report)
@@ -113,7 +113,7 @@ def train(folder, report):
 
 
 def start(function):
-    """Forks a child that calls `function(report)`; returns its id and a pipe to read."""
+    """Forks a child that calls `function(report)`; returns its id and output pipe."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -131,7 +131,7 @@ def start(function):
 def finish(child, read_end):
     """Waits for a child to end; returns how it ended, the uses of keys, and the error.
 
-    It ends with "done", "error", "killed" or "crashed".
+    A child ends as "done", "error", "killed" or "crashed".
     """
     with os.fdopen(read_end, "rb") as pipe:
         text = pipe.read().decode()
@@ -145,13 +145,13 @@ def finish(child, read_end):
         return "crashed", [line for line in lines if len(line) == 4], ""
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL, status
-        # If a line is incomplete, the noise was not used.
+        # If a line is incomplete, the child was killed before it used that noise.
         return "killed", [line for line in lines if len(line) == 4], ""
     return ("done" if status == 0 else "error"), lines, error
 
 
 def check_uses(uses):
-    """Checks that each key was used for only one sum and one noisy mean per step."""
+    """Checks that one key was used, for only one sum and one noisy mean per step."""
     keys = {use[0] for use in uses}
     assert len(keys) == 1, f"{len(keys)} keys"
     sums = collections.defaultdict(set)
@@ -163,7 +163,7 @@ def check_uses(uses):
 
 
 def check_ledger(folder, runs):
-    """Checks that the ledger is intact, and that `runs` runs reserved once each."""
+    """Checks that the ledger is intact, and that `runs` runs are reserved in it."""
     ledger = ledger_of(folder)
     kinds = collections.Counter(entry.kind for entry in ledger.history())
     assert kinds["begun"] == runs, kinds
@@ -173,11 +173,10 @@ def check_ledger(folder, runs):
 
 
 class Faults:
-    """Several runs with faults and one without; all of them begin with the same
-    secrets.
+    """Runs with faults and one run without; all of them start from the same secrets.
 
     Args:
-      folder: to work in.
+      folder: the folder in which each run gets a subfolder.
     """
 
     def __init__(self, folder):
@@ -210,7 +209,7 @@ class Faults:
         assert ended == "done", error
 
     def beginning(self, name):
-        """Creates the folder of a new run, and writes the common secrets to it."""
+        """Creates the folder of a new run, and copies the shared secrets into it."""
         run = self._folder / name
         run.mkdir()
         shutil.copy2(self._folder / "first" / "run.private", run / "run.private")
@@ -237,7 +236,7 @@ class Faults:
                 run = self.beginning("run")
             ended, used, error = fault(run, random.Random(number))
             assert ended != "error" or "File too large" in error, error
-            # (HDF5 may crash when it cannot write.)
+            # A full disk may crash the child, because HDF5 can crash if it cannot write.
             assert ended != "killed" or fault == self._kill
             assert ended != "crashed" or fault == self._fill_disk
             endings[ended] += 1
@@ -250,7 +249,7 @@ class Faults:
     def _kill(self, run, rng):
         """Kills a child at a random time, or when it is about to write to the disk.
 
-        The child's clock is shifted, by up to 30 years.
+        The child's clock may be wrong by up to 32 years.
         """
         shift = rng.choice([0.0, -1e9, 1e9, -3600.0])
         moment = rng.choice([None, rng.randrange(1, 200)])
@@ -264,14 +263,14 @@ class Faults:
 
         process, pipe = start(child)
         if moment is None:
-            # The child was not reaped yet, so its process id is valid even if it has
-            # ended.
+            # Nobody has waited for the child yet, so its process id is valid even if
+            # it has ended.
             time.sleep(rng.uniform(0.2, 0.8) * self.seconds)
             os.kill(process, signal.SIGKILL)
         return finish(process, pipe)
 
     def _fill_disk(self, run, rng):
-        """Limits the child's files to a random number of bytes."""
+        """Simulates a full disk: limits the child's files to a random number of bytes."""
         limit = int(10 ** rng.uniform(2.5, 4.5))
 
         def child(report):
@@ -305,7 +304,7 @@ class Faults:
 
 
 def die_at_a_write(moment):
-    """Kills this process just before one of its writes reaches the disk."""
+    """Makes this process kill itself just before its write number `moment`."""
     left = [moment]
 
     def counted(real):

@@ -1,4 +1,4 @@
-"""Damage to any region of a run's files leads to the identical run, or to an error."""
+"""A run with damaged files either continues identically or is refused."""
 
 import random
 import shutil
@@ -93,8 +93,8 @@ def damages(content, count, rng):
 @pytest.mark.slow
 @pytest.mark.attack(
     "Damaged files of a run",
-    tried="Bits flipped, cut off or overwritten in every region of the private file"
-    " and of the backup: refused, or the run goes on identically.",
+    tried="Bits are flipped, truncated or overwritten in every region of the private"
+    " file and of the backup: the run is refused or continues identically.",
     area="faults",
     invariants=[11],
 )
@@ -123,7 +123,8 @@ def test_a_damaged_file_is_refused_or_does_not_matter(count, interrupted, tmp_pa
                 assert actual == expected, f"{name}: {what}"
             shutil.rmtree(folder)
         endings[name] = (refused, len(tried))
-    # Damage to the private file, or to the weights in the backup, is always detected.
+    # Damage to the private file is always refused. In the backup, some damage has no
+    # effect.
     refused, tried = endings["run.private"]
     assert refused == tried
     refused, tried = endings["backup/latest.weights.h5"]

@@ -1,4 +1,4 @@
-"""After kill -9, a full disk or a second process, a run is identical or refused."""
+"""After kill -9, a full disk or a second process, a run ends identically."""
 
 import json
 import os
@@ -14,9 +14,9 @@ PROGRAM = pathlib.Path(__file__).with_name("killed_runs.py")
 @pytest.mark.slow
 @pytest.mark.attack(
     "kill -9, full disks, two processes in one folder (centralized training)",
-    tried="Kills at random moments of a resumable fit, with different clocks; a digest of "
-    "every sum and of its noise is kept outside: no noise meets other data, "
-    "and the end is the same, bit for bit. The run's ledger has it once.",
+    tried="Kills at random moments of a resumable fit, with different clocks. Digests "
+    "of every sum and its noise, kept outside of the run, show that no noise is used "
+    "for other data. The final model is equal bit for bit; the ledger has one run.",
     area="faults",
     invariants=[9, 11, 19],
 )
@@ -45,6 +45,6 @@ def test_whatever_happens_to_a_run_it_is_the_identical_one(
     assert interrupted["killed"] >= 0.5 * kills
     refused = interrupted.get("error", 0) + interrupted.get("crashed", 0)
     assert refused >= 0.3 * full_disks
-    # Of two processes, one is refused while the other runs.
+    # While one of two processes trains, the other one is refused.
     assert two["done"] >= pairs
     assert two["error"] >= 0.5 * pairs

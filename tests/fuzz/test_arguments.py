@@ -1,4 +1,4 @@
-"""Calls the public functions with every kind of wrong value for every argument."""
+"""Public functions refuse wrong values of any argument, and their errors name it."""
 
 import numpy as np
 import pytest
@@ -85,7 +85,7 @@ FUNCTIONS = {
     ),
 }
 # For each argument, the kinds of values that a function may accept; it must refuse
-# all others. (None stands for a default.)
+# all others. None is always accepted, because it stands for a default.
 RIGHT = {
     "epsilon": {"half", "1.5", "tiny"},
     "delta": {"half", "tiny"},
@@ -154,8 +154,8 @@ BUDGET = st.fixed_dictionaries(
 
 @pytest.mark.attack(
     "Random budgets",
-    tried="Plans of random numbers, sensible or not: either a plan's noise is enough for "
-    "its budget, or an error says what is wrong.",
+    tried="Plans with random arguments, sensible or not: either the noise suffices for "
+    "the budget, or an error says what is wrong.",
     area="fuzz",
     invariants=[12],
 )
@@ -181,8 +181,8 @@ def test_a_plan_of_any_numbers_is_right_or_refused(arguments):
 
 @pytest.mark.attack(
     "Absurd sizes",
-    tried="Plans, strategies and matrices of 10^12 steps: refused at once, with the memory "
-    "that they would need.",
+    tried="Plans and strategies for up to 10^12 steps are refused at once, and the "
+    "error says how much memory they would need.",
     area="load",
 )
 def test_absurd_sizes_are_refused_with_what_they_would_need():

@@ -1,4 +1,4 @@
-"""Calls the Keras front end with every kind of wrong value for every argument."""
+"""Keras functions refuse wrong values of any argument, and their errors name it."""
 
 import keras
 import pytest
@@ -8,7 +8,7 @@ from small_plans import small_plan
 import tf_bandmf
 import tf_bandmf.keras
 
-# For each argument, the names of the `VALUES` that are valid.
+# For each argument, the names of valid values (keys of `hostile.VALUES`).
 RIGHT = {
     "inner_optimizer": set(),
     "plan": set(),

@@ -29,7 +29,7 @@ def saved(tmp_path_factory):
 
 
 def places(value, path=()):
-    """Yields the paths of all parts of a JSON value."""
+    """Yields the path, as keys and indices, of every value within a JSON value."""
     if path:
         yield path
     items = ()
@@ -61,8 +61,8 @@ def mutations(content):
 
 @pytest.mark.attack(
     "Changed plan files",
-    tried="Each value of a plan file becomes each of 13 others, is removed or renamed; its "
-    "arrays are cut off and have bits flipped.",
+    tried="Each value of a plan file is replaced by each of 13 others, or is removed, "
+    "or its key is renamed.",
     area="fuzz",
     invariants=[11],
 )
@@ -79,7 +79,7 @@ def test_a_changed_plan_is_refused(saved, tmp_path, figure):
         except (ValueError, FileNotFoundError) as error:
             assert str(path.with_suffix("")) in str(error), error
         else:
-            # Names of diagnostics, and 1 in place of 1.0, do not change the plan.
+            # Renamed diagnostics, or 1 instead of 1.0, do not change the plan.
             assert plan.fingerprint == fingerprint
     figure(f"{tried} changes")
     assert tried > 500

@@ -4,8 +4,8 @@
     python tests/golden/plans.py --save      # writes plans.json anew
     python tests/golden/plans.py --save --only poisson     # names that contain a word
 
-A change that promises equal numbers leaves the file as it is. A change that improves
-some numbers saves the new ones, and its commit says which, and by how much.
+A commit that should not change numbers leaves the file as it is. A commit that improves
+some numbers saves the new ones, and its message says which, and by how much.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tf_bandmf import workloads
 FILE = pathlib.Path(__file__).with_suffix(".json")
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 DATA = {"num_examples": 600, "batch_size": 60, "epochs": 6}
-# A run for which sampling amplifies a lot: a batch is 1 % of the data.
+# A run with strong amplification by sampling: a batch is 1 % of the data.
 SPARSE = {"num_examples": 2_000, "batch_size": 20, "epochs": 2}
 FEW = {"num_examples": 64, "batch_size": 8, "epochs": 4}
 RATES = 1.0 - np.arange(60) / 80
@@ -126,7 +126,8 @@ POISSON = {
         workload=SCHEDULE,
     ),
 }
-# Amplification of these plans is simulated: estimates, and bounds with a confidence.
+# The amplification of these plans is simulated, as an estimate, or as a bound that
+# holds with a stated confidence.
 SIMULATED = {
     **_sampled("balls-in-bins", "identity", "lambda_cgd:0.5", "bisr:2", data=FEW),
     **_sampled("balls-in-bins", "amplified:2", data=FEW),
@@ -154,8 +155,8 @@ def tolerance(name: str, field: str) -> float:
     """Returns the allowed difference, relative to the largest number of the field.
 
     On one machine, all numbers are equal to the last bit. Other machines sum in a
-    different order, so an optimizer may stop at another point within its tolerance of
-    the optimum. There the error is flat, but amplification depends on the point.
+    different order, so an optimizer may stop at another point near the optimum. Near
+    the optimum, the error hardly depends on the point, but amplification does.
     """
     if name in SIMULATED:
         return 1e-3
@@ -172,7 +173,7 @@ def _made(
     confidence: float | None = None,
     **use: Any,
 ) -> tf_bandmf.Plan:
-    """Makes a plan, with the options that are applied before or after `plan`."""
+    """Makes a plan; also accepts options that `tf_bandmf.plan` does not have."""
     if max_memory_vectors is not None:
         table = tf_bandmf.compare(max_memory_vectors=max_memory_vectors, **use)
         mechanism = table.mechanism
@@ -181,7 +182,7 @@ def _made(
 
 
 def record(name: str) -> dict[str, Any]:
-    """Computes the numbers of a plan."""
+    """Makes the named plan, and returns its numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plan = _made(**PLANS[name])
@@ -227,7 +228,7 @@ def saved() -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Prints the differences; with `--save`, writes the new numbers to the file."""
+    """Prints the differences from plans.json, or writes plans.json anew (`--save`)."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--only", default="")

@@ -18,7 +18,7 @@ BACKENDS = ("sqlite", "postgresql")
 
 
 def server_programs():
-    """Returns the folder of `initdb` and `pg_ctl`, or None."""
+    """Returns the folder that contains `initdb` and `pg_ctl`, or None."""
     program = shutil.which("pg_ctl")
     folders = [pathlib.Path(program).resolve().parent] if program else []
     folders += sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
@@ -29,7 +29,7 @@ def server_programs():
 
 
 def other_user():
-    """Returns a user to run the server, which refuses to run as root."""
+    """Returns a user who is not root, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -42,7 +42,7 @@ def other_user():
 
 
 class Server:
-    """A PostgreSQL server without a port, on a socket in its own folder."""
+    """A PostgreSQL server that listens only on a Unix socket in its own folder."""
 
     def __init__(self, programs, user):
         self._programs, self._user = programs, user

@@ -1,10 +1,10 @@
-"""Starts processes that begin and end runs, and record their steps, in one ledger.
+"""Starts processes that begin runs, record steps, and end runs, all in one ledger.
 
-`python racing_runs.py URL PLAN race 8`: 8 processes begin one run each, at once.
-`python racing_runs.py URL PLAN kill 100`: 100 processes, eight at a time, begin runs and
-end half of them, until each is killed at a random moment.
+`python racing_runs.py URL PLAN race 8`: 8 processes begin one run each, simultaneously.
+`python racing_runs.py URL PLAN kill 100`: 100 processes, eight at a time, begin runs
+and end half of them. Each process is killed at a random moment.
 
-Prints the answer that each process got, one per line.
+Prints the ledger's answers to the processes, one per line.
 
 Children are forked, so only the parent imports the package.
 """
@@ -83,8 +83,8 @@ def finish(child, read_end):
 
 def main(url, path, what, count):
     plan = tf_bandmf.Plan.load(path)
-    # The parent uses a ledger once, which triggers lazy imports before children are
-    # forked.
+    # The parent uses a ledger before it forks children, so that lazy imports happen
+    # only once.
     ledger, run = tf_bandmf.Ledger(url), run_of("first", 0)
     if what == "kill":
         ledger.begin(plan, run)
@@ -101,7 +101,7 @@ def main(url, path, what, count):
         here = range(first, min(first + 8, count))
         children = [fork(begin_many, url, plan, f"{number}") for number in here]
         for number, child in enumerate(children):
-            if number % 2:  # wait until its run has begun, however slowly
+            if number % 2:  # Wait until the child has begun a run.
                 select.select([child[1]], [], [], 60.0)
             time.sleep(rng.uniform(0.0, 0.8))
             os.kill(child[0], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Data sets, budgets and runs, both in a file and on PostgreSQL."""
+"""Ledgers account for budgets and runs correctly, in files and on PostgreSQL."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ def test_a_run_reserves_once_and_a_second_run_once_more(ledger):
     assert spent(ledger) == 0.0 and len(ledger.history()) == 1
     entry = ledger.begin(plan, run_name(1))
     assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
-    # Beginning a resumed run again adds nothing.
+    # Beginning the same run again, as when it is resumed, reserves nothing more.
     assert ledger.begin(plan, run_name(1)) == entry
     assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
     ledger.begin(plan, run_name(2))
@@ -53,7 +53,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would(ledger):
         bound_plan(ledger, epsilon=1.002 * fitting)
     ledger.begin(last, run_name(2))
     assert 1.399 < spent(ledger) <= 1.4
-    # A plan made before another run began is refused when its own run begins.
+    # The plan fitted when it was made, but no longer does, so its next run is refused.
     with pytest.raises(BudgetExceededError):
         ledger.begin(last, run_name(3))
     assert not ledger.balance("patients").is_over
@@ -93,9 +93,10 @@ def test_only_a_run_that_began_ends(file_ledger):
 
 
 @pytest.mark.attack(
-    "Spending for another unit, or with impossible numbers",
-    tried="Spends runs, joint guarantees and tuning for another unit than the budget's, a "
-    "test seed, a negative rho, and events with impossible numbers.",
+    "Spending for a different privacy unit, or with impossible numbers",
+    tried="Spends runs, joint guarantees and tuning whose privacy unit is not the "
+    "budget's, a plan with a test seed, a negative rho, and events with impossible "
+    "numbers.",
     area="inputs",
     invariants=[12, 19],
 )
@@ -122,7 +123,7 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(file_ledger, figure):
         with pytest.raises(ValueError, match=message):
             file_ledger.spend("patients", make(), about="something")
     assert spent(file_ledger) == 0.0
-    # The control: valid releases are accepted, and spend budget.
+    # As a control, valid releases are accepted, and spend budget.
     file_ledger.spend("patients", patients, about="a run")
     file_ledger.spend("patients", sampled(0.1, gaussian(5.0)), about="a sample")
     assert spent(file_ledger) > 0.5
@@ -185,8 +186,8 @@ def test_sampled_runs_of_replaced_data_are_settled(sampling, mechanism, file_led
     before = spent(file_ledger)
     file_ledger.end(run_name(1), plan=plan, steps=9, reason="a clock")
     assert 0.0 < spent(file_ledger) < before
-    # Without amplification, the ledger assumes an example in each step, with twice
-    # the norm.
+    # The cost stays below that without amplification, where the replaced example is in
+    # each of the 9 steps and changes the sum by twice the clip norm.
     if mechanism == "identity":
         noise = plan.noise_stddev / (2.0 * math.sqrt(9.0))
         most = gaussian.gaussian_epsilon(noise, 1e-3)
@@ -238,7 +239,7 @@ def test_a_bound_plan_stays_bound_in_files(file_ledger, tmp_path):
     with pytest.raises(LedgerError, match="not open in this process"):
         find_open(Account("patients", "0" * 64))
     file_ledger.begin(again, run_name(1))
-    # A data set of the same name in another ledger is a different one.
+    # A data set with the same name in another ledger is a different data set.
     other = tf_bandmf.Ledger(f"sqlite:///{tmp_path}/other.db")
     with pytest.raises(LedgerError, match="not bound to this ledger"):
         other.begin(plan, run_name(1))

@@ -1,4 +1,4 @@
-"""With many processes, kills and full disks, nothing is lost and nothing overspent."""
+"""Despite races, kills and full disks, ledgers lose no entry and are not overspent."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ PROGRAM = pathlib.Path(__file__).with_name("racing_runs.py")
 
 
 def told(url, plan, what, count):
-    """Runs `racing_runs.py`; returns the answers that its processes got."""
+    """Runs `racing_runs.py`; returns the ledger's answers to its processes."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), url, str(plan), what, str(count)],
@@ -34,9 +34,9 @@ def told(url, plan, what, count):
 
 @pytest.mark.slow_cases("postgresql-2")
 @pytest.mark.attack(
-    "Processes that race for the last of a budget",
-    tried="All begin at once with plans that fitted when they were made, on SQLite and on "
-    "PostgreSQL: as many begin as fit, and the others are refused.",
+    "Processes that race for the rest of a budget",
+    tried="Processes begin runs simultaneously, on SQLite and on PostgreSQL. Each plan "
+    "fitted when it was made: as many runs begin as fit, and the others are refused.",
     area="faults",
     invariants=[19],
 )
@@ -59,7 +59,7 @@ def test_processes_race_for_the_last_of_a_budget(count, ledger, tmp_path):
 
 
 def check_told(ledger, lines):
-    """Checks that the ledger has every entry that a process was told of."""
+    """Checks that the ledger has every entry that it confirmed to a process."""
     for line in lines:
         word, _, run = line.strip().partition(" ")
         if word in ("begun", "ended"):
@@ -70,8 +70,8 @@ def check_told(ledger, lines):
 @pytest.mark.slow_cases("postgresql-3")
 @pytest.mark.attack(
     "kill -9 while runs begin, step and end",
-    tried="Kills at random, on SQLite and PostgreSQL: the ledger has all that processes "
-    "were told, the chain is whole, and a budget for ten runs is never overspent.",
+    tried="Kills at random, on SQLite and PostgreSQL: the ledger has every entry that "
+    "it confirmed, its hash chain is intact, a budget for ten runs is not overspent.",
     area="faults",
     invariants=[19],
 )
@@ -92,7 +92,7 @@ def test_kills_lose_nothing(kills, each_url, tmp_path):
     begun = {entry.run for entry in entries if entry.kind == "begun"}
     ended = {entry.run for entry in entries if entry.kind == "ended"}
     assert ledger.balance("patients").runs == len(begun) and ended <= begun
-    # Other runs get the remaining budget, and no more.
+    # Further runs can use the remaining budget, and no more than that.
     plan = tf_bandmf.Plan.load(str(path))
     with pytest.raises(BudgetExceededError):
         for number in range(21):
@@ -102,8 +102,8 @@ def test_kills_lose_nothing(kills, each_url, tmp_path):
 
 @pytest.mark.attack(
     "A full disk while a run begins",
-    tried="No file may grow past a limit, between one entry and the next: the "
-    "run is refused, and the ledger is as it was.",
+    tried="A limit on the size of files leaves no space for the entry: the run is "
+    "refused, and the ledger is unchanged.",
     area="faults",
     invariants=[19],
 )
@@ -126,7 +126,7 @@ def test_a_full_disk_refuses_the_run(url, tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
         assert ledger.balance("patients").runs == begun
         if refused > begun:
-            # The size limit is lifted, so the ledger can grow again.
+            # Without the size limit, the ledger accepts runs again.
             ledger.begin(plan, run_name(f"again {number}"))
             begun += 1
     assert refused >= 3 and begun >= 3

@@ -12,7 +12,7 @@ from tf_bandmf.ledger import DamagedLedgerError, LedgerError
 
 @pytest.fixture
 def filled(ledger):
-    """Makes a ledger: entry 0 adds a data set, 1 and 3 begin runs, 2 and 4 record steps."""
+    """Fills a ledger: entry 0 is a data set, 1 and 3 begin runs, 2 and 4 note steps."""
     ledger.add_dataset("patients", epsilon=4.0, delta=1e-6)
     plan = bound_plan(ledger)
     for number in range(2):
@@ -22,7 +22,7 @@ def filled(ledger):
 
 
 def change(ledger, *statements, guarded=False):
-    """Writes to the database directly, as anybody with its password can."""
+    """Executes SQL on the database, as anyone who has its password can."""
     with ledger._store.transaction(writes=True) as actual:
         if not guarded:
             on = "" if actual.connection.dialect.name == "sqlite" else " ON runs"
@@ -48,9 +48,9 @@ ATTACKS = {
 
 @pytest.mark.slow_cases("postgresql-head")
 @pytest.mark.attack(
-    "Rows of the ledger changed, deleted, added, reordered, cut off",
-    tried="Writes to the database with SQL, on SQLite and on PostgreSQL: "
-    "verification names the entry, and a process that reads it reserves nothing.",
+    "Rows of the ledger that are changed, deleted, added, reordered or truncated",
+    tried="Writes to the database with SQL, on SQLite and on PostgreSQL: verification "
+    "names the changed entry, and a process that reads the entry reserves nothing.",
     area="faults",
     invariants=[19],
 )
@@ -65,7 +65,7 @@ def test_what_was_changed_is_seen(attack, filled):
     change(filled, *ATTACKS[attack].split("; "))
     assert len(filled.verify()) == 1
     fresh = tf_bandmf.Ledger(filled._store.url.render_as_string(False))
-    if attack != "added":  # entries beyond the newest one are not read
+    if attack != "added":  # Entries after the newest valid one are not read.
         with pytest.raises(DamagedLedgerError):
             bound_plan(fresh, epsilon=0.1)
     with pytest.raises(LedgerError):
@@ -73,10 +73,10 @@ def test_what_was_changed_is_seen(attack, filled):
 
 
 @pytest.mark.attack(
-    "A ledger that was restored from a backup, or made anew",
-    tried="A valid chain that lacks a run. A process that has seen the run reserves "
-    "nothing from it, verification misses a statement's entry, and the run itself, when "
-    "resumed, is reserved again.",
+    "A ledger that was restored from a backup, or created again",
+    tried="The hash chain is valid, but lacks a run. A process that knows the run "
+    "reserves nothing; verification reports that the entry of the run's statement is "
+    "missing; the run reserves its budget again when it is resumed.",
     area="faults",
     invariants=[19],
 )

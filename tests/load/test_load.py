@@ -31,7 +31,7 @@ def resident_bytes():
 
 
 def all_rows(generator, keys, buffer, first, count):
-    """Computes the rows of all steps in order, in one graph, as a training loop does."""
+    """Computes the noise of all steps in order, in one graph, like a training loop."""
     rows = tf.TensorArray(tf.float32, count, element_shape=[generator.shard_size])
 
     def step(i, buffer, rows):
@@ -51,8 +51,8 @@ def all_rows(generator, keys, buffer, first, count):
 @pytest.mark.slow_cases("bsr-2000")
 @pytest.mark.attack(
     "Drift of the noise",
-    tried="Rounding in a ring buffer, and in buffered geometric sums, over many steps, "
-    "against float64.",
+    tried="The noise of many steps, from a ring buffer or from buffered geometric "
+    "sums, is compared with float64.",
     area="load",
     invariants=[9],
 )
@@ -83,7 +83,7 @@ def test_noise_does_not_drift(name, num_steps, figure):
     expected = strategy.matrix.solve(z.numpy().astype(np.float64))
     largest = np.abs(actual - expected).max() / np.abs(expected).max()
     assert largest < 1e-5
-    figure(f"{name}: below 1e-5 of the largest entry after {num_steps:,} steps")
+    figure(f"{name}: error < 1e-5 of the largest entry after {num_steps:,} steps")
 
 
 def small_model(plan):
@@ -94,7 +94,8 @@ def small_model(plan):
 
 @pytest.mark.attack(
     "Memory and retracing over many steps",
-    tried="A fit of 100,000 steps: memory, traces, step number, and a finite model.",
+    tried="A fit of 100,000 steps does not need more memory over time, traces the step "
+    "once, counts its steps correctly, and ends with finite weights.",
     area="load",
     invariants=[1],
 )
@@ -123,7 +124,7 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
                 sizes[step] = resident_bytes()
 
     x, y = np.ones([16, 3], np.float32), np.ones([16, 2], np.float32)
-    # With `steps_per_epoch`, the whole run is one epoch.
+    # `steps_per_epoch` makes the whole run a single epoch.
     model.fit(
         plan.batches(x, y),
         epochs=1,
@@ -142,7 +143,8 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
 
 @pytest.mark.attack(
     "Plans of a million steps",
-    tried="Made, saved, loaded, and used at their last step; one step more is refused.",
+    tried="Such a plan is made, saved, loaded, and used at its last step; one further "
+    "step is refused.",
     area="load",
     invariants=[1],
 )
@@ -172,7 +174,8 @@ def test_a_plan_of_a_million_steps(tmp_path):
 
 @pytest.mark.attack(
     "Models that are too large",
-    tried="Noise that does not fit into memory: refused before training, with its bytes.",
+    tried="Noise that does not fit into memory is refused before training; the error "
+    "states its size in bytes.",
     area="load",
 )
 def test_noise_that_does_not_fit_is_refused_before_training(monkeypatch):

@@ -1,4 +1,4 @@
-"""Banded matrices: long convolutions, and what is refused."""
+"""Banded matrices: long convolutions, immutability, and invalid arguments."""
 
 import numpy as np
 import pytest

@@ -1,8 +1,7 @@
-"""Audits and tests of noise detect mechanisms that are broken on purpose.
+"""Audits and statistical tests of the noise detect mechanisms broken on purpose.
 
-A mutation changes one function of the package. A check must pass for the unchanged
-code, and fail with the mutation: this shows that the check is able to fail. These are
-statistical checks; deterministic ones have other tests.
+A mutation changes one function of the package. A check must pass for the unchanged code
+and fail with the mutation, which shows that the check is able to fail.
 """
 
 import functools
@@ -31,7 +30,7 @@ from tf_bandmf.noise.keys import NoiseKey  # noqa: E402
 from tf_bandmf.planning.plan import Plan  # noqa: E402
 from tf_bandmf.sampling import samplers  # noqa: E402
 
-# Number of coordinates; one canary example per coordinate.
+# Number of coordinates, and of canary examples: each one has its own coordinate.
 WIDTH = 1024
 STEPS = 12
 # Family-wise false-alarm rate of a check.
@@ -40,7 +39,7 @@ ALPHA = 1e-6
 
 @pytest.fixture(autouse=True)
 def forgets():
-    """Clears the module state that would carry over from one mechanism to the next."""
+    """Clears module state, so that no test sees the mechanism of an earlier test."""
 
     def forget():
         admission.forget()
@@ -53,7 +52,7 @@ def forgets():
 
 
 def restart(run):
-    """Restores a run's secret state from what was saved, like a new process."""
+    """Restores a run's secret state from its saved values, as a new process would."""
     state = run.secrets
     run.adopt(
         run.secrets_of(
@@ -66,7 +65,7 @@ def restart(run):
 
 
 def train(mechanism, restart_at=None):
-    """Trains on canaries as examples; returns the canaries and the noisy sums."""
+    """Trains on canary examples; returns the canaries and the released noisy sums."""
     plan = planned(
         mechanism,
         epsilon=4.0,
@@ -102,7 +101,7 @@ def train(mechanism, restart_at=None):
 def audited(mechanism):
     """True if the audit of a Keras run agrees with its plan."""
     canaries, released = train(mechanism)
-    # The canaries' signal must not exceed the sensitivity, either.
+    # In addition, the canaries' signal must not exceed the sensitivity.
     most = 1.0 / canaries.plan.noise_multiplier
     return (
         canaries.signals.max() <= most * (1 + 1e-5)
@@ -111,18 +110,18 @@ def audited(mechanism):
 
 
 def audited_sampler():
-    """True if an audit of the plan's sampler by canaries agrees with its epsilon."""
+    """True if a canary audit that uses the plan's sampler agrees with its epsilon."""
     plan = small_plan("identity", 64, 4, 2, epsilon=1.0, sampling="poisson")
     canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
     return not canaries.audit(canaries.simulated(1), confidence=1 - ALPHA).contradicts
 
 
 def white_restart(mechanism):
-    """True if the releases of a Keras run, restarted once, have the plan's noise."""
+    """True if the noise in a Keras run that is restarted once is the plan's noise."""
     canaries, released = train(mechanism, restart_at=5)
     plan = canaries.plan
-    # Released values lie on a grid, so each one is randomized within its rounding
-    # cell.
+    # Released values are rounded to a grid. To undo this, each value is replaced by a
+    # random value in its grid cell.
     batch_size = plan.expected_batch_size
     cell = gaussian.grid_of(plan.noise_stddev / batch_size) * batch_size
     within = np.random.default_rng(6).uniform(-0.5, 0.5, released.shape) * cell
@@ -164,7 +163,7 @@ def broken(title, invariants, *check):
     def register(change):
         attack = pytest.mark.attack(
             title,
-            tried="Changes the code and runs the check that must notice.",
+            tried="Changes the code and runs a check, which must fail.",
             area="mutations",
             invariants=invariants,
         )
@@ -204,7 +203,7 @@ def one_key_for_steps(patch):
     patch.setattr(NoiseKey, "step_keys", repeated)
 
 
-@broken("Lambda times the noise of two steps ago", [9], white, "lambda_cgd")
+@broken("Lambda multiplies the noise of two steps ago", [9], white, "lambda_cgd")
 def lambda_off_by_one(patch):
     row = recurrences.Regeneration.row
 
@@ -237,7 +236,7 @@ def column_norms_forgotten(patch):
     patch.setattr(recurrences.Recurrence, "row", unscaled)
 
 
-@broken("A replica that takes another's part of the noise", [8], white, "identity", 2)
+@broken("All replicas generate the noise of replica 0", [8], white, "identity", 2)
 def anothers_part(patch):
     row = generator.NoiseGenerator.row
     first = lambda self, keys, buffer, step, shard=0: row(self, keys, buffer, step, 0)  # noqa: E731
@@ -255,7 +254,7 @@ def shared_radius(patch):
     patch.setattr(normals, "box_muller", pairs)
 
 
-@broken("Noise for the sum on the mean", [4], audited, "identity")
+@broken("Noise divided by the batch size twice", [4], audited, "identity")
 def noise_on_the_mean(patch):
     def noisy_mean(total, noise, stddev, batch_size):
         return (total + stddev * noise / batch_size) / batch_size
@@ -269,7 +268,7 @@ def no_clipping(patch):
     patch.setattr(settings.Clip, "weights", ones)
 
 
-@broken("Sigma per column norm read as sigma per sensitivity", [3], audited, "bsr:4")
+@broken("Noise scaled by a column norm, not by sensitivity", [3], audited, "bsr:4")
 def sigma_of_columns(patch):
     def stddev(plan):
         columns = plan.strategy.matrix.column_norms()
@@ -285,7 +284,7 @@ def one_participation(patch):
 
 
 @broken(
-    "A canary at every step of its part, accounted for as sampled", [2], audited_sampler
+    "Canaries in every step, accounted for as Poisson samples", [2], audited_sampler
 )
 def always_sampled(patch):
     def everybody(self, step):
