@@ -236,7 +236,7 @@ class Faults:
                 run = self.beginning("run")
             ended, used, error = fault(run, random.Random(number))
             assert ended != "error" or "File too large" in error, error
-            # A full disk may crash the child, because HDF5 can crash if it cannot write.
+            # A full disk may crash the child, as HDF5 can crash if it cannot write.
             assert ended != "killed" or fault == self._kill
             assert ended != "crashed" or fault == self._fill_disk
             endings[ended] += 1

@@ -94,9 +94,8 @@ def test_only_a_run_that_began_ends(file_ledger):
 
 @pytest.mark.attack(
     "Spending for a different privacy unit, or with impossible numbers",
-    tried="Spends runs, joint guarantees and tuning whose privacy unit is not the "
-    "budget's, a plan with a test seed, a negative rho, and events with impossible "
-    "numbers.",
+    tried="Spends runs, joint guarantees and tuning with a privacy unit that is not the "
+    "budget's, a test seed, a negative rho, and events with impossible numbers.",
     area="inputs",
     invariants=[12, 19],
 )
