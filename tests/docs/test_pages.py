@@ -111,7 +111,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
             replaced |= {old} if old in code else set()
             code = code.replace(old, new)
         admission.forget()
-        # Empty lines precede the block, so that line numbers in errors are the page's.
+        # Empty lines precede the block, so that tracebacks show the page's line numbers.
         exec(compile("\n" * line + code, page, "exec"), vars(module))
     admission.forget()
     assert replaced == set(smaller)

@@ -1,4 +1,4 @@
-"""The compiled code shows which part of the noise is equal on every device."""
+"""The noise uses only operations that have the same rounding rules on every device."""
 
 import re
 
@@ -10,7 +10,8 @@ from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import weighted_normals
 
-# Operations that are exact or rounded by IEEE 754; a product and a sum may be fused.
+# Operations that are exact, or rounded as IEEE 754 says. A compiler may fuse a product
+# with a sum.
 ROUNDED = {"add", "multiply", "subtract", "sqrt", "convert"}
 # Operations that move or select floats, or create them from bits.
 MOVED = {
@@ -47,7 +48,8 @@ def test_a_device_has_functions_of_its_own_in_the_normals_of_tensorflow():
 
 
 def test_noise_drawn_again_by_another_compiler_is_the_same_to_rounding():
-    # A run resumed on another kind of device regenerates earlier normals in this way.
+    # This happens if a run is resumed on a different type of device, and regenerates
+    # earlier normals there.
     keys = tf.constant(NoiseKey.for_testing(1).step_keys(1)[0])
     here = noise.standard_normals(keys, 50_000, jit_compile=True).numpy()
     there = noise.standard_normals(keys, 50_000, jit_compile=False).numpy()

@@ -42,7 +42,7 @@ def reference_philox(key, counter):
 
 
 def reference_pair(words, shared_words):
-    """Computes Box-Muller in float64, from the words of a pair and of its block."""
+    """Computes Box-Muller in float64 from a pair's own words and its block's words."""
     a, b, c, angle = words
     first, second = shared_words
     units = (a & LOW) << 124  # in units of 2^-156
@@ -81,7 +81,7 @@ def reference_normals(step_key, block):
 )
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_known_answers_of_philox(key, counter, expected, jit_compile):
-    """Expected answers are those of the authors' Random123 (kat_vectors, philox4x32 10)."""
+    """Philox agrees with the authors' Random123 (kat_vectors, philox4x32 10)."""
     assert tuple(reference_philox(key, counter)) == expected
     step_key = tf.constant([key, counter >> 64], tf.uint64)
     low = tf.constant([counter & (2**64 - 1)], tf.uint64)
@@ -105,7 +105,10 @@ def test_normals_are_those_of_float64(block, jit_compile):
 
 
 def test_known_answers_of_normals():
-    """If these numbers change, the version and the ledger's format must change, too."""
+    """A fixed key always gives the same normals.
+
+    If they change, the version and the ledger's format must change, too.
+    """
     key = tf.constant(NoiseKey.for_testing(0).step_keys(1)[0])
     np.testing.assert_allclose(
         noise.standard_normals(key, 6),
@@ -133,27 +136,27 @@ def words(*values):
     return tf.constant(np.array(values, np.uint32).view(np.int32))
 
 
-FIRST_BITS = (1, 32, 63, 94, 125)  # index of the first bit that each word adds to t
+FIRST_BITS = (1, 32, 63, 94, 125)  # The index of the first bit of t that each word sets.
 
 
 @pytest.mark.parametrize("k", range(1, 157))
 def test_tail_probabilities_are_those_of_the_normal_distribution(k):
-    """The radius exceeds its value at `u = 2^-k` exactly if k bits are zero.
+    """The radius exceeds `sqrt(2 k log 2)` if and only if the first k bits are zero.
 
-    So the probability is 2^-k. One of the k bits is the sign bit. The smallest radius
-    with k zero bits and the largest of all other radii are the neighbors of `sqrt(2 k
-    log 2)`.
+    Therefore, the probability of this tail is exactly 2^-k. One of the k bits is the
+    sign bit. The test computes the smallest radius for which the k bits are zero, and
+    the largest other radius: `sqrt(2 k log 2)` is between them.
     """
     edge = 2.0 * k * math.log(2.0)
     zeros = [min(max(k - first, 0), 31) for first in FIRST_BITS]
     inside = [words(LOW >> zero) for zero in zeros]
     square = box_muller.squared_radius(*inside[:3], box_muller.shared_part(*inside[3:]))
-    rest = 2.0 ** (k - 157)  # the generator always adds half a unit to u
+    rest = 2.0 ** (k - 157)  # The generator always adds half a unit to u.
     np.testing.assert_allclose(square, edge - 2.0 * math.log1p(-rest), rtol=2.0**-22)
     assert math.sqrt(square[0]) <= box_muller.LARGEST_NORMAL * (1.0 + 2.0**-22)
     if k == 1:
-        return  # the words with the other sign bit have u > 1/2
-    # The other sign bit gives the radius of `1 - u`. These are the smallest radii,
+        return  # The other sign bit gives u > 1/2.
+    # The other sign bit gives the radius of `1 - u`. These radii are the smallest ones,
     # and some of them are flushed to zero.
     near_one = words((LOW >> zeros[0]) | 0x80000000)
     small = box_muller.squared_radius(
@@ -161,7 +164,7 @@ def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     )
     least = -2.0 * math.log1p(-(2.0**-k) * (1.0 - rest))
     np.testing.assert_allclose(small, least, rtol=2.0**-22, atol=2.0**-123)
-    # The last of the k bits is one, and all bits after it are zero.
+    # Of all bits, only the last of the k bits is one: this is the largest other radius.
     word = max(i for i, first in enumerate(FIRST_BITS) if first < k)
     outside = [words(0)] * 5
     outside[word] = words(1 << (31 - (k - FIRST_BITS[word])))

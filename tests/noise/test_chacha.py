@@ -42,7 +42,7 @@ def test_published_keystreams(key, number, keystream):
     expected = np.frombuffer(bytes.fromhex(keystream), "<u4")
     words = tf.stack(chacha20_blocks(words_of(key), tf.constant(number, tf.uint64)))
     np.testing.assert_array_equal(words, expected)
-    # The counter has 64 bits.
+    # The counter has 64 bits, so a counter that is larger by 2^32 gives other words.
     far = chacha20_blocks(words_of(key), tf.constant(number + 2**32, tf.uint64))
     assert not np.any(words == tf.stack(far))
 
@@ -50,8 +50,8 @@ def test_published_keystreams(key, number, keystream):
 @pytest.mark.slow
 def test_words_are_the_keystream_in_order_across_32_bits_of_counter():
     key = KEY.step_keys(1, "chacha20")[0]
-    # The range starts within a block, and crosses the limit of the block counter's
-    # lower word.
+    # The range starts within a block, and the lower word of the block counter overflows
+    # within the range.
     first = 4 * 2**32 - 7
     counters = np.arange(first, first + 20, dtype=np.uint64)
     function = tf.function(chacha20, jit_compile=True)
@@ -112,7 +112,7 @@ def test_step_keys_of_the_generators_have_nothing_in_common():
         person=b"tf-bandmf chacha",
     )
     assert chacha[1, :4].tobytes() == expected.digest()
-    assert not chacha[:, 4].any()  # the nonce, to which digests are added
+    assert not chacha[:, 4].any()  # This is the nonce, to which digests are added.
 
 
 def make_plan(**changes):

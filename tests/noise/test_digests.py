@@ -1,4 +1,4 @@
-"""The digest that binds a step's noise to the sum that it is added to."""
+"""The digest that binds a step's noise to the sum to which the noise is added."""
 
 import functools
 
@@ -68,7 +68,7 @@ def test_pieces_are_hashed_apart_and_then_together(sizes):
     cut = [rng.normal(size=size).astype("f4") for size in sizes]
     key, more = digest_key(bytes(32), "plan"), np.array([1, 2, 3], "i4")
     digest = keyed_digest(tf.constant(key), [tf.constant(p) for p in cut], more)
-    # The last number of a piece of odd length is moved behind all pieces.
+    # If the length of a piece is odd, its last number is hashed after all pieces.
     np.testing.assert_array_equal(digest, reference(key, cut, more))
 
 
@@ -163,7 +163,8 @@ def test_a_few_recent_keys_suffice():
         np.testing.assert_array_equal(row, whole)
 
 
-# Digests of the numbers 0, 1, ... by version. New versions add lines; old lines stay.
+# For each version of the digest, the digests of 0, 1, ..., by the count of numbers. A
+# new version is added here, and old versions stay.
 OF_VERSIONS = {
     3: {
         5: (1608067432, 326217624),

@@ -1,8 +1,8 @@
 """Statistical tests of the generators' bits, and of normals computed from them.
 
-PractRand and TestU01 are not available in Python: `generator_battery` has those tests of
-NIST SP 800-22 and TestU01 that simple generators fail. Seeds are fixed; over all tests
-and streams a false alarm has probability below 1e-6.
+PractRand and TestU01 are not available in Python, so `generator_battery` implements
+those tests of NIST SP 800-22 and TestU01 that simple generators fail. Seeds are fixed.
+The probability of a false alarm in any test of any stream is below 1e-6.
 """
 
 import generator_battery as battery
@@ -29,14 +29,14 @@ def one_step():
 
 
 def many_steps():
-    """Returns the words of equal counters under the keys of 256 steps."""
+    """Returns the words for the same counters under the keys of 256 steps."""
     each = QUARTER // 256
     parts = [np.stack(philox(tf.constant(key), counters(0, each)), 1) for key in KEYS]
     return np.stack(parts, 1).ravel()
 
 
 def far_counters():
-    """Returns words from counters that overflow the lower 32 bits."""
+    """Returns the words for counters that overflow their lower 32 bits."""
     first = 2**32 - QUARTER // 2
     return np.stack(philox(tf.constant(KEYS[1]), counters(first, QUARTER)), 1).ravel()
 
@@ -65,8 +65,8 @@ ALPHA = 1e-6 / (len(STREAMS) * len(battery.ALL))
 
 @pytest.mark.attack(
     "The generator's bits and normals",
-    tried="Eleven tests of NIST SP 800-22 and TestU01 on words of one step, of 256 steps, "
-    "of far counters, on step keys, and on the quantiles of normals.",
+    tried="Eleven tests of NIST SP 800-22 and TestU01: on words of one step, of 256 "
+    "steps and of large counters, on step keys, and on quantiles of the normals.",
     area="noise",
     invariants=[8],
 )

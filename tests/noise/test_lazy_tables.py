@@ -39,7 +39,7 @@ def _system(kind, update):
 
 
 def _eager(kind, update):
-    """Returns the coefficients of all z in the weights before each step, [n + 1, n]."""
+    """Returns the coefficient of each z in the weights before each step, [n + 1, n]."""
     noising = np.linalg.inv(_MATRICES[kind].to_dense())
     weights, velocity = np.zeros([2, _STEPS + 1, _STEPS])
     for t in range(_STEPS):
@@ -60,7 +60,7 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
     jumps = Jumps(_system(kind, update), _STEPS)
     times = [2, 3, 7, 9]
     m = jumps.entries
-    # The state is computed symbolically, as a linear function of the jumps' normals.
+    # The state is not drawn, but computed as a linear function of the jumps' normals.
     state, reads, last = np.zeros([m, m * len(times)]), [], 0
     for t in range(_STEPS):
         rate = tf.constant(_RATES[t], tf.float64)
@@ -131,7 +131,7 @@ def test_what_is_shown_has_the_law_of_the_eager_noise():
 
 
 def _after_a_step(weights, kind="inverse"):
-    """Makes a lazy table, and takes a step at rate 0.1 that reads none of its rows."""
+    """Makes a lazy table, and takes a step at learning rate 0.1 that reads no rows."""
     jumps = Jumps(_system(kind, lazy.LinearUpdate()), _STEPS)
     table = LazyTable(weights, jumps)
     jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))

@@ -1,4 +1,4 @@
-"""The noise generator: rows of C^-1 Z, streamed."""
+"""The noise generator streams the rows of C^-1 Z."""
 
 import numpy as np
 import pytest
@@ -49,18 +49,18 @@ def test_terms_that_a_gpu_adds_by_twos_are_the_same(name, monkeypatch):
 
 
 def test_replay_is_bit_identical():
-    # Regenerated normals equal those that were drawn first: the difference is exactly 0.
+    # Regenerated normals are equal, bit for bit, to those that were drawn first.
     generator = noise.NoiseGenerator(STRATEGIES["lambda_cgd"], 300)
     keys = generator.initial_state(KEY).step_keys
     z = [noise.standard_normals(keys[i], 300).numpy() for i in range(N)]
     streamed = run(generator)
     for i in range(1, N):
-        # XLA uses fused multiply-add, which rounds once.
+        # The reference rounds once, like XLA's fused multiply-add.
         exact = z[i].astype(np.float64) + np.float32(-0.7) * z[i - 1].astype(np.float64)
         np.testing.assert_allclose(streamed[i], exact, rtol=2.0**-23, atol=1e-7)
 
 
-# Normals can be kept only if the inverse is banded.
+# `keep_normals` requires a banded inverse.
 @pytest.mark.parametrize(
     ("name", "keep_normals"),
     [

@@ -1,8 +1,8 @@
 """The noise of every registered strategy, eager, as a graph and under XLA, is C^-1 Z.
 
-Noise multiplied by C must be independent standard normals over steps (which tests the
-covariance C^-1 C^-T), coordinates, variables and replicas: see `whiteness`. Seeds are
-fixed. Over all cases of this file together a false alarm has probability below 1e-6
+C times the noise must be standard normals that are independent over steps (which tests
+the covariance C^-1 C^-T), coordinates, variables and replicas: see `whiteness`. Seeds
+are fixed. The probability of a false alarm in any case of this file is below 1e-6
 (Bonferroni).
 """
 
@@ -33,7 +33,7 @@ def strategy(request):
 
 
 def rows(strategy, mode, seed=5):
-    """Returns all rows, with the parts of two replicas side by side."""
+    """Returns the noise of all steps, with the parts of two replicas side by side."""
     generator = NoiseGenerator(
         strategy, D * SHARDS, num_shards=SHARDS, jit_compile=mode == "xla"
     )
@@ -53,8 +53,8 @@ def rows(strategy, mode, seed=5):
 )
 @pytest.mark.attack(
     "The noise of every registered strategy",
-    tried="Marginals, covariance over steps, independence of coordinates, variables and "
-    "replicas; in graphs, eagerly and under XLA. A false alarm anywhere: below 1e-6.",
+    tried="Marginals, covariance over steps, independence of coordinates, variables "
+    "and replicas; in graphs, eagerly and under XLA. Chance of a false alarm: 1e-6.",
     area="noise",
     invariants=[8, 9],
 )
@@ -72,7 +72,7 @@ def test_the_noise_is_that_of_the_strategy(strategy, mode):
         noise = rows(strategy, mode)
     finally:
         tf.config.run_functions_eagerly(False)
-    # Variables may begin at any index, so other distances than powers of two matter,
+    # Variables may begin at any index, so distances other than powers of two matter,
     # too.
     verdict = whiteness(strategy, noise, lags=(3, 100, 1000, D))
     assert verdict.p_value >= ALPHA, str(verdict)
@@ -80,7 +80,7 @@ def test_the_noise_is_that_of_the_strategy(strategy, mode):
 
 @pytest.mark.slow
 def test_false_alarms_are_as_rare_as_stated():
-    """At most 5% of 100 samples have p-values below 0.05, up to three standard errors."""
+    """For correct noise, about 5% of p-values are below 0.05, and none below 1e-6."""
     chain = tf_bandmf.strategies.lambda_cgd(N, 0.8)
     p_values = []
     for seed in range(100):

@@ -17,7 +17,7 @@ def rows_of(dense, bands):
 
 
 def feasible(c, separation):
-    """Scales rows such that the squared norms of the columns i, i + b, ... sum to 1."""
+    """Scales C so that the squared norms of the columns i, i + b, ... sum to 1."""
     n = len(c)
     squared = np.zeros(separation)
     np.add.at(squared, np.arange(n) % separation, (c**2).sum(axis=0))
@@ -80,7 +80,7 @@ def test_no_strategy_is_below_a_bound(problem):
 
 
 def test_dual_bound_is_reached_by_columns_that_are_nearly_parallel():
-    """The bound for two unit columns is 2 + 2 a: each off-diagonal entry adds a."""
+    """The bound for two unit columns is 2 + 2 a; nearly parallel columns attain it."""
     a = 0.7
     rows = np.array([[1.0, 0.0], [1.0, a]])
     dual = certificate.dual_bound(rows, np.ones(2), 2)

@@ -1,4 +1,4 @@
-"""Columns for many steps, optimized from a start for fewer steps."""
+"""Columns that were optimized for few steps are continued to many steps."""
 
 import pytest
 
@@ -11,14 +11,14 @@ FEW, BANDS = 512, 4
 
 @pytest.fixture(scope="module")
 def long_runs():
-    """Returns the Toeplitz optimum, five iterations from there, and the optimum."""
+    """Returns the Toeplitz optimum, the result of five iterations, and the optimum."""
     workload = workloads.prefix_sum(4 * FEW)
     start = strategies.optimized_banded(workload, BANDS, max_iterations=0)
     five = strategies.optimized_banded(workload, BANDS, start=start, max_iterations=5)
     return start, five, strategies.optimized_banded(workload, BANDS, start=start)
 
 
-# Only the latest problem stays traced, so the long runs must be optimized first.
+# Only the latest problem stays traced, so the fixture `long_runs` must come first.
 @pytest.fixture(scope="module")
 def columns(long_runs):
     actual = strategies.optimized_banded(

@@ -67,7 +67,7 @@ except ImportError as error:
 
 @pytest.mark.slow
 def test_only_optimizing_needs_tensorflow_probability_and_tf_keras():
-    """The core can be imported without both packages, as in the federated stack."""
+    """Without both packages, closed-form plans work; optimized ones name the extra."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_TF_KERAS], capture_output=True, text=True
     )

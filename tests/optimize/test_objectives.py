@@ -1,4 +1,4 @@
-"""Objectives and their supporting hyperplanes."""
+"""Supporting hyperplanes lie below the objective, and touch it at one point."""
 
 import numpy as np
 import pytest

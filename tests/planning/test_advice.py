@@ -72,8 +72,8 @@ def test_the_setting_with_the_most_progress_is_advised(advice):
 
 
 def test_a_mechanism_with_much_less_noise_per_step_may_have_slightly_more_error():
-    # benchmarks/utility: a network on CIFAR-10 reaches 69.6% with bisr, which is advised,
-    # and 68.9% with bandinv, whose RMSE is smaller.
+    # In benchmarks/utility, a network on CIFAR-10 reaches 69.6% with bisr, which is
+    # advised, and 68.9% with bandinv, although bandinv has a smaller RMSE.
     data = {"num_examples": 10_000, "num_parameters": 4313, "delta": 1e-5, "epochs": 8}
     use = {"loss": "binary_crossentropy", "sampling": "fixed-order"}
     names = ("identity", "bandinv", "bisr")
@@ -90,9 +90,9 @@ def test_a_mechanism_with_much_less_noise_per_step_may_have_slightly_more_error(
 
 
 def test_a_squared_error_gets_a_smaller_rate():
-    """Every name of the squared error gets the smaller rate.
+    """All names of the squared error lead to the same, smaller learning rate.
 
-    A regression diverges at twice the rate for classes.
+    With twice the learning rate for classification, a regression diverges.
     """
     squared = tf_bandmf.advise(epsilon=4.0, loss="mse", **FIXED)
 

@@ -30,7 +30,7 @@ def said_of(plan, epsilon, delta=1e-5, mu=None, kind="exact", confidence=None):
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 30.0, 900.0])
 @pytest.mark.parametrize("delta", [1e-9, 0.01])
 def test_no_test_of_randomized_response_does_better(plan, epsilon, delta):
-    """Tries all tests of the worst (epsilon, delta)-DP mechanism on its four outputs."""
+    """No test of the worst (epsilon, delta)-DP mechanism does better than stated."""
     right = 1.0 / (1.0 + math.exp(-epsilon))
     wrong = math.exp(-epsilon) * right
     out = np.array([delta, 0.0, (1 - delta) * right, (1 - delta) * wrong])
@@ -110,7 +110,7 @@ def test_replacements_and_several_releases():
     assert "which of two possible records" in points["What that means for one person"]
     joint = tf_bandmf.compose([tf_bandmf.Release(rho=0.1)])
     said = joint.statement(1e-5, unit="one user")
-    # A release of which only rho is known need not be a Gaussian mechanism.
+    # A release for which only rho is known may not be a Gaussian mechanism.
     assert said.mu is None and "1 other release(s)" in said.covered
 
 

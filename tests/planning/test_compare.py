@@ -95,7 +95,10 @@ def test_a_plan_has_the_mechanism_of_the_best_row_with_noise_in_full(sampling):
 
 
 def test_a_mechanism_whose_simulation_overflows_for_large_gamma_is_compared():
-    """With momentum and gamma = 0.55, C grows by 4.5 % per step, and overflows."""
+    """The search for gamma continues after an overflow of the simulation.
+
+    With momentum and gamma = 0.55, C grows by 4.5 % per step, and overflows.
+    """
     table = tf_bandmf.compare(
         ["bifr:2", "bifr:2:0.3", "bifr:2:0.5"],
         sampling=BallsInBins(160, 16, 200),

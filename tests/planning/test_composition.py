@@ -35,7 +35,7 @@ def sampled(participation, epsilon=2.0, num_steps=20, **changes):
 
 @pytest.fixture(scope="module")
 def replaced():
-    # This noise gives an epsilon of about 2; a given noise saves the calibration.
+    # This noise multiplier gives an epsilon of about 2, and saves the calibration.
     return sampled(
         tf_bandmf.CyclicFixedSize(M, 6, 1), epsilon=None, noise_multiplier=0.36
     )
@@ -75,7 +75,10 @@ def test_amplified_runs_compose_by_their_privacy_loss():
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-14])
 def test_poisson_runs_of_one_kind_are_one_longer_run(delta):
-    """Amplification counts even at delta = 1e-14, where convolutions are too coarse."""
+    """Two equal Poisson runs have the epsilon of one run that is twice as long.
+
+    They are amplified even at delta = 1e-14, where convolutions are too coarse.
+    """
     run = sampled(tf_bandmf.Poisson(M, 6), epsilon=None, noise_multiplier=0.4)
     noise = run.unit_noise_stddev
     longer = CyclicPoissonAccountant(40, 0.01).epsilon(delta, noise)
@@ -175,7 +178,10 @@ def test_never_more_than_basic_composition(kind):
 
 
 def test_a_poisson_run_where_records_are_replaced_is_what_its_event_is():
-    """Group privacy is applied to the amplified run as a whole, not to its steps."""
+    """A plan and its event have the same epsilon if records are replaced.
+
+    Group privacy is applied to the amplified run as a whole, not to its steps.
+    """
     run = small_plan(
         "identity", 640, 20, 3, epsilon=3.0, delta=1e-6, sampling="poisson"
     )

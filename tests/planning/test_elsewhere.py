@@ -67,7 +67,7 @@ def test_rhos_add_up_and_cost_more_than_the_gaussian_mechanism(plan):
     assert joint.zcdp_rho == pytest.approx(rho)
     actual = joint.epsilon(DELTA)
     least = gaussian.gaussian_epsilon(1.0 / math.sqrt(2.0 * rho), DELTA)
-    # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
+    # The upper limit is Proposition 1.3 of Bun and Steinke, 2016, arXiv:1605.02065.
     assert least < actual < rho + 2.0 * math.sqrt(rho * math.log(1.0 / DELTA))
     mixed = tf_bandmf.compose([plan, Rho(rho)])
     as_gaussian = tf_bandmf.compose([plan, Event(GAUSS(1.0 / math.sqrt(2.0 * rho)))])
@@ -77,9 +77,9 @@ def test_rhos_add_up_and_cost_more_than_the_gaussian_mechanism(plan):
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-11, 1e-12, 1e-13, 1e-14])
 def test_many_pure_releases_are_never_below_their_binomial(delta):
-    """The reference is the exact delta of 1000 randomized responses of epsilon 0.01.
+    """At the joint epsilon, 1000 randomized responses do not exceed delta.
 
-    Their privacy loss is (2 k - n) epsilon, where k is binomial.
+    Each has epsilon = 0.01. Their privacy loss is (2 k - n) epsilon with k binomial.
     """
     count, epsilon = 1000, 0.01
     actual = tf_bandmf.compose([Pair(epsilon)] * count).epsilon(delta)
@@ -91,10 +91,10 @@ def test_many_pure_releases_are_never_below_their_binomial(delta):
 
 
 def test_several_kinds_are_never_below_the_best_that_one_can_do():
-    """Composes a Gaussian mechanism with randomized response.
+    """At the joint epsilon, a Gaussian mechanism and randomized response keep delta.
 
-    The exact joint delta averages the Gaussian profile over the two losses of the
-    response.
+    The exact joint delta averages the Gaussian profile over the two privacy losses of
+    the response.
     """
     mu, response = 0.5, 1.0
     p = 1.0 / (1.0 + math.exp(-response))

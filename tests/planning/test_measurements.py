@@ -27,8 +27,8 @@ BOTH = PLAN.reserve(counts=0.02, metrics=0.1, evaluations=8)
 
 def test_one_guarantee_covers_steps_and_evaluations():
     assert (BOTH.epsilon, BOTH.delta) == (PLAN.epsilon, PLAN.delta)
-    # Computed by hand: values of 1 / sigma^2 add up, and a tenth of the total is
-    # reserved.
+    # By hand: the values of 1 / sigma^2 of steps and evaluations add up to that of the
+    # budget, and a tenth is reserved for evaluations.
     steps = BOTH.noise_multiplier**-2
     kept = 8 * BOTH.measurements.noise_multiplier**-2
     whole = gaussian.calibrate_noise_stddev(2.0, DELTA) ** -2

@@ -23,7 +23,7 @@ def plan_of(mechanism, num_steps=100):
     ids=["example 3.1", "example 3.2", "example 3.3"],
 )
 def test_scaling_up_examples(parameters, devices, vectors):
-    # The paper's numbers are rough: it counts 64 vectors of 16 MB as 1 GB.
+    # The numbers of arXiv:2405.15913 are rounded: 64 vectors of 16 MB count as 1 GB.
     gigabyte = 64 * 16_000_000
     actual = tf_bandmf.bands_that_fit(gigabyte, parameters, devices)
     assert actual == vectors + 1

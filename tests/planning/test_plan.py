@@ -1,4 +1,4 @@
-"""`plan`: the noise for a budget, with its strategy, files and fingerprint."""
+"""`plan`: noise that suffices for the budget, warnings, files and fingerprints."""
 
 import warnings
 
@@ -114,7 +114,7 @@ def test_the_smallest_delta_that_the_noise_can_give_is_accepted():
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 1.1, 123.4])
 @pytest.mark.invariant(12)
 def test_noise_of_single_precision_is_not_less(noise, clip):
-    """Training multiplies float32 factors, so these must be rounded to the safe side."""
+    """Rounding the noise to float32, as training uses it, never makes it smaller."""
     plan = tf_bandmf.plan(
         "lambda_cgd:0.5",
         noise_multiplier=noise,

@@ -1,4 +1,4 @@
-"""The price of private trials, and the bounds that hold for each kind of plan."""
+"""The privacy cost of tuning by trials on private data, for each type of plan."""
 
 import dp_accounting
 import pytest
@@ -20,7 +20,7 @@ def fixed():
 
 @pytest.fixture(scope="module")
 def poisson():
-    # This noise gives an epsilon of about 2; a given noise saves the calibration.
+    # This noise multiplier gives an epsilon of about 2, and saves the calibration.
     return tf_bandmf.plan(
         "identity", noise_multiplier=0.26, delta=1e-5, sampling="poisson", **DATA
     )
@@ -61,7 +61,7 @@ def test_amplification_by_poisson_sampling_counts(poisson):
         lambda d: gaussian.gaussian_epsilon(poisson.noise_multiplier, d), 5, 1.0, 1e-5
     )
     assert poisson.epsilon < cost.epsilon < 0.8 * whole
-    # dp-accounting's Renyi DP bound for the same selection is never better.
+    # dp-accounting's Renyi DP bound for the same selection is not smaller.
     accountant = dp_accounting.rdp.RdpAccountant()
     event = dp_event.RepeatAndSelectDpEvent(poisson.dp_event(), 5, 1.0)
     assert cost.epsilon <= accountant.compose(event).get_epsilon(1e-5)
@@ -93,7 +93,8 @@ def test_a_simulated_bound_counts_and_its_confidence_too():
     def of_one(epsilon_at):
         return selection.profile_epsilon(epsilon_at, 3, 1.0, 1e-3, num_tried=8)
 
-    # The reference for one plan uses estimates; for the other, no amplification.
+    # The cost is between two references: a simulated estimate, which is smaller than a
+    # bound, and the cost without amplification.
     estimated = of_one(
         lambda delta: BallsInBinsAccountant(
             gram_matrix(plan.strategy.matrix, 4), num_draws=5000, seed=7

@@ -60,7 +60,7 @@ def test_largest_lambda_is_a_float32_number_below_one():
 
 @pytest.mark.parametrize("sampling", ["fixed-order", "poisson", "balls-in-bins"])
 def test_the_largest_budget_has_guarantees_at_other_deltas(sampling):
-    """At a smaller delta, epsilon may exceed 10,000, the largest epsilon of a budget."""
+    """The maximum epsilon of a budget, 10,000, does not limit epsilon at other deltas."""
     plan = make_plan(epsilon=1e4, sampling=sampling)
     epsilons = [plan.guarantee_at(delta).epsilon for delta in (1e-4, 1e-5, 1e-9)]
     assert epsilons[0] < 1e4 < epsilons[2]

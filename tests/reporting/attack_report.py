@@ -10,10 +10,10 @@
         ...
         figure("0 of 14 files")
 
-Every such test of any folder is a row of the page "what was attacked"; the cases of a
+Each such test, in any folder, is a row of docs/what-was-attacked.md. The cases of a
 parametrized test, and tests with the same title, share one row. The optional fixture
-`figure` records the measured figure in a few words, without anything that differs from
-run to run, such as a time. The row of a skipped test says why it did not run.
+`figure` records a result in a few words, without numbers that differ from run to run,
+such as a time. The row of a skipped test says why it did not run.
 
 `pytest -m attack --attacks=FILE` writes the results to FILE, as JSON; `page.py` makes
 the page from such files.
@@ -53,7 +53,7 @@ def attack(title, *, tried, area, invariants=()):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--attacks", help="write what the attacks found to this file")
+    parser.addoption("--attacks", help="write the results of the attacks to this file")
 
 
 def pytest_configure(config):
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def figure(request):
-    """Returns a function that records an attack's figure, equal in every run."""
+    """Returns a function that records an attack's result, the same in every run."""
 
     def say(text):
         request.node.user_properties.append(("figure", str(text)))
@@ -89,7 +89,7 @@ def figure(request):
 
 
 class _Collector:
-    """Writes the file; under pytest-xdist only the controlling process does."""
+    """Writes the results to a file; under pytest-xdist, only in the main process."""
 
     def __init__(self, path):
         self._path = pathlib.Path(path)

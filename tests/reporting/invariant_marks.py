@@ -17,7 +17,7 @@ def pytest_addoption(parser):
         action="append",
         default=[],
         metavar="NUMBER",
-        help="run the tests of this invariant of docs/guarantee.md alone",
+        help="run only the tests of this invariant of docs/guarantee.md",
     )
 
 

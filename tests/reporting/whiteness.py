@@ -1,4 +1,4 @@
-"""Tests whether noise has a strategy's distribution: whitened, it must be independent."""
+"""Tests whether noise has a strategy's distribution: C times noise must be white."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def whiteness(
 ) -> Whiteness:
     """Tests whether rows of noise are `C^-1 Z` with standard deviation 1.
 
-    Multiplied by C, rows must be independent standard normals, over steps (which tests
-    the covariance `C^-1 C^-T`) and over coordinates. Tests: Kolmogorov-Smirnov against
-    N(0, 1) for each step; the mean and the variance of each; correlations of every two
-    steps, of values and of squares; correlations over coordinates at the distances 1,
-    2, 4, ... and `lags`, of values and of squares; equal numbers.
+    C times the noise must be independent standard normals, over steps (which tests the
+    covariance `C^-1 C^-T`) and over coordinates. The tests are: Kolmogorov-Smirnov
+    against N(0, 1) for each step; mean and variance of each step; correlations between
+    all pairs of steps, of values and of squares; correlations between coordinates at
+    the distances 1, 2, 4, ... and `lags`, of values and of squares; repeated values.
 
     Args:
       strategy: C.
@@ -73,7 +73,7 @@ def whiteness(
 
 
 def _between_steps(rows: np.ndarray) -> np.ndarray:
-    """P-values of the correlations between every two rows (Fisher's transformation)."""
+    """P-values of the correlations of all pairs of rows (Fisher's transformation)."""
     n, d = rows.shape
     correlations = np.corrcoef(rows)[np.triu_indices(n, 1)]
     return _of_correlations(correlations, d)

@@ -1,4 +1,4 @@
-"""The batch schedule for a fixed order."""
+"""The batch schedule for a fixed order: its epochs, seed, and refused data."""
 
 import warnings
 

@@ -86,7 +86,7 @@ def on_disk(kind, tmp_path):
     return np.load(tmp_path / "x.npy", mmap_mode="r"), y
 
 
-# Each sampling reads the same examples, apart from order and empty batches.
+# The samplings differ in the order of examples, and in whether batches may be empty.
 CASES = [("tfrecord", FIXED), ("tfrecord", POISSON), ("indexed", POISSON)]
 CASES += [("memmap", SHUFFLED), ("several at once", SHUFFLED)]
 

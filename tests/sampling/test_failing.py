@@ -1,4 +1,4 @@
-"""A record for which `map` or `parse` fails becomes a row of weight 0; the run goes on."""
+"""A record for which `map` or `parse` fails gets weight 0, and the run continues."""
 
 import traceback
 
@@ -44,8 +44,8 @@ def decoded(record):
 
 @pytest.mark.attack(
     "A record that cannot be read",
-    tried="Texts that are not numbers, a damaged PNG, bytes that are not an example, in "
-    "map and parse: an error would end the run, and so reveal something of the record.",
+    tried="Texts that are not numbers, a damaged PNG, or wrong bytes, in `map` or "
+    "`parse`. An error would end the run, and so reveal something about the record.",
     area="inputs",
     invariants=[5, 18],
 )
@@ -82,7 +82,7 @@ def test_a_function_that_always_fails_is_an_error():
 
 
 def test_no_error_of_a_row_holds_values_of_records():
-    """Errors name the line that failed; logs and error trackers must hold no records."""
+    """Errors name the line that failed, and no values, because logs keep errors."""
 
     def row(index):
         raise ValueError(f"no number: {PRIVATE}")
@@ -100,8 +100,8 @@ def test_what_the_library_says_of_a_row_is_said():
 
 @pytest.mark.attack(
     "An example that cannot be fetched",
-    tried="A source that is read by index raises for a record, or returns another "
-    "shape: its weight is 0; other records do not change.",
+    tried="A data set that is read by index raises for a record, or returns another "
+    "shape: the record gets weight 0, and other records do not change.",
     area="inputs",
     invariants=[18],
 )
@@ -143,7 +143,7 @@ def until_it_raises():
 
 
 class Batches:
-    """A data set such as `keras.utils.PyDataset`."""
+    """A data set of batches with the interface of `keras.utils.PyDataset`."""
 
     def __len__(self):
         return 2
@@ -170,8 +170,8 @@ UNREADABLE = {
 
 @pytest.mark.attack(
     "An element of a stream that cannot be read",
-    tried="A tf.data.Dataset, a generator or a PyDataset that raises for a record: an "
-    "error before the run, without values of records; by index, such a record counts zero.",
+    tried="A tf.data.Dataset, a generator or a PyDataset raises for a record: the run "
+    "does not start, and the error contains no values of records.",
     area="inputs",
     invariants=[18],
 )

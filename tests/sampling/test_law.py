@@ -17,27 +17,26 @@ from tf_bandmf.sampling.samplers import (
 )
 
 LARGEST = (1 << 64) - 1
-# Largest relative amount by which the probability of a trial may be below q.
+# The maximum relative amount by which the probability of a trial may be below q.
 TOLERANCE = Fraction(1, 2**25)
 
 
 def fixed(words_of_step):
-    """Returns a source of given words per step; step -1 is for the whole run."""
+    """Returns a source of fixed words for each step; step -1 means the whole run."""
     return lambda step, count: np.array(words_of_step[step][:count], np.uint64)
 
 
 def cells(cuts):
-    """Returns the smallest and the largest word of each cell between two cut points."""
+    """Returns the smallest and largest word of each cell between neighboring cuts."""
     edges = [0, *map(int, cuts), 1 << 64]
     return [(low, high - 1) for low, high in zip(edges, edges[1:]) if low < high]
 
 
 def gaps_of(trials):
-    """Computes the distribution of the first success, over all cells of the first two
-    words.
+    """Computes the distribution of the first success, from all pairs of first words.
 
-    If the first gap goes on, the next draw adds 0, because all further words are
-    maximal.
+    If the first gap exceeds the table, another draw continues it. That draw adds 0,
+    because all further words are maximal.
     """
     law = collections.Counter()
     for (a, last_a), (b, last_b) in itertools.product(
@@ -47,7 +46,7 @@ def gaps_of(trials):
             int(trials.successes(fixed({0: [*pair, *[LARGEST] * 4096]}), 0, 1000)[0])
             for pair in [(a, b), (last_a, last_b), (a, last_b)]
         }
-        assert len(places) == 1  # All words of a cell give the same place.
+        assert len(places) == 1  # All words of a cell give one result.
         law[places.pop()] += Fraction((last_a - a + 1) * (last_b - b + 1), 1 << 128)
     return law
 
@@ -59,7 +58,7 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
     trials = Trials(q.numerator, q.denominator)
     law = gaps_of(trials)
     assert sum(law.values()) == 1
-    # A gap beyond the table continues with another draw.
+    # A gap that exceeds the table is continued by another draw.
     table = trials._blocks.size * trials._length
     assert sorted(law) == list(range(table + 1))
     left, survives = Fraction(1), [Fraction(1)]
@@ -69,11 +68,11 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
         survives.append(left)
 
     def first(gap):
-        """Returns the probability that the first success is at this place or later."""
+        """Returns the probability that the first success is at trial `gap` or later."""
         whole, rest = divmod(gap, table)
         return survives[table] ** whole * survives[rest]
 
-    # Compares each outcome of six trials with all outcomes that differ in one trial.
+    # Each outcome of six trials is compared with all outcomes that lack one success.
     law = {}
     for taken in itertools.product([False, True], repeat=6):
         chance, begin = Fraction(1), 0
@@ -92,13 +91,13 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
 @pytest.mark.invariant(2)
 @pytest.mark.parametrize("q", ["9/20", "512/10000000", "1/1000000", "2/10000000000"])
 def test_rare_trials_succeed_with_no_more_than_the_probability(q):
-    """Tests the distribution of some gaps, including those at the table's edges."""
+    """Gaps, also those at the table's edges, have the right conditional probability."""
     q = Fraction(q)
     trials = Trials(q.numerator, q.denominator)
     blocks, within, length = trials._blocks, trials._within, trials._length
 
     def least(cuts, number):
-        """Returns the probability that at least this many cut points are above a word."""
+        """Returns the probability that a word is below at least `number` cut points."""
         if number == 0:
             return Fraction(1)
         return Fraction(int(cuts[-number]), 1 << 64) if number <= cuts.size else 0
@@ -138,8 +137,8 @@ def test_frequent_trials_have_a_word_each(num_examples, batch_size, parts):
 
 def test_numbers_below_a_bound_are_uniform():
     words = fixed({0: [LARGEST, 5, LARGEST, 7, 3, *range(60)]})
-    # One of the 2^64 words is rejected; the others are split equally among 0, 1 and
-    # 2.
+    # One of the 2^64 words is rejected, so that the others can be divided equally among
+    # the numbers 0, 1 and 2.
     assert uniform_numbers(words, 0, 3, 3).tolist() == [2, 1, 0]
     assert LARGEST % 3 == 0
     assert uniform_numbers(words, 0, 3, 4).tolist() == [3, 1, 3]
@@ -151,7 +150,7 @@ def test_fixed_size_takes_every_subset_of_its_part_equally_often(batch):
     for numbers in itertools.product(range(4), repeat=5):
         wanted = min(batch, 4 - batch)
         if len(set(numbers)) < wanted:
-            continue  # Further words decide the order, equally symmetrically.
+            continue  # Further words choose the rest, also symmetrically.
         words = fixed({7: [*numbers, *list(range(4)) * 20]})
         chosen = FixedSizeSampler(words, 9, batch, 2).example_indices(7)
         assert set(chosen % 2) == {1}
@@ -200,14 +199,17 @@ def test_shuffled_takes_every_order_equally_often():
 
 @pytest.mark.parametrize("separation", [1, 2, 3])
 def test_who_rests_is_not_taken_and_nobody_else_is_left_out(separation):
-    """Enumerates the trials of one example, and the rests with which it may begin."""
+    """An example is sampled if its trial succeeds and it does not rest, and only then.
+
+    The test enumerates all trials of an example, and all rests with which it can begin.
+    """
     total, batch, steps = 8, 2, 6
     quarter = 1 << 62
     for rest, tried in itertools.product(
         range(separation), itertools.product([False, True], repeat=steps)
     ):
-        # Each length of rest has a quarter of all words; the remaining words mean no
-        # rest.
+        # Each length of the initial rest is chosen by a quarter of all words; the
+        # remaining words choose no rest.
         cell = separation - 1 if rest == 0 else rest - 1
         for word in (cell * quarter, (cell + 1) * quarter - 1):
             sampler = RestSampler(

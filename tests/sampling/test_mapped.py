@@ -1,4 +1,4 @@
-"""Augmentation of single examples: random, repeatable, without mixing examples."""
+"""Augmentation by `map` is random and repeatable, and does not mix examples."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_every_epoch_and_every_example_has_its_own_random_numbers():
     batches = contents(make_plan().batches(x, np.arange(M), map=jitter))
     noise = np.concatenate([b["x"] for b in batches]).reshape(2 * M, -1)
     assert len(np.unique(noise[:, 0])) == 2 * M
-    # The added numbers look like 384 normals: no outlier, and a mean near 0.
+    # The 384 added numbers have a mean and a standard deviation like those of normals.
     assert abs(noise.mean()) < 0.2 and 0.8 < noise.std() < 1.2
     np.testing.assert_array_equal(
         np.sort(np.concatenate([b["y"] for b in batches])),

@@ -1,4 +1,4 @@
-"""Batches of one constant size, and the iterator over indices."""
+"""Padded batches, which have one constant size, and the iterator over indices."""
 
 import numpy as np
 import pytest

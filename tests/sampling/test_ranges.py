@@ -1,4 +1,4 @@
-"""Declared ranges: rows outside of them contribute zero, and the run goes on."""
+"""Declared ranges: rows outside of them get weight 0, and the run continues."""
 
 import numpy as np
 import pytest

@@ -23,7 +23,7 @@ def sketch(batches):
 
 
 def structures(values, numbers, y):
-    """Returns the same records, divided among inputs and containers in different ways."""
+    """Returns the same records in different containers, divided among inputs."""
     named = {"a": values.astype(np.float32), "b": numbers}
     matrix = np.column_stack([values, numbers])
     dataset = tf.data.Dataset.from_tensor_slices((named, y))
@@ -55,9 +55,9 @@ def structures(values, numbers, y):
 
 @pytest.mark.slow_cases("50")
 @pytest.mark.attack(
-    "The same records, divided among other inputs",
-    tried="A second run on these permuted, with other labels, as a dict, a tuple, one "
-    "matrix, a column for each input, behind an index, tf.data, a PyDataset, a generator.",
+    "The same records, divided among different inputs",
+    tried="A second run on the same records: permuted, with other labels, as a dict, a "
+    "tuple or a matrix, read by index, from tf.data, a PyDataset or a generator.",
     area="inputs",
     invariants=[19],
 )
@@ -74,7 +74,7 @@ def test_a_record_is_recognized_in_every_structure(most, figure):
     for name, first in sketches.items():
         assert identity.share_examples(first, sketches["names"]), name
     figure(f"{len(sketches)} structures, each pair recognized")
-    # The control: records that share some values but differ in others are different.
+    # As a control, records that share some values but differ in others are different.
     others = sketch(plan().batches((values, numbers + 1), y))
     for name, first in sketches.items():
         assert not identity.share_examples(first, others), name
@@ -102,9 +102,9 @@ def test_values_count_and_not_dtypes():
 
 
 def test_what_is_read_later_is_recognized_too():
-    """Data read only after the run begins are recognized, too.
+    """Records that are read only after the run begins are recognized, too.
 
-    Of a large indexed data set, only some examples are read before the run.
+    Before the run, only some examples of a large indexed data set are read.
     """
     m = 2_000
     x = np.random.default_rng(0).normal(size=(m, 2)).astype(np.float32)

@@ -41,7 +41,7 @@ def by_index(tmp_path):
 @pytest.mark.attack(
     "Arrays that are shuffled in place",
     tried="Permutes the rows of a memmap, or of an array in memory, between two "
-    "epochs: an example would come again before its turn.",
+    "epochs: an example would be used again too early.",
     area="inputs",
     invariants=[20],
 )
@@ -82,8 +82,8 @@ def impure():
 
 
 @pytest.mark.attack(
-    "A parse function in which records meet",
-    tried="A running mean in a variable, random numbers, Python code.",
+    "A parse function that combines records",
+    tried="A running mean in a variable, random numbers, and Python code are refused.",
     area="inputs",
     invariants=[16],
 )
@@ -104,7 +104,7 @@ def test_another_parse_is_other_data(plan, records):
 
 
 class Centered(ByIndex):
-    """A broken data set by index, which centers rows if several are read at once."""
+    """An invalid data set, which subtracts the mean of rows that are read together."""
 
     def __getitems__(self, indices):
         return list(X[indices] - (len(indices) > 1) * X[indices].mean(axis=0))
@@ -118,7 +118,7 @@ def test_a_row_is_of_one_example(plan):
 
 @pytest.mark.attack(
     "A custom source",
-    tried="A source of examples that draws random numbers.",
+    tried="A source of examples that draws random numbers is refused.",
     area="inputs",
     invariants=[16],
 )

@@ -1,4 +1,4 @@
-"""Users as units of privacy: which users a step takes, and how many of their rows."""
+"""Users as privacy units: steps sample users, and use a limited number of rows each."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,8 @@ def test_rows_beyond_the_cap_take_turns_at_random():
         for rows, present in zip(batch["x"], batch["rows"], strict=True)
         if USERS[rows[0]] == "b"
     ]
-    # 8 random pairs, each one of 15, are all equal with probability 15^-7.
+    # There are 15 possible pairs of rows. Eight random pairs are all equal with
+    # probability 15^-7.
     assert len(set(seen)) > 1
 
 

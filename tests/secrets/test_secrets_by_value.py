@@ -1,4 +1,4 @@
-"""Searches a program's outputs for the values of key, kept vectors and sampler seed."""
+"""No output of a program contains the values of the secrets of its run."""
 
 import copy
 import io
@@ -45,13 +45,13 @@ def make_model(plan):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Trains with every callback that writes; returns its output and the kept objects."""
+    """Trains with all callbacks that write files; returns its objects and its files."""
     admission.forget()
     shared = tmp_path_factory.mktemp("shared")
     private = tmp_path_factory.mktemp("private") / "run.private"
     plan = make_plan()
     model = make_model(plan)
-    # Key and seed are fixed, because short numbers may occur by chance in so much text.
+    # Key and seed are fixed, because short numbers could occur in long texts by chance.
     draws = np.random.default_rng(0)
     fixed = pytest.MonkeyPatch()
     fixed.setattr("secrets.token_bytes", draws.bytes)
@@ -94,7 +94,7 @@ def finished(tmp_path_factory):
 
 
 def export(model, folder):
-    """Writes all other files that users share."""
+    """Writes all files that users share, except those that callbacks write."""
     plan = model.optimizer.plan
     write_model(model, folder)
     model.save(folder / "no_optimizer.keras", include_optimizer=False)
@@ -109,7 +109,7 @@ def export(model, folder):
 
 
 def dump_graphs(model, schedule, folder):
-    """Writes the graphs of the training step and the data pipeline, as debuggers do."""
+    """Writes graphs of training step and data pipeline, and the reprs of objects."""
     programs = model._programs()
     compiled = [programs._facts, programs._clip, programs._noise]
     compiled += [programs._update, programs._measure]
@@ -123,7 +123,7 @@ def dump_graphs(model, schedule, folder):
         tf.io.write_graph(program.graph, str(folder), f"{name}txt")
     pipeline = schedule.dataset()._as_serialized_graph().numpy()
     (folder / "pipeline.pb").write_bytes(pipeline)
-    # (A notebook prints the `repr` of the weights.)
+    # Notebooks print the `repr` of objects, such as the weights.
     objects = [
         model,
         model.optimizer,
@@ -169,7 +169,7 @@ def test_no_secret_by_value_in_what_a_run_writes(finished, capfd, tmp_path):
     dump_graphs(model, schedule, tmp_path)
     assert len(files_below(tmp_path)) > 15
     assert_no_secret(tmp_path, forms)
-    # The control: the search finds the secrets in the private file.
+    # As a control, the search finds the secrets in the private file.
     actual = set(found_in(private.read_bytes(), forms))
     assert actual == {"key", "kept vector 0", "kept vector 1"}
 
@@ -195,8 +195,8 @@ def _shown(value):
 
 @pytest.mark.attack(
     "Secrets in errors with their local variables",
-    tried="15 errors, printed as error trackers do it: with every local variable of"
-    " the library.",
+    tried="Prints 15 errors as error trackers do, with every local variable of the"
+    " library.",
     area="secrets",
     invariants=[10],
 )

@@ -1,4 +1,4 @@
-"""Searches a program's outputs for the values of unreleased rows of lazy tables."""
+"""No output of a program contains values of unreleased rows of lazy tables."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ ROWS, WIDTH, LENGTH, EXAMPLES, BATCH = 50, 8, 3, 24, 6
 
 
 class InMidEpoch(keras.callbacks.Callback):
-    """Writes everything that a user can write, after the second step of an epoch."""
+    """Writes all files that a user can write, after the second step of an epoch."""
 
     def __init__(self, folder):
         super().__init__()
@@ -38,7 +38,7 @@ class InMidEpoch(keras.callbacks.Callback):
         parts = np.split(states, table.jumps.entries, axis=1)
         self.hidden = parts[0][np.any(parts[0] != public, axis=1)]
         self.memory = [part[np.any(part != 0.0, axis=1)] for part in parts[1:]]
-        write_model(model, folder)  # this also releases the tables
+        write_model(model, folder)  # This also releases the tables.
         self.public = model.get_layer("items").embeddings.numpy()
         np.save(folder / "weights.npy", np.concatenate(model.get_weights(), axis=None))
         for number, variable in enumerate(model.variables + model.optimizer.variables):
@@ -94,10 +94,10 @@ SETTINGS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.attack(
     "Rows of lazy tables between releases",
-    tried="Each row that a step touched, its velocity and memory, by value in 40 "
-    "encodings, in models, exports, checkpoints, TensorBoard files, pickles, variables, "
-    "errors and reprs of mid-epoch; with several steps together, mixed precision, "
-    "momentum, a release each step, rates that jump, validation.",
+    tried="Searches for each row that a step changed, its velocity and noise state, in "
+    "40 encodings, in the models, exports, checkpoints, TensorBoard files, pickles, "
+    "variables, errors and reprs that are written in mid-epoch; with several steps per "
+    "execution, mixed precision, momentum, a release each step, and validation.",
     area="secrets",
     invariants=[10],
 )
@@ -133,7 +133,7 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     shared.mkdir()
     watch = InMidEpoch(shared)
     callbacks = [
-        watch,  # comes before the callbacks that save, because saving releases
+        watch,  # It must precede callbacks that save, because saving releases.
         keras.callbacks.ModelCheckpoint(shared / "{batch}.keras", save_freq=1),
         keras.callbacks.TensorBoard(shared / "board", 1, True, update_freq="batch"),
         keras.callbacks.CSVLogger(shared / "log.csv"),
@@ -157,7 +157,7 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     assert len(files) > 20
     actual = {str(path): rows for path in files if (rows := rows_in(hidden, path))}
     assert not actual
-    # The control: the search finds current rows, and rows of the last release.
+    # As a control, the search finds released rows, and hidden rows that are saved.
     assert rows_in(watch.public[:3], shared / "model.weights.h5") == [0, 1, 2]
     np.save(tmp_path / "breach.npy", hidden)
     assert rows_in(hidden, tmp_path / "breach.npy") == list(range(len(hidden)))

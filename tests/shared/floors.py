@@ -1,4 +1,4 @@
-"""Lower bounds on delta, computed from Gaussian tails without any accountant."""
+"""Floors: lower bounds on delta, computed from Gaussian tails without accountants."""
 
 import functools
 
@@ -32,7 +32,7 @@ def gaussian(norm, noise, log_threshold):
 def one_step(probability, noise, epsilon):
     """Returns the delta of one step, which bounds the delta of all steps from below.
 
-    An example takes part with probability q, which is 1 if the order is public:
+    An example is in the step with probability q, which is 1 if the order is public:
     `(1 - q) N(0) + q N(1) - e^eps N(0) = q (N(1) - K N(0))`, `K = (e^eps - 1 + q) / q`.
     """
     with mpmath.workdps(DIGITS):
@@ -45,7 +45,7 @@ def own_bin(norm, noise, num_bins, epsilon):
     """Returns a lower bound on delta for balls in bins, from the example's own bin.
 
     The likelihood ratio L is the mean over b bins, so `L >= L_j / b`. Therefore
-    `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, whatever the other columns.
+    `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, whatever the other columns are.
     """
     with mpmath.workdps(DIGITS):
         shifted = mpmath.mpf(epsilon) + mpmath.log(num_bins)

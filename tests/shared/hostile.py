@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-# Hostile values by the name of their kind, which appears in test failures.
+# Hostile values, by a name that appears in test failures.
 VALUES = {
     "None": None,
     "True": True,
@@ -74,9 +74,9 @@ def complaints(function, usual, right, names):
     Args:
       function: the function; each call replaces one argument of `usual`.
       usual: valid arguments by name.
-      right: function of an argument and a kind of value that returns whether this
-        argument may have such a value.
-      names: for an argument, other words by which error messages may call it.
+      right: function of an argument's name and a hostile value's name; returns
+        whether the argument may have this value.
+      names: for an argument, other words that error messages may use for it.
     """
     complaints = []
     for argument, valid in usual.items():
@@ -98,7 +98,7 @@ def complaint(call, names, is_right):
 
     Args:
       call: function without arguments that makes the call.
-      names: words of which a message must contain one, such as the argument's name.
+      names: words, such as the argument's name; an error must contain one of them.
       is_right: function that returns True for a correct result.
     """
     try:

@@ -1,4 +1,4 @@
-"""Loading of repository files as modules."""
+"""Loads files of the repository as modules."""
 
 import importlib.util
 import pathlib

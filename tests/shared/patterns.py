@@ -15,7 +15,7 @@ def random_rows(rng, n, w):
 
 
 def min_sep_patterns(n, b, k):
-    """Yields patterns of up to k of n steps, with at least b steps from one to the next."""
+    """Yields patterns of up to k of n steps, which are at least b steps apart."""
     for size in range(1, k + 1):
         for pattern in itertools.combinations(range(n), size):
             if all(j - i >= b for i, j in zip(pattern, pattern[1:])):
@@ -23,7 +23,7 @@ def min_sep_patterns(n, b, k):
 
 
 def fixed_patterns(n, b):
-    """Returns the patterns that have the same position in each epoch of b steps."""
+    """Returns the patterns that use the same position in each epoch of b steps."""
     return [list(range(i, n, b)) for i in range(b)]
 
 

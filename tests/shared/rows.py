@@ -1,4 +1,4 @@
-"""Data sets that are read by index, in predefined batches, or from files."""
+"""Data sets that are read by index, in batches that they define, or from files."""
 
 import keras
 import tensorflow as tf
@@ -13,7 +13,7 @@ def record_file(path, records, compression=""):
 
 
 class ByIndex:
-    """A data set with a length and access by index, as in Grain and PyTorch."""
+    """A data set with a length and access by index, like those of Grain and PyTorch."""
 
     def __init__(self, row, size):
         self.row, self.size = row, size
@@ -26,7 +26,7 @@ class ByIndex:
 
 
 class InBatches(getattr(keras.utils, "PyDataset", object)):  # Keras 2 has none
-    """A `PyDataset` of batches of the given size, from a structure of arrays."""
+    """A `PyDataset` that divides a structure of arrays into batches of one size."""
 
     def __init__(self, arrays, size):
         super().__init__()

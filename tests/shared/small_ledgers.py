@@ -1,4 +1,4 @@
-"""Plans that are bound to a ledger, and names for runs."""
+"""Plans that are bound to a ledger, names of runs, and what they spent."""
 
 import hashlib
 

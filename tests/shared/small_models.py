@@ -37,7 +37,7 @@ class Custom(keras.layers.Layer):
 
 
 def centred(x):
-    """Subtracts the mean of the batch, and so mixes examples."""
+    """Subtracts the mean of the batch, which mixes the examples."""
     return x - keras.ops.mean(x, axis=0, keepdims=True)
 
 
@@ -48,7 +48,7 @@ def make_plan(mechanism="lambda_cgd", **changes):
 
 
 def make_min_sep_plan(num_steps=6, **changes):
-    """Makes a plan under MinSep, for caller-made batches."""
+    """Makes a plan with MinSep, for which the caller makes the batches."""
     use = {"num_steps": num_steps, "sampling": tf_bandmf.MinSep(3), "batch_size": 4}
     arguments = {"epsilon": 4.0, "delta": 1e-5, **use, "test_seed": 0, **changes}
     return planned("identity", **arguments)
@@ -84,7 +84,7 @@ def make_private_model(
 
     Args:
       plan: the plan.
-      inner: the inner optimizer; by default SGD.
+      inner: the optimizer that gets the noisy gradients; by default SGD.
       functional: whether the default model is functional.
       hidden: whether the default model has a hidden layer.
       model: a model, or the layers of one; by default a small classifier.
@@ -116,7 +116,7 @@ def built(model, weights=None, key=None):
     Args:
       model: a private model.
       weights: path of a checkpoint.
-      key: the run's secret, as in a fork of the process or a copy of the machine.
+      key: the secret of another run, to simulate a fork or a copied machine.
     """
     model.optimizer.build(model.trainable_variables)
     if key is not None:
@@ -127,7 +127,7 @@ def built(model, weights=None, key=None):
     return model
 
 
-# Options that `plan_and_model` passes to the model; the plan gets all others.
+# Options that `plan_and_model` passes to the model; it passes all others to the plan.
 OF_MODEL = {"inner", "functional", "additional_run", "hidden", "loss", "metrics"}
 OF_MODEL |= {"jit_compile", "run_eagerly", "steps_per_execution", "model", "clipping"}
 

@@ -18,7 +18,7 @@ def small_plan(mechanism, num_examples, batch_size, epochs, **more):
 def planned(
     mechanism="auto", *, test_seed=None, generator="philox", confidence=None, **use
 ):
-    """Makes a plan, and then applies the options that change a finished plan."""
+    """Makes a plan; also accepts options that are applied to the finished plan."""
     plan = tf_bandmf.plan(mechanism, **use)
     plan = plan if confidence is None else plan.bounded(confidence=confidence)
     return dataclasses.replace(plan, test_seed=test_seed, generator=generator)
