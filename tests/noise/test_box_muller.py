@@ -136,13 +136,8 @@ def words(*values):
     return tf.constant(np.array(values, np.uint32).view(np.int32))
 
 
-FIRST_BITS = (
-    1,
-    32,
-    63,
-    94,
-    125,
-)  # The index of the first bit of t that each word sets.
+# The index of the first bit of t that each word sets.
+FIRST_BITS = (1, 32, 63, 94, 125)
 
 
 @pytest.mark.parametrize("k", range(1, 157))
