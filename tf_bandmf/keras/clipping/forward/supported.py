@@ -35,6 +35,11 @@ _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "`layer.trainable = False`.",
     ),
     (
+        lambda layer: isinstance(layer, (keras.layers.MixUp, keras.layers.CutMix)),
+        "combines several examples of a batch into one, so that there are no "
+        "per-example gradients. Remove it or augment examples one by one.",
+    ),
+    (
         _is_quantized,
         "is quantized: its gradient is written by hand, and nothing shows that it "
         "keeps examples apart. Train the model before it is quantized, with LoRA "
