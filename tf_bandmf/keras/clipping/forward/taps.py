@@ -30,16 +30,11 @@ class Recorder:
       calls: the calls of tapped layers, in the order in which they begin.
       spans: for each call, the numbers of the operations that it created, and the unit,
         in the order in which calls end.
-
-    Raises:
-      RuntimeError: in eager code, which creates no operations to check.
     """
 
     def __init__(
         self, units: Sequence[Unit], shapes: Sequence[CallShape], size: tf.Tensor
     ) -> None:
-        if tf.executing_eagerly():
-            raise RuntimeError("A pass must be recorded in a graph, found eager code.")
         self._units = units
         self._shapes = iter(shapes)
         self._size = size

@@ -20,7 +20,6 @@ from tf_bandmf.keras.clipping.independence.places import (
     CannotOpen,
     Mixes,
     Place,
-    axes_of,
     same,
 )
 from tf_bandmf.keras.compat.keras_operations import MODULES, KerasTensor
@@ -67,11 +66,13 @@ def _no_axis(op: Any, rank: int) -> Collection[int]:
 
 
 def _told(op: Any, rank: int) -> Collection[int]:
-    """Returns the axes that are named in the attributes of an operation."""
+    """Returns the axes that attributes of an operation name; None means all axes."""
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
     if not names:
         raise CannotOpen(f"{type(op).__name__} does not name its axes")
-    return {one for name in names for one in axes_of(getattr(op, name), rank)}
+    told = [getattr(op, name) for name in names]
+    chosen = [range(rank) if axis is None else np.atleast_1d(axis) for axis in told]
+    return {int(one) % rank if rank else 0 for axes in chosen for one in axes}
 
 
 def _repeated(op: Any, rank: int) -> Collection[int]:

@@ -83,12 +83,6 @@ def same(places: Sequence[Place]) -> Place:
     return places[0]
 
 
-def axes_of(axis: Any, rank: int) -> set[int]:
-    """Returns the axes that an attribute names; None means all axes."""
-    chosen = range(rank) if axis is None else np.atleast_1d(axis)
-    return {int(one) % rank if rank else 0 for one in chosen}
-
-
 def arranged(
     place: Place, shape: Sequence[int], size: int, arrange: Callable[[Any], Any]
 ) -> tuple[Place, tuple[int, ...]]:

@@ -139,8 +139,19 @@ def _check_reads(
             if variable is None:
                 continue
             unit = recorder.unit_of(number)
-            if unit is None or not any(variable is each for each in unit.variables):
-                raise _escapes(model, variable, unit)
+            if unit is not None and any(variable is each for each in unit.variables):
+                continue
+            where = "outside the call of its own layer"
+            if unit is not None:
+                where = (
+                    f"in the call of layer {unit.layer.name!r}, which does not own it"
+                )
+            raise UnsupportedModelError(
+                f"Weight {variable.path!r} of model {model.name!r} is read {where}. "
+                "That part of its gradient would escape clipping. Use the weight in one "
+                "layer only; to share it, call that layer twice (for a tied output "
+                "projection, `keras.layers.ReversibleEmbedding`)."
+            )
     for numbers, unit in recorder.spans:
         layer = unit.layer
         for operation in operations[numbers.start : numbers.stop]:
@@ -150,17 +161,3 @@ def _check_reads(
                     f"numbers with {operation.type}, which cannot be repeated. Use "
                     "`keras.random` with a `keras.random.SeedGenerator`."
                 )
-
-
-def _escapes(
-    model: keras.Model, variable: Any, unit: Unit | None
-) -> UnsupportedModelError:
-    where = "outside the call of its own layer"
-    if unit is not None:
-        where = f"in the call of layer {unit.layer.name!r}, which does not own it"
-    return UnsupportedModelError(
-        f"Weight {variable.path!r} of model {model.name!r} is read {where}. "
-        "That part of its gradient would escape clipping. Use the weight in one "
-        "layer only; to share it, call that layer twice (for a tied output "
-        "projection, `keras.layers.ReversibleEmbedding`)."
-    )
