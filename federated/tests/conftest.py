@@ -1,6 +1,7 @@
-"""Selects the tests that this environment can run, and kills TFF's workers. Modules
-that do not depend on an engine are tested wherever the core runs; the others need
-TensorFlow Federated. TFF's worker must not outlive the tests, because it would keep the
+"""Selects the tests that this environment can run, and kills TFF's workers.
+
+Tests of modules that need no engine run everywhere; the others need TensorFlow
+Federated (TFF). TFF's worker must not outlive the tests, because it would keep the
 output pipe open.
 """
 
@@ -13,13 +14,14 @@ import sys
 
 import pytest
 
-# The plugins define the markers `attack`, `invariant` and `slow_cases`, and their options.
+# These plugins define the markers `attack`, `invariant` and `slow_cases`, and their
+# command line options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
-# Keeps tests away from the user's cache of strategies.
+# Tests neither read nor write the user's cache of optimized strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
-# Tests share modules of this folder, such as `simulated`.
+# Tests import helper modules from this folder, such as `simulated`.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 if importlib.util.find_spec("tensorflow_federated"):
@@ -27,7 +29,7 @@ if importlib.util.find_spec("tensorflow_federated"):
 
     @atexit.register
     def end_workers():
-        """Kills TFF's workers, because TFF may wait forever when it ends them itself."""
+        """Kills TFF's workers, because TFF may wait forever for them to end."""
         for child in psutil.Process().children(recursive=True):
             if child.name() == "worker_binary":
                 child.kill()

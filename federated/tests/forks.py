@@ -12,7 +12,7 @@ def fork():
 
 
 def in_a_child(function):
-    """Calls a function in a fork, without TensorFlow's threads; returns the wait status."""
+    """Calls a function in a fork, without TensorFlow's threads; returns its status."""
     child = fork()
     if child == 0:
         try:

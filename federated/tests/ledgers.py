@@ -1,4 +1,4 @@
-"""Helpers for tests of ledgers: copies, and begun rounds."""
+"""Helpers for tests of ledgers: they copy ledgers, change them, and begin rounds."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def changed(path, *statements):
 
 
 def begin_round(ledger, number, cohort):
-    """Begins a round, after recording the end of the previous one or the initial state."""
+    """Begins a round, after recording the previous round's end or the initial state."""
     if ledger.expected[0] == "finished":
         ledger.finished(number - 1, {"a": number})
         ledger.released(number - 1)

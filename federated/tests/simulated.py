@@ -14,11 +14,11 @@ from tf_bandmf_federated.rounds import Run
 
 
 class Crash(BaseException):
-    """An exception that `except Exception` does not catch, to stand for a kill."""
+    """Simulates a kill: an exception that `except Exception` does not catch."""
 
 
 class Models:
-    """Collects the released models in order; raises `Crash` after a given one."""
+    """Collects the released models in order; raises `Crash` after model `dies_at`."""
 
     def __init__(self, dies_at=None):
         self.released, self._dies_at = [], dies_at
@@ -49,8 +49,7 @@ def make_run(engine, devices, folder, over_selection=1.0, **options):
 
 
 class SimulatedDevices:
-    """Simulated devices; each has its own store, and adds its own constant to the
-    weights.
+    """Devices that have their own stores, and add their own constants to the weights.
 
     Args:
       folder: folder of all stores.
@@ -69,7 +68,7 @@ class SimulatedDevices:
         }
         self.clip = plan.l2_norm_clip
         self.gone = set()
-        self.asked = []  # (round, weights, names) of each request
+        self.asked = []  # The tuple (round, weights, names) of each request.
 
     def present(self):
         return [name for name in self.stores if name not in self.gone]

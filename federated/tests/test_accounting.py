@@ -1,4 +1,4 @@
-"""The guarantee that a run's record implies."""
+"""The guarantee that follows from the recorded participations of a run."""
 
 import collections
 import itertools
@@ -31,7 +31,7 @@ PLAN = make_plan(l2_norm_clip=0.25)
 
 
 def measured(b, k, n=N):
-    """Returns a measurement where one of two clients takes part k times, every b rounds."""
+    """Returns a measurement: one of two clients takes part k times, every b rounds."""
     return MeasuredParticipation(n, 2, b, k, k + 1)
 
 
@@ -82,7 +82,7 @@ def test_measurement_that_contradicts_itself_is_refused(fields, message):
         MeasuredParticipation(*fields)
 
 
-# --- The guarantee of a measurement.
+# --- The guarantee that follows from a measurement.
 
 
 @pytest.mark.parametrize("mechanism", ["banded", "bsr", "bisr", "lambda_cgd", "blt"])

@@ -62,7 +62,7 @@ def run_process(process, plan, denominator, clients=(), state=None):
 @pytest.mark.slow_cases("bandinv", "tree", "blt", "bisr", "dense", "identity", "banded")
 @pytest.mark.parametrize("mechanism", FAMILIES)
 def test_noise_of_every_family_is_that_of_the_strategy(mechanism):
-    """C times the noise equals z, up to the grid of released values."""
+    """C times the noise equals the normals z, up to the rounding of released values."""
     plan = make_plan(mechanism)
     c = plan.strategy.matrix.to_dense()
     factory = CorrelatedNoiseFactory(plan, clients_per_round=4)
@@ -122,7 +122,7 @@ def test_keys_are_fresh_in_every_run_and_from_the_operating_system():
 
 @pytest.mark.parametrize("mechanism", ["bsr", "bisr"])
 def test_a_ring_buffer_too_large_for_the_state_is_refused(mechanism):
-    """The mechanisms that the error message suggests run at this size."""
+    """A large ring buffer is refused, and a suggested mechanism runs at this size."""
     plan, wide = make_plan(mechanism), tff.TensorType(np.float32, [3_000_000])
     factory = CorrelatedNoiseFactory(plan, 1.0)
     if mechanism == "bsr":
@@ -154,7 +154,7 @@ def test_wrong_plans_are_refused():
 
 
 def drop_in(mechanism):
-    """Returns the weights after 3 rounds of TFF's federated averaging with the factory."""
+    """Returns the weights after 3 rounds of TFF's federated averaging."""
     plan = make_plan(mechanism, noise_multiplier=0.01)
     aggregator = CorrelatedNoiseFactory(plan, 2.0)
     process = tff.learning.algorithms.build_unweighted_fed_avg(

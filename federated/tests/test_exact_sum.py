@@ -12,7 +12,7 @@ from tf_bandmf_federated.clipping import clip_update
 from tf_bandmf_federated.exact_sum import ExactSum
 
 CLIP = 0.7
-MANY = [100, 1000]  # numbers of updates, for sums in int32 and in int64
+MANY = [100, 1000]  # Numbers of updates whose sum needs int32 or int64.
 
 
 def updates(number, size, seed=0):
@@ -32,7 +32,7 @@ def test_the_order_makes_no_difference_to_a_single_bit():
     added = updates(5, 40)
     actual = {units_of(order, 40).tobytes() for order in itertools.permutations(added)}
     assert len(actual) == 1
-    # The control: float32 sums depend on the order.
+    # As a control, float32 sums depend on the order.
     orders = itertools.permutations([clip_update([u], CLIP).update[0] for u in added])
     assert len({sum(order).tobytes() for order in orders}) > 1
 
@@ -88,7 +88,7 @@ def test_sums_have_room_for_the_last_update(most):
     total = ExactSum(2, clip, most)
     assert total.unit == 2.0**-23
     largest = np.float32(clip * (1.0 - 2.0**-16))
-    # Sets the sum as if all but one update had been added, each of the largest size.
+    # The sum is set as if all updates but one had been added, each of maximum size.
     before = (most - 1) * 2**24
     for sign in (1, -1):
         total = ExactSum(2, clip, most)
@@ -150,8 +150,8 @@ def impossible(weights, released, stddev, denominator):
 
 @pytest.mark.attack(
     "The last bits of released weights",
-    tried="Adds an update of the clip norm, or nothing, to 200,000 weights, and counts the "
-    "released weights that no float32 noise gives if nothing was added.",
+    tried="Adds an update to 200,000 weights, and counts the released weights that are "
+    "impossible without the update, whatever the float32 noise is.",
     area="noise",
     invariants=[15],
 )

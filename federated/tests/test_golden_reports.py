@@ -2,7 +2,7 @@
 
     python tests/test_golden_reports.py      # writes golden/reports.json anew
 
-A change that promises equal numbers leaves the file as it is.
+A commit that should not change numbers leaves the file as it is.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ def run(folder, over_selection=1.0, answers=None, skips=False, sizes=(3, 1)):
 
 
 def too_large(request, add):
-    """Sends large updates, as devices that want more weight would; each counts as one."""
+    """Sends large updates, which count as much as those of honest devices."""
     for name in request.names:
         add(name, [np.full_like(w, 1e9) for w in request.weights])
     return Replies()

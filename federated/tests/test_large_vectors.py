@@ -16,7 +16,7 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
     assert threading.get_ident() not in here
 
     def child():
-        signal.alarm(20)  # if broken, the fork waits for threads that it lacks
+        signal.alarm(20)  # Otherwise a broken child waits forever.
         if list(ahead(lambda item: item + 1, range(9))) != list(range(1, 10)):
             os._exit(1)
 

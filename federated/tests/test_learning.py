@@ -72,7 +72,7 @@ def test_updates_are_the_plan_s_noise_on_clipped_means():
     total = -np.cumsum(means_of_noise(plan), axis=0)
     np.testing.assert_allclose(none, total, rtol=1e-4, atol=2e-3)
     some, _ = run(in_state(), [first_time(0, 1)])
-    # Both updates were clipped to norm 1, and their mean has a denominator of 3.
+    # Both updates were clipped to norm 1, and their sum was divided by 3.
     assert 0.1 < np.linalg.norm(some[0] - none[0]) <= 2.0 / 3.0 + 1e-6
 
 
@@ -147,7 +147,7 @@ def test_wrong_arguments():
             build_fed_avg(wrong, make_plan(), OPTIMIZER, clients_per_round=3)
 
 
-# --- The noise of a round is used for one result.
+# --- The noise of a round is used for only one result.
 
 
 @pytest.fixture(scope="module")

@@ -151,8 +151,8 @@ DAMAGES = {
 
 @pytest.mark.attack(
     "Rows of the ledger are changed",
-    tried="Changes, removes, moves and adds rows of entries, participations and the state, "
-    "adds a trigger, and opens the ledger again.",
+    tried="Changes, removes, moves or adds rows of entries, participations or states, "
+    "or adds a trigger: the ledger is refused when it is opened again.",
     area="faults",
     invariants=[11],
 )
@@ -166,7 +166,7 @@ def test_a_changed_removed_or_added_row_is_seen(path, tmp_path, figure):
         with pytest.raises(ValueError, match="damaged or was changed"):
             with Ledger(copied, RUN) as ledger:
                 ledger.state(state(0))
-    with Ledger(path, RUN) as ledger:  # the control: an unchanged ledger can be read
+    with Ledger(path, RUN) as ledger:  # As a control, it can be read.
         assert ledger.state(state(0))["round"] == 1
     figure(f"{len(DAMAGES)} changes, each refused")
 
@@ -191,7 +191,7 @@ def test_a_fork_does_not_write(path):
                 os._exit(7 if "fork" in str(error) else 1)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        with pytest.raises(BlockingIOError):  # the child has not freed the lock
+        with pytest.raises(BlockingIOError):  # The child has not freed the lock.
             Ledger(path, RUN)
         ledger.started(0, COHORT)
     assert len(rounds_of(path)) == 1
@@ -220,10 +220,10 @@ def test_another_process_neither_reads_nor_writes_an_open_file(path):
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     statements = ("SELECT * FROM entries", "DELETE FROM entries")
-    for _ in range(2):  # for a new file, and for a file that is only read
+    for _ in range(2):  # For a new file, and for a file that is only read.
         with Ledger(path, RUN):
             with pytest.raises(BlockingIOError):
-                Ledger(path, RUN)  # must not release the first ledger's lock
+                Ledger(path, RUN)  # This must not release the first ledger's lock.
             assert [actual(one) for one in statements] == 2 * ["database is locked"]
     assert actual(statements[0]) == ""  # the control
 

@@ -47,8 +47,8 @@ class Other:
 
 @pytest.mark.attack(
     "Two programs of one run (federated training)",
-    tried="A program copies its own folder, or reads its ledger's file, while it runs; a "
-    "second program is refused all the same.",
+    tried="A program copies its own folder, or reads its ledger's file, while it runs: "
+    "a second program is still refused.",
     area="faults",
     invariants=[8],
 )
@@ -123,7 +123,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_forks_leave_the_journal_to_the_program_and_do_not_keep_its_lock(path):
-    """Tries a fork that ends before the program, and a fork that outlives it."""
+    """A fork that ends keeps the journal; a fork that lives on does not keep the lock."""
     # This needs a new process: a fork of this one cannot free TensorFlow's objects,
     # and a fork of a fork may crash.
     command = [sys.executable, "-c", PROGRAM, path]

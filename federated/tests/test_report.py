@@ -15,8 +15,8 @@ from tf_bandmf_federated import (
 N = 12
 AS_PLANNED = MeasuredParticipation(N, 30, 4, 3, 60)
 BELOW = MeasuredParticipation(N, 30, 2, 3, 60)
-# The items that arXiv:2306.08153, App. K.1, requires of a report, and two further
-# items.
+# The items that a report must have according to arXiv:2306.08153, App. K.1, and two
+# further items.
 TITLES = [
     "DP setting",
     "Data accesses covered",

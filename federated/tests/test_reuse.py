@@ -1,4 +1,4 @@
-"""After restoring an old server folder, no noise is released on two different sums."""
+"""Runs that continue from copies of a server's folder share no noise."""
 
 import asyncio
 import itertools
@@ -96,9 +96,9 @@ def noise_of_two_histories(plan, folder):
 
 @pytest.mark.slow_cases("banded")
 @pytest.mark.attack(
-    "A backup of the server's folder goes on",
-    tried="Copies the folder after 5 rounds, continues from both copies with other "
-    "cohorts, and subtracts the devices' sums from the difference of what both release.",
+    "A run continues from a backup of the server's folder",
+    tried="Copies the folder after 5 rounds, continues from both copies with different "
+    "cohorts, and subtracts the devices' sums from the difference of both releases.",
     area="noise",
     invariants=[8],
 )
@@ -107,12 +107,12 @@ def noise_of_two_histories(plan, folder):
 def test_two_histories_share_no_noise(mechanism, tmp_path, figure):
     # Each round has 2000 noise differences, which contain independent new normals.
     deviations = noise_of_two_histories(make_plan(mechanism), tmp_path)
-    figure(f"{mechanism}: {deviations.min():.2f} times the noise is left")
+    figure(f"{mechanism}: {deviations.min():.2f} times the noise remains")
     assert deviations.min() > 1.25 and deviations.max() < 3.0
 
 
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
-    # The control: noise that is bound only to the round.
+    # As a control, the noise depends only on the round.
     monkeypatch.setattr(RoundNoise, "_digest", lambda *arguments: 0)
     deviations = noise_of_two_histories(make_plan("banded"), tmp_path)
     assert deviations.max() < 3e-3  # rounding to the grid
@@ -120,15 +120,15 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
 
 @pytest.mark.attack(
     "Two histories whose sums are equal",
-    tried="Continues from two copies of a folder with other devices, all of whose updates "
-    "are zeros, and checks whether equal releases show that the sums are equal.",
+    tried="Continues from two copies of a folder with different devices, which all send "
+    "zeros: the releases must differ, so they do not show that the sums are equal.",
     area="noise",
     invariants=[8],
 )
 @pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "control"])
 @pytest.mark.invariant(8)
 def test_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
-    if not is_bound:  # bound only to the sum
+    if not is_bound:  # The noise depends only on the sum.
         real = RoundNoise._digest
         monkeypatch.setattr(
             RoundNoise, "_digest", lambda *given: real(*given[:3], "no point")
@@ -146,15 +146,15 @@ def test_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
         np.testing.assert_array_equal(*actual)
         return
     deviation = PER_ROUND * np.std(actual[0] - actual[1]) / plan.noise_stddev
-    figure(f"{deviation:.2f} times the noise is left")
+    figure(f"{deviation:.2f} times the noise remains")
     assert deviation > 1.25
 
 
 @pytest.mark.attack(
-    "Parts of a backup are brought back",
-    tried="Brings database and journal back as they were in round 4, one of them or both, "
-    "in a folder that is in round 7: it is refused, or a round is what it was, or it "
-    "shares no noise with the one before.",
+    "Parts of a backup are restored",
+    tried="Restores the database as it was in round 4 or 6, and the journal as it was "
+    "in round 4 or 6. The run is refused, or it repeats one round exactly, and further "
+    "rounds share no noise with the earlier run.",
     area="noise",
     invariants=[8, 11],
 )
@@ -182,9 +182,9 @@ def test_parts_of_a_backup(tmp_path, figure):
             refused += 1
             continue
         twice = [t for t in again_sums if t in sums]
-        again.setdefault(min(twice), left[min(twice)])  # its starting state
-        # The copy's first round was begun before the copy: devices, sum and noise are
-        # equal.
+        again.setdefault(min(twice), left[min(twice)])  # The copy's initial state.
+        # The copy's first round began before the copy was made, so its devices, sum and
+        # noise are equal.
         np.testing.assert_array_equal(again[min(twice) + 1], left[min(twice) + 1])
         if twice[1:]:
             deviations = noise_left(plan, twice[1:], (left, sums), (again, again_sums))
@@ -194,9 +194,9 @@ def test_parts_of_a_backup(tmp_path, figure):
 
 
 @pytest.mark.attack(
-    "A snapshot in the middle of a round goes on otherwise",
+    "A run continues differently from a snapshot within a round",
     tried="Continues from a copy that was made while devices compute: with replies in "
-    "another order and other threads, and with other data on the same devices.",
+    "another order and other threads, and with different data on the same devices.",
     area="noise",
     invariants=[8, 9, 11],
 )
@@ -219,7 +219,7 @@ def test_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatch):
     assert np.abs(other_sums[3] - sums[3]).max() > 0.01
     actual = PER_ROUND * (other[4] - left[4]) - (other_sums[3] - sums[3])
     deviation = actual.std() / plan.noise_stddev
-    figure(f"other data: {deviation:.1f} times the noise is left")
+    figure(f"other data: {deviation:.1f} times the noise remains")
     assert deviation > 1.25
 
 
@@ -238,14 +238,14 @@ def noise_after_a_skipped_round(plan, folder, devices):
 
 @pytest.mark.attack(
     "Two histories skip the same round",
-    tried="Continues from two copies of a folder, skips one round in both, and looks for "
-    "normals of the skipped round that both have in the noise of the next one.",
+    tried="Continues from two copies of a folder, skips one round in both, and checks "
+    "that the noise of the next round contains no normals that both runs share.",
     area="noise",
     invariants=[8],
 )
 @pytest.mark.invariant(8)
 def test_histories_that_skip_a_round_share_no_normals(tmp_path, figure):
-    plan = make_plan("lambda_cgd:0.9")  # a row is z_6 - 0.9 z_5
+    plan = make_plan("lambda_cgd:0.9")  # Round 6 has noise z_6 - 0.9 z_5.
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
     run(plan, tmp_path / "first", 5, devices)
     rows = []

@@ -1,4 +1,4 @@
-"""After restoring an old TFF state, no noise is released on two different sums."""
+"""Runs that continue from the same TFF state share no noise."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def make_plan(mechanism):
 
 
 def two_results(plan):
-    """Returns a round's noise for two cohorts from one state, in standard deviations."""
+    """Returns the noise of a round that is run from one state with two cohorts."""
     factory = CorrelatedNoiseFactory(plan, 1.0)
     process = factory.create(tff.TensorType(np.float32, [SIZE]))
 
@@ -34,9 +34,9 @@ def two_results(plan):
 
 
 @pytest.mark.attack(
-    "An older state goes on in TensorFlow Federated",
-    tried="Runs the third round of one state with two cohorts, and subtracts both sums "
-    "from the difference of the results.",
+    "A run continues from an older state in TensorFlow Federated",
+    tried="Runs the third round twice from the same state, with two cohorts, and "
+    "subtracts both sums from the difference of the results.",
     area="noise",
     invariants=[8],
 )
@@ -45,12 +45,12 @@ def two_results(plan):
 def test_two_results_of_one_state_share_no_noise(mechanism, figure):
     first, second = two_results(make_plan(mechanism))
     deviation = np.std(first - second)
-    figure(f"{mechanism}: {deviation:.1f} times the noise is left")
+    figure(f"{mechanism}: {deviation:.1f} times the noise remains")
     assert 1.25 < deviation < 2.5
 
 
 def test_the_measure_sees_noise_that_is_reused(monkeypatch):
-    # The control: noise that is bound only to the round.
+    # As a control, the noise depends only on the round.
     monkeypatch.setattr(
         state_noise.digests, "plain_digest", lambda key, total: tf.zeros([2], tf.int32)
     )
@@ -86,8 +86,8 @@ def model_after(process, state, inputs):
 
 @pytest.mark.attack(
     "Equal sums in TensorFlow Federated",
-    tried="Runs one round of one state twice, whose sums are zero, and checks "
-    "whether equal releases show that the sums are equal.",
+    tried="Runs a round twice from the same state, both times with a sum of zero: the "
+    "releases must differ, so that they do not show that the sums are equal.",
     area="noise",
     invariants=[8],
 )
@@ -96,12 +96,12 @@ def model_after(process, state, inputs):
 def test_equal_sums_do_not_show(inputs, figure):
     process = make_process()
     state = process.initialize()
-    if not inputs[0]:  # two processes that share no state
+    if not inputs[0]:  # Use two processes that share no state.
         first, second = (model_after(p, state, "") for p in (process, make_process()))
     else:
         first, second = (model_after(process, state, one) for one in inputs)
     deviation = np.std(first - second) / process.plan.noise_stddev
-    figure(f"{deviation:.2f} times the noise is left")
+    figure(f"{deviation:.2f} times the noise remains")
     assert 1.25 < deviation < 2.5
 
 
@@ -110,7 +110,7 @@ def test_states_that_skip_a_round_share_no_normals():
     rounds = []
     state = make_process().initialize()
     for _ in range(2):
-        process = make_process()  # independent of the other history
+        process = make_process()  # It is independent of the other history.
         skipped = process.skip_round(state)
         before = np.ravel(process.get_model_weights(skipped).trainable[0])
         rounds.append(model_after(process, skipped, "") - before)

@@ -20,7 +20,7 @@ PLANS = {
 
 
 class Made:
-    """Computes the noise of one run, by `RoundNoise` and by the core's generator."""
+    """Computes the noise of a run with `RoundNoise`, and with the core's generator."""
 
     def __init__(self, plan, size=D, state=None):
         self.plan, self.size, self.noise = plan, size, RoundNoise(plan, size)
@@ -30,12 +30,12 @@ class Made:
         return {**self.state, "digests": np.array(digests, np.int64)}
 
     def row(self, digests, point=""):
-        """Returns the noise of the round that follows these digests, and all digests."""
+        """Returns the noise of the round that follows `digests`, and all digests."""
         parts, after = self.noise.bound_to(self.after(digests), np.zeros(D), point)
         return np.concatenate(list(parts)), after["digests"]
 
     def straight(self, digests):
-        """Returns the core's rows for the key, bound to these digests."""
+        """Returns the core's noise of all rounds, with keys bound to `digests`."""
         generator = noise.NoiseGenerator(self.plan.strategy, self.size)
         keys = generator.step_keys(self.noise._key)
         keys[: len(digests)] = generator.bound_key(keys[: len(digests)], digests)
@@ -122,7 +122,7 @@ def test_an_interrupted_row_does_not_spoil_the_next_one():
     working = made.noise._row
 
     def interrupted(*arguments):
-        working(*arguments)  # the buffer has changed at this point
+        working(*arguments)  # The buffer has changed at this point.
         raise KeyboardInterrupt
 
     made.noise._row = interrupted

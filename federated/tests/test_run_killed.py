@@ -1,4 +1,4 @@
-"""After kills at random moments, no noise is used twice, and no device is asked too early.
+"""After kills at random moments, no noise is reused, and no device is asked too early.
 
 The test runs this file as a program, which forks a child for each kill, so TensorFlow
 starts anew in each child.
@@ -22,8 +22,8 @@ N, B, K, PER_ROUND = 15, 3, 5, 2
 
 @pytest.mark.attack(
     "kill -9 (federated training)",
-    tried="Kills at random moments, when something is about to reach the disk: only "
-    "one content of a round leaves, and no device comes too early or too often.",
+    tried="Kills at random moments, just before a write to the disk: each round sends "
+    "only one model, and no device participates too early or too often.",
     area="faults",
     invariants=[2, 11],
 )
@@ -58,9 +58,9 @@ def lines_of(path):
 
 
 def main(folder, kills):
-    """Starts `kills` children that are killed, and one that finishes the run."""
+    """Starts `kills` children, which are killed, and one that finishes the run."""
     random.seed(kills)
-    # A round can be killed at about 60 moments.
+    # There are about 60 moments at which a round can be killed.
     end = max(2, 120 * N // (kills + 20))
     moments = [random.randrange(1, end) for _ in range(kills)]
     for moment in [*moments, None]:
@@ -70,7 +70,7 @@ def main(folder, kills):
 
 
 def die_at(moment):
-    """Kills this process just before one of its writes reaches the disk."""
+    """Makes this process kill itself just before its write number `moment`."""
     left = [moment]
 
     def count(real):
@@ -97,7 +97,7 @@ def die_at(moment):
 
 
 def train(folder, moment):
-    # A closed-form mechanism is quick to plan, which each child does anew.
+    # Each child makes the plan again, so the mechanism must be quick to plan.
     plan = min_sep_plan(f"bsr:{B}", N, B, K, noise_multiplier=0.5)
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
     rng = random.Random()

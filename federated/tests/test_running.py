@@ -1,4 +1,4 @@
-"""Engine-free runs that are interrupted in various ways."""
+"""Runs without an engine that are interrupted in various ways."""
 
 import asyncio
 import dataclasses
@@ -58,7 +58,7 @@ def flat(state):
 
 
 def check_one_content(devices, models):
-    """Checks that the noise of each round was sent or released with only one sum."""
+    """Checks that each round's model was sent and released with only one content."""
     contents = {}
     for number, content, _ in devices.asked:
         contents.setdefault(number, set()).add(content)
@@ -193,7 +193,7 @@ def test_a_crash_gives_no_second_content(
     if skips:
         contents = dict(models.released + after.released)
         assert contents[3] == contents[2]
-    # The run is complete, so a further call does and releases nothing.
+    # The run is complete, so a further call releases nothing.
     again = Models()
     finish(tmp_path, devices, models=again)
     assert again.released == []
@@ -232,7 +232,7 @@ def test_another_model_plan_format_or_denominator_is_refused(tmp_path, monkeypat
     monkeypatch.setattr(ledger_module, "_FORMAT", "another")
     with pytest.raises(ValueError, match="belongs to another run: format was"):
         finish(tmp_path, devices)
-    assert len(devices.asked) == asked  # no device was asked again
+    assert len(devices.asked) == asked  # No device was asked again.
 
 
 def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):

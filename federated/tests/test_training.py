@@ -1,4 +1,4 @@
-"""TFF's training program keeps the promises of the module `rounds`."""
+"""TFF's training program satisfies the contract of the module `rounds`."""
 
 import asyncio
 import contextlib
@@ -80,7 +80,7 @@ class Metrics(tff.program.ReleaseManager):
 
 
 def train(path, process, models=None, metrics=None, source=None, dies=None, **more):
-    """Trains; `dies = (when, round)` raises before or after writing the result."""
+    """Trains; `dies = (when, round)` raises before or after the round is written."""
     more.setdefault("clients_per_round", CLIENTS_PER_ROUND)
     wrote = Ledger.finished
 
@@ -119,7 +119,7 @@ def test_a_run_releases_every_model_and_measures_participation(tmp_path, process
     assert outcome.measured.min_separation >= B
     actual = measured_guarantee(PLAN, outcome.measured)
     assert actual.is_within_plan
-    # The run is complete, so a further call does and releases nothing.
+    # The run is complete, so a further call releases nothing.
     again = Models()
     train(tmp_path, process, again)
     assert again.releases == []
@@ -167,7 +167,8 @@ def test_releases_hold_no_secret(tmp_path, process):
 def test_it_runs_in_a_federated_context_of_tff_s_programs(
     tmp_path, process, monkeypatch
 ):
-    # TFF interrupts its service, which may never end, and waits for it without limit.
+    # The service is killed, because it may ignore TFF's interrupt, and TFF would wait
+    # for it without limit.
     monkeypatch.setattr(
         importlib.import_module(
             "tensorflow_federated.python.core.impl.executor_stacks.executor_factory"
@@ -181,7 +182,7 @@ def test_it_runs_in_a_federated_context_of_tff_s_programs(
     )
     with tff.framework.get_context_stack().install(context):
         train(tmp_path, process, models, total_rounds=2)
-    # In another execution context of TFF, the process continues the same run.
+    # The process can continue the same run in another execution context of TFF.
     train(tmp_path, process, models)
     assert [key for key, _ in models.releases] == list(range(1, N + 1))
 

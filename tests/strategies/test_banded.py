@@ -9,7 +9,8 @@ import tensorflow as tf
 from tf_bandmf import matrices, strategies, workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 
-# arXiv:2405.15913, Example B.1, by columns.
+# The optimum of arXiv:2405.15913, Example B.1. Column j has the nonzero entries of
+# column j of C.
 EXAMPLE = [
     [0.740, 0.822, 0.876, 0.821, 0.855, 0.882, 0.892, 0.936, 1.000],
     [0.500, 0.492, 0.395, 0.462, 0.442, 0.403, 0.409, 0.353, 0.000],
@@ -23,14 +24,14 @@ def mean_error(strategy, workload):
 
 @functools.cache
 def example():
-    """Optimizes problem B.1 from the default start."""
+    """Optimizes the problem of Example B.1 from the default start."""
     return strategies.optimized_banded(
         workloads.prefix_sum(9), 3, gradient_tolerance=1e-8, gap_tolerance=1e-8
     )
 
 
 def square_root(workload, bands):
-    """Returns a start that needs no optimization."""
+    """Returns a closed-form strategy from which an optimization can start."""
     return strategies.bsr(workload, bands, column_normalized=True)
 
 
@@ -62,13 +63,13 @@ def test_without_equal_column_norms_the_optimum_is_certified():
     assert sensitivity.is_exact
     assert sensitivity.value == pytest.approx(1.0)
     assert 0.0 <= actual.diagnostics["optimality_gap"] <= 1e-5
-    # Equal column norms increase the error under this participation.
+    # Equal column norms would increase the error for this participation.
     equal = mean_error(example(), workload) * 3
     assert mean_error(actual, workload) < 0.999 * equal
 
 
 def test_the_stated_gap_is_above_the_true_one():
-    """The gap is valid even far from the optimum; tests/optimize tests the bounds."""
+    """The stated optimality gap is valid even at a start far from the optimum."""
     workload = workloads.prefix_sum(9)
     start = square_root(workload, 3)
     actual = strategies.optimized_banded(workload, 3, start=start, max_iterations=0)

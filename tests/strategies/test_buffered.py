@@ -1,4 +1,4 @@
-"""Buffered linear Toeplitz strategies: the matrix, known optima, refusals."""
+"""Buffered linear Toeplitz strategies: the matrix, known optima, invalid decays."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_the_matrix_is_the_one_of_its_output_scales():
 
 
 def test_it_reaches_the_value_of_jax_privacy():
-    """jax_privacy gets 12.193852 for two buffers, n = 1000, k = 10 and b = 100."""
+    """For two buffers, n = 1000, k = 10, b = 100, jax_privacy also gets 12.193852."""
     workload, participation = workloads.prefix_sum(1000), MinSep(100)
     strategy = strategies.blt(workload, participation, 2)
     np.testing.assert_allclose(
@@ -46,7 +46,7 @@ def test_more_buffers_are_better_for_one_participation_and_near_the_optimum():
     assert errors[0] > errors[1] > errors[2]
     optimum = strategies.dense(workload, once).rmse(workload, once)
     assert optimum < errors[2] < 1.05 * optimum
-    # The square root has the smallest MaxSE of all Toeplitz factorizations.
+    # The square-root factorization has the smallest MaxSE of all Toeplitz ones.
     best = strategies.bsr(workload, n).max_se(workload, once)
     actual = strategies.blt(workload, once, 3, "max").max_se(workload, once)
     assert best <= actual < 1.02 * best

@@ -1,4 +1,4 @@
-"""gamma-BIFR, which generalizes DP-lambda-CGD and BISR, and its parameter gamma."""
+"""gamma-BIFR (a generalization of DP-lambda-CGD and BISR), and the choice of gamma."""
 
 import numpy as np
 import pytest

@@ -45,7 +45,7 @@ def optimum_of_equal_norms():
     ],
 )
 def test_table_2(build, sensitivities, errors):
-    """Compares columns A and B (k = 1 and b-min-sep), published with two digits."""
+    """Columns A and B (k = 1 and b-min-sep) agree with the two published digits."""
     strategy = build()
     scale = strategy.sensitivity(FIXED)
     assert scale.is_exact

@@ -22,7 +22,7 @@ def test_known_optimum_of_1024_steps():
 
 
 def test_inverse_coefficients_meet_the_peer_s_optimum():
-    # jax_privacy gets 13.402731 here, but bounds the sensitivity differently.
+    # jax_privacy reaches an RMSE of 13.402731, with another bound on the sensitivity.
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
     actual = strategies.optimized_banded_inverse(workload, participation, 4)
@@ -51,7 +51,7 @@ def searched(workload, participation, bands):
 
 
 SIGNS = [
-    # Here the best nonnegative column has 1.1 to 1.4 times the RMSE of BISR.
+    # In these cases, the best nonnegative column has 1.1 to 1.4 times the RMSE of BISR.
     ("sgd:momentum=0.9", 16, 8, 3),
     ("prefix", 16, 4, 4),
     ("sgd:momentum=0.9,decay=0.99", 64, 8, 8),

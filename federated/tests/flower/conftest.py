@@ -1,4 +1,4 @@
-"""Sets the sender of messages, as Flower's separate processes would."""
+"""Sets the ids of the sender of messages, which Flower's processes would set."""
 
 import pathlib
 import sys

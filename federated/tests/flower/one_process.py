@@ -26,11 +26,11 @@ def initial_arrays():
 
 
 class Node:
-    """A ClientApp with its store, which adds a constant to all weights."""
+    """A ClientApp that adds a constant to all weights; it has its own device store."""
 
     def __init__(self, folder, policy, number, value):
         self.number = number
-        self.came = []  # rounds in which the app was called
+        self.came = []  # Rounds in which the app was called.
         self.context = Context(1, number, {"store": folder}, RecordDict(), {})
         self.app = private_client_app(
             policy, lambda context: context.node_config["store"]

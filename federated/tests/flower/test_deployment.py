@@ -54,12 +54,12 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
         timeout=1200 if kills else 240,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    # TensorFlow's log lines must not mix with ours.
+    # The program's error output must contain no log lines of TensorFlow.
     assert "absl::InitializeLog" not in done.stderr and "cuda" not in done.stderr
     killed = re.findall(r"kill -9 (.*)", done.stdout)
     assert killed == (["device 0", "superlink", "device 1"] if kills else [])
-    # No round is missing, whatever was killed. A round is evaluated after it is
-    # saved, so a killed round may be evaluated twice.
+    # No round is missing, whichever process was killed. A round is evaluated after it
+    # is saved, so a round that was interrupted by a kill may be evaluated twice.
     evaluated = re.findall(r"^round (\d+):", done.stdout, re.MULTILINE)
     assert sorted(set(map(int, evaluated))) == list(range(1, rounds + 1))
     report = (tmp_path / "out" / "privacy.md").read_text()
@@ -68,11 +68,11 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
         r"\| epsilon at delta = 1e-05 \| (\S+) \| (\S+) \|", report
     ).groups()
     assert float(measured) <= 1.0001 * float(planned) <= 100.1
-    # Participations as the devices counted them, each in its own store.
+    # Each device counts its participations in its own store.
     stores = sorted((tmp_path / "out" / "devices").glob("*/*.device"))
     counts = [
         json.loads(Journal(str(path)).read()[0])["participations"] for path in stores
     ]
-    assert len(counts) <= devices  # a device that joined late may never be asked
+    assert len(counts) <= devices  # A late device may never be asked.
     assert 1 <= sum(counts) <= rounds
     assert max(counts) <= rounds // separation

@@ -50,7 +50,7 @@ def start(strategy, grid, timeout=60.0, **options):
 
 
 def start_in_full(strategy, grid, **options):
-    """Runs and returns the result; checks that every device that was asked contributed."""
+    """Runs the strategy; checks that every device that was asked has contributed."""
     result = start(strategy, grid, **options)
     for counts in result.train_metrics_clientapp.values():
         assert counts["contributing"] == PER_ROUND
@@ -89,7 +89,7 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
 
 @pytest.mark.invariant(14)
 def test_the_sum_is_uniform_and_the_denominator_constant(tmp_path):
-    """Node i contributes a vector of norm min(1, 2 i), whatever num-examples it reports."""
+    """Every device adds a vector of norm 1, and the sum is divided by a constant."""
     grid = make_grid(tmp_path, TEST_PLAN)
     result = start(make_strategy(tmp_path, TEST_PLAN), grid)
     silent = make_grid(tmp_path / "2", TEST_PLAN)
@@ -112,7 +112,7 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path):
     with pytest.raises(Crash):
         start(make_strategy(tmp_path, models=models), grid)
     grid.change = lambda reply: reply
-    # Meanwhile the nodes restart with new numbers and the same stores.
+    # After the crash, the nodes restart with new numbers and the same stores.
     for number in list(grid.nodes):
         grid.restart(number, number + 100)
     after = Models()
@@ -132,14 +132,14 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path):
 
 
 def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path, monkeypatch):
-    """In a second run of a plan, devices still have the record of the first run."""
-    # A round asks two of four devices, never the same one twice in a row.
+    """Devices refuse a second run of a plan, because they recorded the first run."""
+    # Each round asks two of four devices, and no device in two consecutive rounds.
     grid = make_grid(tmp_path, number=4)
     start(make_strategy(tmp_path), grid)
     before = came(grid)
     assert all(len(rounds) == K for rounds in before.values())
-    # A server without the record notices this from the names, before any round
-    # begins.
+    # A server that lacks the record of the run learns this when devices send their
+    # names, before a round begins.
     with pytest.raises(RuntimeError, match=r"4 claim .* has not begun"):
         start(make_strategy(tmp_path / "another"), grid)
     assert came(grid) == before
@@ -186,20 +186,21 @@ def test_a_receipt_ends_the_run_also_when_its_round_has_passed(tmp_path, monkeyp
 
 @pytest.mark.invariant(8)
 def test_a_refusal_shows_that_a_copy_runs_beside(tmp_path, monkeypatch):
-    # Skip the check of names, as if both servers had asked for names before the copy.
+    # The check of names is skipped, as if both servers had asked for the names before
+    # the folder was copied.
     monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
     grid, copies = make_grid(tmp_path, number=4), [tmp_path / "a", tmp_path / "b"]
     start(make_strategy(copies[0]), grid, num_rounds=1)
     shutil.copytree(*copies)
     start(make_strategy(copies[0]), grid, num_rounds=2)
-    # The copy asks the same two devices, which hold the original's receipt for the
-    # round.
+    # The copy asks the same two devices, which have a receipt for this round from the
+    # original.
     with pytest.raises(RuntimeError, match=r"receipt for round 1, .* 2 rounds"):
         start(make_strategy(copies[1]), grid)
 
 
 def says(**entries):
-    """Returns a function that alters what a device says about itself and its round."""
+    """Returns a function that changes entries of a device's report about itself."""
 
     def change(reply):
         about = dict(reply.content["tf-bandmf"])
@@ -287,7 +288,7 @@ def test_only_the_update_leaves_a_device(tmp_path):
 
 
 def trains(grid, function, numbers=None):
-    """Replaces the training function of the given nodes, by default of all."""
+    """Replaces the training function of the nodes `numbers`, or of all nodes."""
     for number in numbers or grid.nodes:
         app = grid.nodes[number].app
         del app._registered_funcs["train.default"]
@@ -338,7 +339,7 @@ def test_over_selection_and_late_reports(tmp_path):
     assert counts[2]["contributing"] == counts[2]["selected"] > PER_ROUND
     assert len(late_round[1]) == 2
     assert counts[2]["late"] == 2
-    # A late device has taken part, according to the ledger and to its own record.
+    # Late devices count as participants, in the ledger and in their own records.
     assert strategy.measured.num_participations >= 4 + 2
 
 
@@ -373,9 +374,9 @@ def sum_of_a_round(folder, victim):
 
 
 @pytest.mark.attack(
-    "One device's slowness or failure, under over-selection",
-    tried="Asks three devices where two are wanted; lets one add zeros, fail or be slow, "
-    "and compares the released sums with that of the round to which it adds.",
+    "One device that is slow or fails, with over-selection",
+    tried="Asks three devices where two suffice. One of them adds zeros, fails or is "
+    "slow: the released sum must change only by the update of this device.",
     area="faults",
     invariants=[16],
 )
@@ -471,7 +472,7 @@ def test_a_mod_that_is_installed_serves_an_app_with_further_mods(tmp_path):
 
 
 def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
-    """The model has an int64 counter and a moving average among its weights."""
+    """A counter and a moving average are sent to devices, which do not return them."""
     grid, seen, left = make_grid(tmp_path, TEST_PLAN), [], []
     first = {
         "w0": np.zeros([3, 1], np.float32),
@@ -499,13 +500,13 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
         assert list(one) == list(first)
         for name in ("batches", "average"):
             np.testing.assert_array_equal(one[name], first[name])
-    # Only trained arrays count for the norm. It is 2, so updates are clipped to half.
+    # Only trained arrays count for the norm. It is 2, so updates are halved by clipping.
     plain = make_grid(tmp_path / "plain", TEST_PLAN)
     plain.silent = set(plain.nodes)
     nobody = start(make_strategy(tmp_path / "plain", TEST_PLAN), plain, timeout=0.0)
     moved = np.concatenate([actual["w0"].ravel(), actual["w1"]]) - flat(nobody.arrays)
     np.testing.assert_allclose(moved, N * 0.5, rtol=1e-3)
-    # The values of arrays that are not trained belong to the run.
+    # A run cannot continue with other values for the arrays that are not trained.
     with pytest.raises(ValueError, match="belongs to another run: not_trained"):
         changed = {**first, "batches": np.array(8, np.int64)}
         arrays = ArrayRecord({name: Array(value) for name, value in changed.items()})
@@ -522,7 +523,7 @@ def test_a_device_that_leaves_does_not_make_a_round_last(
     grid = make_grid(tmp_path, number=3)
     grid.silent = {1, 2, 3}
 
-    def leave(messages):  # one node leaves, and the others answer
+    def leave(messages):  # One node leaves, and the others answer.
         del grid.nodes[messages[0].metadata.dst_node_id]
         grid.silent = set()
 
@@ -572,8 +573,8 @@ def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, lines):
 
 @pytest.mark.attack(
     "A run's files in the bundle of a Flower app",
-    tried="Puts the server's folder, or a device's store, below an app's folder; and a "
-    "finished run into an app that Flower's own builder bundles.",
+    tried="A server's folder or a device's store within an app is refused. Flower's "
+    "builder does not bundle a finished run that is copied into an app.",
     area="secrets",
     invariants=[10],
 )
@@ -584,7 +585,7 @@ def test_no_file_of_a_run_is_bundled(tmp_path, figure):
     app, run = tmp_path / "app", tmp_path / "output"
     app.mkdir()
     (app / "server.py").write_text("app = None\n")
-    (app / "secret.json").write_text("{}")  # the control: Flower bundles this file
+    (app / "secret.json").write_text("{}")  # As a control, this is bundled.
     (app / "pyproject.toml").write_text(
         '[project]\nname = "app"\nversion = "1.0.0"\ndescription = ""\n'
         'license = "Apache-2.0"\n[tool.flwr.app]\npublisher = "x"\n'
@@ -603,7 +604,7 @@ def test_no_file_of_a_run_is_bundled(tmp_path, figure):
     assert "secret.json" in names
     assert len([path for path in (app / "output").rglob("*") if path.is_file()]) > 10
     assert not [name for name in names if name.startswith("output")]
-    figure("0 files, and 1 of the control")
+    figure("0 files of the run, and the control file, are bundled")
 
 
 def test_a_query_that_failed_is_asked_again(tmp_path):
