@@ -21,7 +21,7 @@ pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 # Tests neither read nor write the user's cache of optimized strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
-# Private steps turn TensorFloat-32 off, the default on GPUs, with a message.
+# TensorFloat-32 is the default on GPUs. Private steps turn it off, with a message.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],

@@ -22,7 +22,7 @@ def tree(folder):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Builds a copy of the sources; returns copy, its initial files, output folder."""
+    """Builds a copy of the sources; returns it, its initial files, and the output."""
     pytest.importorskip("wheel")
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:

@@ -27,7 +27,7 @@ def test_the_norm_is_at_most_the_clip_norm(array, clip):
     assert exact <= clip
     assert actual.is_finite
     before = np.linalg.norm(array.astype(np.longdouble).ravel())
-    if abs(before / clip - 1.0) > 2.0**-35:  # Norms are rounded up by less.
+    if abs(before / clip - 1.0) > 2.0**-35:  # Norms are rounded up by less than 2^-35.
         assert actual.was_clipped == (before > clip)
     if not actual.was_clipped:
         assert actual.update[0].tobytes() == array.tobytes()
@@ -64,7 +64,8 @@ def test_what_was_clipped_is_not_clipped_again(size, scale, law):
 
 @pytest.mark.invariant(17)
 def test_a_quick_norm_decides_nothing_that_it_cannot_know():
-    # In float32, squares underflow or overflow, or the norm is just above clip.
+    # Norms are correct if squares underflow or overflow in float32, and if the norm is
+    # just above the clip norm.
     assert clip_update([np.full(10_000, 1e-24, np.float32)], 1e-23).was_clipped
     assert clip_update([np.full(10_000, 1e20, np.float32)], 1e23).was_clipped is False
     update = [np.full(4, 0.5, np.float32)]

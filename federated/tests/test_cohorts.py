@@ -118,5 +118,6 @@ def test_selection_is_uniform_among_the_eligible(ledger, monkeypatch):
     for _ in range(2000):
         counts.update(cohorts.select(1, 2).names)
     assert not resting & set(counts)
-    # 4000 choices among 8 devices: 500 each, with a standard deviation of 20.
+    # There are 4,000 choices among 8 devices, so each device is chosen about 500 times,
+    # with a standard deviation of about 20.
     assert len(counts) == 8 and all(abs(n - 500) < 100 for n in counts.values())

@@ -70,8 +70,8 @@ def test_what_is_added_has_at_most_the_clip_norm(values, clip, most):
 @pytest.mark.parametrize("clip", [0.3, 1.0, 7.0])
 @pytest.mark.invariant(3)
 def test_one_device_more_does_not_round_the_others_otherwise(clip):
-    # 127 updates fit into 32 bits, 128 do not. Rounding errors of equal updates add
-    # up.
+    # The sum of 127 updates fits into 32 bits, that of 128 does not. Rounding errors of
+    # equal updates add up.
     (update,) = updates(1, 10_000)
     sums = []
     for count in (127, 128):

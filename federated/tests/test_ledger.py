@@ -166,7 +166,7 @@ def test_a_changed_removed_or_added_row_is_seen(path, tmp_path, figure):
         with pytest.raises(ValueError, match="damaged or was changed"):
             with Ledger(copied, RUN) as ledger:
                 ledger.state(state(0))
-    with Ledger(path, RUN) as ledger:  # As a control, it can be read.
+    with Ledger(path, RUN) as ledger:  # The unchanged ledger can be read.
         assert ledger.state(state(0))["round"] == 1
     figure(f"{len(DAMAGES)} changes, each refused")
 

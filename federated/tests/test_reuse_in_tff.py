@@ -17,7 +17,7 @@ def make_plan(mechanism):
 
 
 def two_results(plan):
-    """Returns the noise of a round that is run from one state with two cohorts."""
+    """Runs a round twice from one state, with two cohorts; returns both noises."""
     factory = CorrelatedNoiseFactory(plan, 1.0)
     process = factory.create(tff.TensorType(np.float32, [SIZE]))
 

@@ -48,7 +48,7 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
     n, bands = 7, min(separation, 3)
     exact = law(n, separation, rate)
     assert sum(exact.values()) == pytest.approx(1.0)
-    # Every step contains a fixed example with the same probability.
+    # Each step samples the example with the same probability.
     for t in range(n):
         marginal = sum(weight for taken, weight in exact.items() if taken[t])
         assert marginal == pytest.approx(rate)
@@ -142,7 +142,7 @@ def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsil
     assert bound.confidence == 1 - 1e-6
     assert max(exact) <= bound <= 1.35 * max(exact)
     assert estimates.delta(epsilon, noise) <= bound
-    # The bound on epsilon, at the exact delta, is within a factor of 1.3.
+    # At the exact delta, the bound on epsilon is at most 1.3 times the exact epsilon.
     assert epsilon <= certain.epsilon(max(exact), noise) <= 1.3 * epsilon
 
 

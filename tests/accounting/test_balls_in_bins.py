@@ -139,7 +139,7 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
     [("bins", 4.0, 1.0), ("bins", 2.0, 3.0), ("rests", 0.8, 2.0), ("rests", 2.0, 0.5)],
 )
 def test_no_value_of_a_bound_exceeds_what_is_certain(sampling, noise, epsilon, add):
-    """Importance-sampled values never exceed `largest_value`, even if it is tight."""
+    """Importance-sampled values never exceed the simulator's bound on them."""
     if sampling == "bins":
         gram = gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 6)
         simulator = BinsSimulator(gram, 20_000, 0).at(noise, add)
@@ -211,7 +211,8 @@ def test_releases_beside_a_run_are_one_more_coordinate_of_every_bin(confidence):
         both.calibrate(0.5, 1e-6)
 
 
-# Number of bins, noise multiplier, and random-allocation's bounds on epsilon.
+# Number of bins, noise multiplier, and both bounds on epsilon from the package
+# random-allocation.
 PUBLISHED = [
     (30, 2.0, 0.19167, 0.42935),
     (100, 1.0, 0.58102, 1.02978),

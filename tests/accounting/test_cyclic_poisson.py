@@ -16,7 +16,7 @@ class TestFixedSize:
     )
     @pytest.mark.parametrize("delta", [1e-3, 1e-7])
     def test_noise_is_that_of_dp_accountings_losses(self, queries, part, batch, delta):
-        """dp-accounting confirms the noise, which is over twice that of Poisson."""
+        """dp-accounting confirms the noise; Poisson sampling needs less than half."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         actual = fixed.calibrate(1.0, delta)
         noise = actual.noise_stddev
@@ -102,5 +102,5 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
 def test_the_rounding_of_transforms_is_in_the_privacy_loss_distribution():
     queries = CyclicPoissonAccountant(50_000, 0.001)
     loss = event_losses.of_event(queries.event(1.0), 1e-2)
-    # At an epsilon above all finite losses, delta is just the allowance for rounding.
+    # At an epsilon above all finite losses, delta only allows for rounding errors.
     assert loss.get_delta_for_epsilon(500.0) >= 50_000 * 2.0**-51

@@ -44,7 +44,7 @@ def test_no_delta_is_below_60_digits():
     noises = 10.0 ** rng.uniform(-2.0, 2.0, 400)
     places = rng.uniform(-2.0, 30.0, 400)
     epsilons = (places + 0.5 / noises) / noises
-    # In these two cases, rounding could make the relative error of delta -6e-14.
+    # In these two cases, rounding errors could make delta too small (relative: 6e-14).
     cases = [(2.2564810416155723, 3.627097444543423), (0.3, 100.0)]
     for noise, epsilon in [*zip(noises.tolist(), epsilons.tolist()), *cases]:
         if not 0.0 <= epsilon <= 1e4:

@@ -11,7 +11,7 @@ from tf_bandmf.accounting.monte_carlo import betting_upper_bound
 def test_coverage(probability):
     """At beta = 0.1, the true mean exceeds the bound in at most a tenth of the cases.
 
-    False-alarm rate: more than 40 failures in 200 cases have probability 1e-5.
+    The test allows some 40 failures in 200 cases: more have a probability of 1e-5.
     """
     rng = np.random.default_rng(0)
     failures = 0

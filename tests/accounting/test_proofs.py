@@ -64,7 +64,7 @@ def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(ban
 def test_no_choice_by_what_was_released_is_worse_than_the_dominating_pair(
     coupling, noise, epsilon
 ):
-    """Delta does not grow if the second gradient is chosen by the first output."""
+    """Delta does not grow if the second gradient depends on the first output."""
     strategy = np.array([[1.0, 0.0], [coupling, 1.0]])
     matrix = matrices.Dense(strategy)
     places = np.linspace(-7.0, 10.0, 241) * noise

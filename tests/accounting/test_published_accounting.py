@@ -38,7 +38,7 @@ def test_appendix_f5():
     ],
 )
 def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
-    """The paper's sigmas assume sensitivity 1; with 6 participations, it is sqrt(6)."""
+    """The published sigmas assume sensitivity 1, but 6 participations give sqrt(6)."""
     sampler = tf_bandmf.CyclicPoisson(USERS, 1000, bands)
     assert sampler.participations(2052) == queries
     actual = CyclicPoissonAccountant(queries, sampler.sampling_probability)

@@ -115,9 +115,9 @@ def test_small_deltas_have_noise(delta):
 def test_delta_is_that_of_dp_accounting_and_not_below(
     probability, noise, count, epsilons
 ):
-    """Delta is at least dp-accounting's, extrapolated to an interval of 0.
+    """Delta is at least dp-accounting's, extrapolated to a zero discretization interval.
 
-    The error of dp-accounting's delta is quadratic in its discretization interval.
+    The error of dp-accounting's delta is quadratic in this interval.
     """
     coarse, fine = (
         from_gaussian_mechanism(

@@ -68,7 +68,8 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
             # Vector contributions can exceed all contributions of +1 and -1: see
             # test_vector_contributions.py.
             assert actual.value >= expected * (1 - 1e-9)
-    # The upper bound holds even if the exact value is known, and is labeled as a bound.
+    # `upper_bound` always returns a valid bound that is labeled as a bound, even if the
+    # exact sensitivity is known.
     bound = sensitivity_lib.upper_bound(matrix, b, k)
     assert not bound.is_exact
     assert bound.value >= brute_force(dense, min_sep_patterns(n, b, k)) * (1 - 1e-9)
@@ -97,7 +98,8 @@ def test_the_production_case_400_bands_at_separation_385():
     actual = sensitivity_lib.sensitivity(matrix, MinSep(b))
     bound = sensitivity_lib.upper_bound(matrix, b, -(-n // b))
     assert actual.is_exact
-    # The sensitivity exceeds that of orthogonal columns, but not the bound of Alg. 4.
+    # The sensitivity exceeds sqrt(6), that of orthogonal columns, but not the bound of
+    # Alg. 4 of arXiv:2306.08153.
     assert np.sqrt(6) * 1.001 < actual.value <= bound.value * (1 + 1e-12)
     # The sensitivity is nearly tight: this pattern's norm is at most 1 % smaller.
     pattern = np.zeros(n)

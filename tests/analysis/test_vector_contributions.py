@@ -40,7 +40,8 @@ def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
 def test_three_vectors_that_repel_one_another_have_a_closed_form():
     """For the Gram matrix I + c (1 - I), c < 0, the maximum is 3 - 3 c.
 
-    Three vectors at angles of 120 degrees attain it.
+    Here, 1 is the matrix of ones. Three vectors at angles of 120 degrees attain the
+    maximum.
     """
     for c in (-0.1, -0.5):
         gram = np.full((1, 3, 3), c) + (1.0 - c) * np.eye(3)

@@ -55,7 +55,7 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
             try:
                 actual = accountant.guarantee(noise, float(delta))
             except ValueError as error:
-                # Far too small or too large noise is refused; the error names a bound.
+                # Noise that is far too small or too large is refused.
                 assert "epsilon" in str(error) or "delta must be" in str(error), error
                 continue
             assert actual.kind in ("exact", "bound")
@@ -73,7 +73,7 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
     "kind", [k for k, cls in sorted(lib.PARTICIPATIONS.items()) if cls.is_simulated]
 )
 def test_what_simulates_is_not_below_its_floor(kind, confidence):
-    """Simulated estimates and bounds on epsilon are not below that of a single step.
+    """Simulated epsilons (estimates and bounds) are not below that of a single step.
 
     Estimates err on the safe side.
     """

@@ -48,8 +48,8 @@ def test_a_device_has_functions_of_its_own_in_the_normals_of_tensorflow():
 
 
 def test_noise_drawn_again_by_another_compiler_is_the_same_to_rounding():
-    # This happens if a run is resumed on a different type of device, and regenerates
-    # earlier normals there.
+    # A run that is resumed on a different type of device regenerates earlier normals
+    # with a different compiler.
     keys = tf.constant(NoiseKey.for_testing(1).step_keys(1)[0])
     here = noise.standard_normals(keys, 50_000, jit_compile=True).numpy()
     there = noise.standard_normals(keys, 50_000, jit_compile=False).numpy()

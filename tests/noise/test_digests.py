@@ -163,8 +163,8 @@ def test_a_few_recent_keys_suffice():
         np.testing.assert_array_equal(row, whole)
 
 
-# For each version of the digest, the digests of 0, 1, ..., by the count of numbers. A
-# new version is added here, and old versions stay.
+# Expected digests of the numbers 0, 1, ..., by digest version and count of numbers. A
+# new version adds an entry, and old entries stay.
 OF_VERSIONS = {
     3: {
         5: (1608067432, 326217624),

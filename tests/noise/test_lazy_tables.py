@@ -138,7 +138,8 @@ def _after_a_step(weights, kind="inverse"):
     return jumps, table
 
 
-# With 720 rows, the second part overlaps most of the first part.
+# A release processes parts with equal numbers of rows. With 720 rows, the second part
+# overlaps most of the first part.
 @pytest.mark.slow_cases("5000")
 @pytest.mark.parametrize("rows", [5000, 720])
 def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch, rows):
@@ -192,8 +193,8 @@ def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces
 
 
 def test_many_parts_that_are_made_as_one_have_the_same_normals(monkeypatch):
-    # Parts have 1024 rows: two separate parts, two joined ones, and an incomplete fifth
-    # part.
+    # The 4500 rows are in parts of 1024 rows: two separate parts, two joined ones, and
+    # an incomplete fifth part.
     monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", 12288)
     rows = np.random.default_rng(0).permutation(5000)[:4500].astype("i4")
 

@@ -11,7 +11,7 @@ FEW, BANDS = 512, 4
 
 @pytest.fixture(scope="module")
 def long_runs():
-    """Returns the Toeplitz optimum, the result of five iterations, and the optimum."""
+    """Returns the optimal Toeplitz start, five iterations from it, and the optimum."""
     workload = workloads.prefix_sum(4 * FEW)
     start = strategies.optimized_banded(workload, BANDS, max_iterations=0)
     five = strategies.optimized_banded(workload, BANDS, start=start, max_iterations=5)

@@ -35,7 +35,7 @@ def sampled(participation, epsilon=2.0, num_steps=20, **changes):
 
 @pytest.fixture(scope="module")
 def replaced():
-    # This noise multiplier gives an epsilon of about 2, and saves the calibration.
+    # This noise multiplier gives an epsilon of about 2 without a slow calibration.
     return sampled(
         tf_bandmf.CyclicFixedSize(M, 6, 1), epsilon=None, noise_multiplier=0.36
     )

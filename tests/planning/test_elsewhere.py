@@ -91,7 +91,7 @@ def test_many_pure_releases_are_never_below_their_binomial(delta):
 
 
 def test_several_kinds_are_never_below_the_best_that_one_can_do():
-    """At the joint epsilon, a Gaussian mechanism and randomized response keep delta.
+    """At the joint epsilon, Gaussian noise and randomized response do not exceed delta.
 
     The exact joint delta averages the Gaussian profile over the two privacy losses of
     the response.

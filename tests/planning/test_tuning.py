@@ -20,7 +20,7 @@ def fixed():
 
 @pytest.fixture(scope="module")
 def poisson():
-    # This noise multiplier gives an epsilon of about 2, and saves the calibration.
+    # This noise multiplier gives an epsilon of about 2 without a slow calibration.
     return tf_bandmf.plan(
         "identity", noise_multiplier=0.26, delta=1e-5, sampling="poisson", **DATA
     )
@@ -120,7 +120,7 @@ def test_a_bound_that_takes_too_many_draws_counts_without_amplification():
 
 
 def test_replacement_is_accounted_for_as_replacement():
-    # This noise gives an epsilon of about 4.
+    # This noise multiplier gives an epsilon of about 4.
     plan = tf_bandmf.plan(
         "bsr:2",
         noise_multiplier=1.0,

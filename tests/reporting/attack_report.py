@@ -1,4 +1,4 @@
-"""Collects the results of tests that are marked `attack`, for "what was attacked".
+"""Collects the results of tests marked `attack`, for docs/what-was-attacked.md.
 
     @pytest.mark.attack(
         "Secrets by value in a shared checkpoint",

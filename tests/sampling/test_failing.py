@@ -82,7 +82,7 @@ def test_a_function_that_always_fails_is_an_error():
 
 
 def test_no_error_of_a_row_holds_values_of_records():
-    """Errors name the line that failed, and no values, because logs keep errors."""
+    """Errors name the line that failed, but contain no values of records."""
 
     def row(index):
         raise ValueError(f"no number: {PRIVATE}")

@@ -91,7 +91,10 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
 @pytest.mark.invariant(2)
 @pytest.mark.parametrize("q", ["9/20", "512/10000000", "1/1000000", "2/10000000000"])
 def test_rare_trials_succeed_with_no_more_than_the_probability(q):
-    """Gaps, also those at the table's edges, have the right conditional probability."""
+    """The success probability of a rare trial is at most q, and nearly q.
+
+    The test tries random gaps, and gaps at the table's edges.
+    """
     q = Fraction(q)
     trials = Trials(q.numerator, q.denominator)
     blocks, within, length = trials._blocks, trials._within, trials._length

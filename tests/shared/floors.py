@@ -104,7 +104,7 @@ def best_of_runs(noise, mean, shape, epsilon, places=40):
 
 
 def _more(tail, mean, shape):
-    """Returns `1 - f(1 - tail)`, without cancellation."""
+    """Returns `1 - f(1 - tail)` for the generating function f, without cancellation."""
     if mean == 1:
         return tail
     gamma = _gamma(mean, shape)
@@ -115,7 +115,7 @@ def _more(tail, mean, shape):
 
 
 def _most(x, mean, shape):
-    """Returns `f(x)`, without cancellation."""
+    """Returns the value of the generating function f at x, without cancellation."""
     if mean == 1:
         return x
     gamma = _gamma(mean, shape)
@@ -127,7 +127,7 @@ def _most(x, mean, shape):
 
 @functools.cache
 def _gamma(mean, shape):
-    """Finds the parameter gamma for which K has this mean, by bisection."""
+    """Finds the parameter gamma for which the number of runs K has this mean."""
     with mpmath.workdps(DIGITS):
         lower, upper = mpmath.mpf("1e-13"), mpmath.mpf(1) - mpmath.mpf("1e-30")
         for _ in range(200):

@@ -18,7 +18,7 @@ N = 10
     ],
 )
 def test_square_roots_are_roots_of_the_workload_cut_off_at_their_bands(workload):
-    """BSR (arXiv:2405.13763) and BISR (arXiv:2505.12128, Lemma 1) are such roots."""
+    """Checks BSR (arXiv:2405.13763) and BISR (arXiv:2505.12128, Lemma 1)."""
     for family in (strategies.bsr, strategies.bisr):
         root = family(workload, N).matrix.to_dense()
         np.testing.assert_allclose(root @ root, workload.to_dense(), atol=1e-12)

@@ -585,7 +585,7 @@ def test_no_file_of_a_run_is_bundled(tmp_path, figure):
     app, run = tmp_path / "app", tmp_path / "output"
     app.mkdir()
     (app / "server.py").write_text("app = None\n")
-    (app / "secret.json").write_text("{}")  # As a control, this is bundled.
+    (app / "secret.json").write_text("{}")  # A control file, which is bundled.
     (app / "pyproject.toml").write_text(
         '[project]\nname = "app"\nversion = "1.0.0"\ndescription = ""\n'
         'license = "Apache-2.0"\n[tool.flwr.app]\npublisher = "x"\n'
