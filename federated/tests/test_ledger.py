@@ -287,7 +287,7 @@ def test_states_of_every_layout_come_back_and_other_structures_are_refused(path)
         for wrong in (np.zeros([1], np.float64), np.zeros([1, 1], np.uint64)):
             with pytest.raises(ValueError, match=r"another process: it has \d keys of"):
                 ledger.state({**saved, "keys": wrong})
-        with pytest.raises(ValueError, match="of another process: it holds"):
+        with pytest.raises(ValueError, match="by another process: it holds"):
             ledger.state({"else": 0})
         ledger.released(-1)
         ledger.started(0, COHORT)

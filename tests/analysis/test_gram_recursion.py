@@ -4,11 +4,12 @@ import unittest.mock
 
 import hypothesis
 import numpy as np
+import tensorflow as tf
 from hypothesis import strategies as st
 from patterns import random_rows
 
 from tf_bandmf import matrices, workloads
-from tf_bandmf.analysis import error
+from tf_bandmf.analysis import error, gram_recursion
 
 
 @hypothesis.settings(derandomize=True, deadline=None, max_examples=12)
@@ -41,3 +42,19 @@ def test_error_of_random_strategies_is_that_of_the_dense_factor(
     with unittest.mock.patch.object(error, "_DENSE_STEPS", 0):
         actual = error.per_step_squared_error(matrix, workload)
     np.testing.assert_allclose(actual, np.sum(factor**2, axis=1), rtol=1e-9)
+
+
+def test_the_gradient_of_row_norms_is_that_of_finite_differences():
+    rows = random_rows(np.random.default_rng(0), 9, 3)
+    difference = np.zeros(rows.shape)
+    difference[5, 1] = 1e-6
+    variable = tf.constant(rows)
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        total = tf.reduce_sum(gram_recursion.inverse_row_norms(variable))
+    actual = tape.gradient(total, variable)[5, 1] * 2e-6
+    above, below = (
+        tf.reduce_sum(gram_recursion.inverse_row_norms(tf.constant(rows + step)))
+        for step in (difference, -difference)
+    )
+    np.testing.assert_allclose(actual, above - below, rtol=1e-5)

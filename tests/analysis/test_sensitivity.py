@@ -1,5 +1,6 @@
 """Sensitivities of all matrix types are never too small, and exact if labeled exact."""
 
+import itertools
 import time
 
 import hypothesis
@@ -119,6 +120,23 @@ def test_column_normalized_inverse_strategies_have_a_bound_at_any_size(width, n,
     pattern[::b] = 1.0
     attained = np.linalg.norm(strategy.matrix.matmul(pattern))
     assert attained * (1 - 1e-12) <= actual.value <= attained * 1.01
+
+
+def test_the_bound_for_scaled_toeplitz_columns_holds_for_overlapping_columns():
+    """Columns of one sign leave the bound no room, nor do a few large entries."""
+    n, b = 10, 2
+    for seed, k in itertools.product(range(15), (2, 3, 5)):
+        rng = np.random.default_rng(seed)
+        column, scale = [
+            (rng.uniform(-1.0, 1.0, n), rng.uniform(0.1, 2.0, n)),
+            (rng.uniform(0.8, 1.0, n), rng.uniform(0.9, 1.0, n)),
+            (rng.choice([0.0, 3.0], n), rng.choice([0.01, 1.0], n)),
+        ][seed % 3]
+        column[0] = 1.0
+        dense = matrices.ToeplitzBanded(column, n).to_dense() * scale
+        actual = patterns.scaled_toeplitz_bound(column, scale, b, k)
+        expected = brute_force(dense, min_sep_patterns(n, b, k))
+        assert np.sqrt(actual) >= expected * (1 - 1e-12)
 
 
 def test_lemma_8_needs_the_columns_own_norms():

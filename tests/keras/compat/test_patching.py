@@ -1,5 +1,6 @@
 """Patched functions: nested use, one thread at a time, and restoration at the end."""
 
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +15,25 @@ def double(original, x):
 class Owner:
     def value(self, x):
         return x + 1
+
+
+class Functions(dict):
+    """A dictionary of functions, called like the method of an owner."""
+
+    def value(self, x):
+        return self["value"](x)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [Owner(), types.SimpleNamespace(value=lambda x: x + 1), Functions(value=abs)],
+    ids=["method", "attribute", "dictionary"],
+)
+def test_the_innermost_calls_the_next_outer_one(owner):
+    before, value = dict(vars(owner)), owner.value(1)
+    with patched(owner, "value", double), patched(owner, "value", double):
+        assert owner.value(1) == 4 * value
+    assert owner.value(1) == value and vars(owner) == before
 
 
 def test_an_error_sets_it_back():
