@@ -1,7 +1,6 @@
 """The command line `tf-bandmf`: the same numbers as in Python, and helpful errors."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import cli
-from tf_bandmf.cli.native_logs import without_native_logs
 
 DATA = ["--num-examples", "2000", "--batch-size", "100", "--epochs", "4"]
 BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
@@ -129,23 +127,3 @@ def test_bad_arguments_exit_with_2_and_one_line(run, arguments, message):
     # The error is the last line, because earlier lines announce slow computations.
     error = run(*arguments, code=2).splitlines()[-1]
     assert message in error and error.startswith("tf-bandmf: error: ")
-
-
-LOGS = b"""\
-WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
-I0000 00:00:1795313524.398987   15399 cudart_stub.cc:31] Could not find cuda drivers
-2026-01-02 03:04:05.678901: W external/local_xla/xla/tsl/framework/cpu.cc:83] Allocation
-To enable the following instructions: AVX2 FMA, rebuild TensorFlow with the appropriate
-"""
-OTHERS = b"F0000 00:00:1.5 1 check.cc:1] Check failed\nInformation of ours\nno newline"
-
-
-@pytest.mark.parametrize("level", ["2", "0"])
-def test_log_lines_of_native_code_are_dropped_unless_asked_for(
-    level, capfd, monkeypatch
-):
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
-    with without_native_logs():
-        os.write(2, LOGS + OTHERS)
-    dropped = b"" if level == "2" else LOGS
-    assert capfd.readouterr().err == (dropped + OTHERS).decode()

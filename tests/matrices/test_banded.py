@@ -14,14 +14,6 @@ def test_fft_and_direct_convolution_agree():
     np.testing.assert_allclose(long, np.convolve(coefficients, x)[:n], atol=1e-10)
 
 
-def test_matrices_are_immutable():
-    matrix = matrices.ToeplitzBanded([1.0, 0.5], 4)
-    with pytest.raises(ValueError, match="read-only"):
-        matrix.coefficients[0] = 2.0
-    with pytest.raises(AttributeError):
-        matrix.num_rows = 5
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -48,12 +48,6 @@ def test_one_expected_trial_costs_one_trial(fixed, distribution):
     assert cost.draw_trials() == 1
 
 
-def test_a_larger_delta_costs_less(fixed):
-    loose = tf_bandmf.tuning_cost(fixed, 10, delta=1e-3)
-    assert loose.epsilon < tf_bandmf.tuning_cost(fixed, 10).epsilon
-    assert loose.trial_epsilon == fixed.guarantee_at(1e-3).epsilon
-
-
 def test_amplification_by_poisson_sampling_counts(poisson):
     cost = tf_bandmf.tuning_cost(poisson, 5)
     assert "without amplification" not in cost.method

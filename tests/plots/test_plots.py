@@ -84,15 +84,6 @@ def test_epsilon_of_delta_falls_through_the_planned_point(plans):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("δ", "ε")
 
 
-def test_the_overview_of_a_plan(plans):
-    figure = plt.figure()
-    grid = plots.plan_overview("bisr", dict(plans), figure)
-    assert grid.shape == (2, 3)
-    assert grid[0, 1].get_title() == "C⁻¹"
-    assert legend(grid[1, 0]) == list(plans)
-    assert plans["bisr"].fingerprint[:12] in grid[1, 2].texts[0].get_text()
-
-
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch, plans):
     import sys
 

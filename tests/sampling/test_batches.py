@@ -1,7 +1,5 @@
 """The batch schedule for a fixed order: its epochs, seed, and refused data."""
 
-import warnings
-
 import numpy as np
 import pytest
 from small_plans import small_plan
@@ -46,14 +44,3 @@ def test_wrong_data_are_refused():
         plan.batches(np.zeros((20, 2)), np.zeros(19))
     with pytest.raises(ValueError, match="step"):
         plan.batches(np.zeros(20)).example_indices(12)
-
-
-def test_rows_with_missing_values_are_named():
-    x = np.ones([20, 3], np.float32)
-    x[::4, 1] = np.nan
-    with pytest.warns(UserWarning, match="25% of 20 inspected examples contain NaN"):
-        make_plan().batches(x)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".* contain NaN")
-        make_plan().batches(np.nan_to_num(x))
-        make_plan().batches(x, ranges={"x": (0, 1)})  # ranges are declared
