@@ -1,4 +1,4 @@
-"""The search for records whose contribution exceeds the clip norm."""
+"""No extreme record contributes more than the clip norm to a clipped sum."""
 
 import keras
 import numpy as np
@@ -40,7 +40,7 @@ MODELS = {
 
 
 def given(model, rng):
-    """Returns eight ordinary records."""
+    """Returns the inputs of eight ordinary records, from which a search starts."""
     shapes = [(8, *tensor.shape[1:]) for tensor in model.inputs]
     if model.inputs[0].dtype == "int32":
         return rng.integers(0, 9, shapes[0]).astype(np.int32)
@@ -50,9 +50,9 @@ def given(model, rng):
 
 @pytest.mark.attack(
     "Extreme records against clipping",
-    tried="Scales from 1e-42 to 3e38, NaN, infinities, near-duplicates, integers out of "
-    "range, and a random search: the largest contribution of a record, alone and among "
-    "others, divided by the clip norm.",
+    tried="Searches for a record that contributes more than the clip norm, alone in a "
+    "batch or among others: with scales from 1e-42 to 3e38, NaN, infinities, almost "
+    "equal rows, integers out of range, and random changes.",
     area="inputs",
     invariants=[16, 17, 18],
 )

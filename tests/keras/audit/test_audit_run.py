@@ -1,4 +1,4 @@
-"""Audits of Keras runs contradict broken runs, and accept sound ones."""
+"""An audit of a Keras run contradicts the plan's epsilon only if noise is missing."""
 
 import keras
 import numpy as np
@@ -55,8 +55,9 @@ def scaled():
 
 @pytest.mark.attack(
     "An audit of a Keras run",
-    tried="256 examples as canaries, each in or out by a coin; guesses from the noisy "
-    "gradients of all steps, and from the losses of the final model.",
+    tried="Makes 256 examples canaries, includes each by a coin flip, and guesses "
+    "which ones were included: from the noisy gradients of all steps, and from the "
+    "losses of the final model.",
     area="audit",
     invariants=[3, 4],
 )
@@ -65,10 +66,10 @@ def scaled():
 def test_a_sound_run_is_believed(kind, figure):
     plan = plan_of("bsr:4" if kind == "scaled" else kind)
     scales = scaled() if kind == "scaled" else {}
-    # A weight penalty is not part of the audited sum.
+    # The penalty on weights is not part of the noisy sums that are audited.
     actual = audited(plan, **scales, kernel_regularizer="l2")
     assert not actual.contradicts and actual.white_box.num_canaries == WIDTH
-    # Each canary takes part three times, each time at the clip norm.
+    # An included canary participates three times, each time with the full clip norm.
     assert 0.8 / plan.noise_multiplier < actual.white_box.signal
     assert actual.white_box.signal <= (1 + 1e-5) / plan.noise_multiplier
     assert 0.1 * plan.epsilon < actual.white_box.epsilon <= plan.epsilon
@@ -86,13 +87,13 @@ def test_a_run_without_noise_is_seen(scales, monkeypatch):
     plan = plan_of("identity", epsilon=1.0)
     actual = audited(plan, **(scaled() if scales else {}))
     assert actual.white_box.contradicts
-    # (The black box sees little with Adam, whose steps do not scale with the gradient.)
+    # With Adam, steps do not scale with the gradient, so a black-box audit sees little.
     assert scales or actual.black_box.contradicts
 
 
 @pytest.mark.slow
 def test_an_amplified_run_has_a_black_box_alone():
-    # A given noise multiplier, for an epsilon near 8, saves the search for it.
+    # Setting the noise multiplier (epsilon is near 8) avoids a search for it.
     changes = {"epsilon": None, "noise_multiplier": 0.25, "sampling": "poisson"}
     actual = audited(plan_of("identity", **changes))
     assert actual.white_box is None and not actual.contradicts

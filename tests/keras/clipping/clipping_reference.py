@@ -10,13 +10,13 @@ from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sum
 from tf_bandmf.keras.clipping.sums.settings import FLAT
 
 CLIP = 0.7
-# Relative rounding error up to which a contribution may exceed the clip norm.
+# A contribution may exceed the clip norm by this relative rounding error.
 TOLERANCE = 1e-3
 FROM_LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 class Scale(keras.layers.Layer):
-    """A custom layer with one weight."""
+    """A custom layer with one weight vector."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
@@ -26,7 +26,7 @@ class Scale(keras.layers.Layer):
 
 
 class Around(Scale):
-    """Scales the result of a function that takes an inner layer and the input."""
+    """A layer that computes `function(inner, x)` and scales the result."""
 
     def __init__(self, inner, function=lambda inner, x: inner(x)):
         super().__init__()
@@ -34,7 +34,7 @@ class Around(Scale):
 
     def build(self, shape):
         super().build(shape)
-        # This call builds the inner layer.
+        # This symbolic call builds the inner layer.
         self.function(self.inner, keras.KerasTensor(shape, self.compute_dtype))
 
     def call(self, x):
@@ -42,7 +42,7 @@ class Around(Scale):
 
 
 def chosen(structure, index):
-    """Selects examples from nested arrays [B, ...], and leaves each None as it is."""
+    """Selects examples from a nest of arrays [B, ...], in which None stays None."""
     return keras.tree.map_structure(
         lambda a: None if a is None else tf.convert_to_tensor(np.asarray(a)[index]),
         structure,
@@ -65,7 +65,7 @@ def example_gradients(model, x, y, sample_weight=None):
 
 
 def unit_gradients(model, rows, *data):
-    """Computes the loss and the gradients of each unit as means over its rows."""
+    """Computes each privacy unit's loss and gradients as means over the unit's rows."""
     flat = keras.tree.map_structure(
         lambda a: None if a is None else np.reshape(a, (-1, *np.shape(a)[2:])), data
     )
@@ -107,7 +107,7 @@ def clipped_sums(gradients, clip, clipping=FLAT, variables=()):
 
 
 def step_of(model, data, **options):
-    """Returns a function for clipped sums, one graph for all batch sizes."""
+    """Returns a function for clipped sums that has one graph for all batch sizes."""
     signature = keras.tree.map_structure(
         lambda a: tf.TensorSpec([None, *np.shape(a)[1:]], tf.as_dtype(a.dtype)), data
     )
@@ -128,7 +128,7 @@ def named(**data):
 
 
 def traced(model, x, y, sample_weight=None, clip=CLIP, rows=None, **options):
-    """Computes the clipped sums of one batch in a graph with unknown batch size."""
+    """Computes the clipped sums of a batch in a graph with an unknown batch size."""
     data = named(x=x, y=y, sample_weight=sample_weight, rows=rows)
     return step_of(model, data, l2_norm_clip=clip, **options)(data)
 
@@ -146,7 +146,7 @@ def extremes(x, index):
     for change in (
         lambda part: np.nan * part,
         *(lambda part, scale=scale: scale * part for scale in (1e-20, 1e6, 1e18)),
-        # With almost equal positions, the gradients of differences cancel.
+        # If all positions of an example are almost equal, terms of its gradient cancel.
         *(lambda part, n=n: 1e4 * (part[:1] + n * part) for n in (0.0, 1e-6)),
     ):
 
@@ -161,9 +161,9 @@ def extremes(x, index):
 def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **options):
     """Asserts that the clipped sums of a batch match brute force on single examples.
 
-    In the same graph, it asserts that the example with the longest gradient contributes
-    no more than the clip norm, even with extreme values, that a non-finite example adds
-    nothing, and that the sums of an empty batch are zero.
+    Also asserts, in the same graph, that the sums of an empty batch are zero, and that
+    the example with the largest gradient contributes at most the clip norm, even if its
+    values are extreme, and zero if they are not finite.
     """
     data = named(x=x, y=y, sample_weight=sample_weight, rows=rows)
     given = (model, x, y, sample_weight)
@@ -175,7 +175,7 @@ def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **option
         scales = [np.asarray(s) for s in options["scales"]]
         gradients = [[g * s for g, s in zip(gs, scales)] for gs in gradients]
     norms, clipping = norms_of(gradients), options.get("clipping", FLAT)
-    # The median as the clip norm clips half of the examples.
+    # If the clip norm is the median norm, half of the examples are clipped.
     clip = float(np.median(norms)) or 1.0
     step = step_of(model, data, l2_norm_clip=clip, **options)
     result = step(data)
@@ -239,7 +239,7 @@ def labels(seed=1, batch=5, classes=3):
 
 
 def classifier(*layers, inputs, dtype=None):
-    """Compiles a stack of layers with a softmax head for 3 classes."""
+    """Returns a compiled stack of layers with a softmax head for 3 classes."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [keras.Input(inputs, dtype=dtype), *layers, keras.layers.Flatten()]
@@ -251,7 +251,7 @@ def classifier(*layers, inputs, dtype=None):
 
 
 def functional(shape, body, *, dtype=None, head=True, loss=FROM_LOGITS):
-    """Compiles a functional model around `body`, by default with a 3-class head."""
+    """Returns a compiled functional model around `body`, by default with 3 classes."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input(shape, dtype=dtype)
     outputs = body(inputs)
@@ -265,7 +265,7 @@ def functional(shape, body, *, dtype=None, head=True, loss=FROM_LOGITS):
 
 
 def randomize(model, seed=5):
-    """Adds noise to weights, since biases of 0 and scales of 1 are special cases."""
+    """Adds noise to the weights, since biases of 0 and scales of 1 may hide errors."""
     rng = np.random.default_rng(seed)
     for variable in model.trainable_variables:
         noise = 0.1 * rng.normal(size=tuple(variable.shape))

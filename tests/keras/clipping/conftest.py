@@ -1,4 +1,4 @@
-"""Makes `clipping_reference` importable, and defines a broken rule."""
+"""Makes `clipping_reference` importable, and provides a broken gradient rule."""
 
 import pathlib
 import sys
@@ -10,7 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 @pytest.fixture
 def wrong_dense_rule(monkeypatch):
-    """Breaks the rule of Dense, so that it leaves out the bias."""
+    """Breaks the gradient rule of Dense layers: it omits the bias."""
     from tf_bandmf.keras.clipping.rules import dense
 
     factors = dense.DenseRule.factors

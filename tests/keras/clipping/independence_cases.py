@@ -1,4 +1,4 @@
-"""Models around a layer or a loss, and the effect of one record on the clipped sum."""
+"""Builds models around a layer or loss, and measures how one record moves the sum."""
 
 import clipping_reference as reference
 import keras
@@ -33,7 +33,7 @@ def examples(batch=BATCH, seed=0):
 
 
 def model_with(*inner, loss="mse"):
-    """Builds a model around the layers; it maps [LENGTH, WIDTH] to [2]."""
+    """Builds a model that contains the layers and maps [LENGTH, WIDTH] to [2]."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((LENGTH, WIDTH))
     x = layers.Dense(WIDTH, activation="tanh")(inputs)
@@ -47,7 +47,7 @@ def model_with(*inner, loss="mse"):
 
 
 def clipping_of(model, clip=CLIP):
-    """Returns a function for clipped sums, one graph for all batch sizes."""
+    """Returns a function for clipped sums that has one graph for all batch sizes."""
     signature = [
         tf.TensorSpec([None, *model.input_shape[1:]]),
         tf.TensorSpec([None, *model.output_shape[1:]]),
@@ -74,7 +74,7 @@ def distance(first, second):
 
 
 def largest_change(model):
-    """Returns how far the sum moves, in clip norms, if one record is removed or NaN."""
+    """Returns how far a removed or NaN record moves the clipped sum, in clip norms."""
     x, y = examples()
     x[-1] *= 30
     step = clipping_of(model)
@@ -91,7 +91,7 @@ def largest_change(model):
 
 
 def assert_harmless(make):
-    """Asserts that the model is refused, or no record can exceed the clip norm."""
+    """Asserts that a layer is refused, or that a record adds at most the clip norm."""
     try:
         assert largest_change(model_with(make())) <= 1 + 1e-3
     except (UnsupportedModelError, ValueError):
@@ -99,6 +99,6 @@ def assert_harmless(make):
 
 
 def executed_alone(model, x=None, y=None):
-    """Returns the layers that run for each example alone."""
+    """Returns the layers of a model that run on one example at a time."""
     x = to_tensors(examples()[0] if x is None else x)
     return structure_of(model, x, model.trainable_variables).alone

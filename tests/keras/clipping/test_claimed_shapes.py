@@ -1,4 +1,4 @@
-"""An example with more positions than its layer claims is still clipped as one."""
+"""An example with more positions than a layer declares is not clipped in parts."""
 
 import clipping_reference as reference
 import keras
@@ -11,7 +11,7 @@ CLIP = reference.CLIP
 
 
 class Claims(L.Layer):
-    """A layer that claims a static shape its output may not have."""
+    """A layer that declares a static output shape, which may be wrong."""
 
     def __init__(self, shape):
         super().__init__()
@@ -49,7 +49,7 @@ CLAIMED = {
 @pytest.mark.slow_cases("*-1", "some_positions-*")
 @pytest.mark.invariant(17)
 def test_positions_of_an_example_are_no_examples(name, microbatch_size):
-    """With twice the claimed positions, each half could wrongly be clipped alone."""
+    """Twice the declared positions are refused, since halves could be clipped alone."""
     (*size, width), make = CLAIMED[name]
     keras.utils.set_random_seed(0)
     inputs = keras.Input((*[None] * len(size), width))
@@ -75,7 +75,8 @@ def test_positions_of_an_example_are_no_examples(name, microbatch_size):
         with pytest.raises(tf.errors.InvalidArgumentError):
             total(*other)
     if rest:
-        # An image with as many pixels in another shape may pass, but as one example.
+        # An image with as many pixels in another shape may be accepted, but then it is
+        # clipped as one example.
         try:
             turned = total(1, height // 2, 2 * rest[0])
         except tf.errors.InvalidArgumentError:

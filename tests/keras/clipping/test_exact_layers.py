@@ -1,4 +1,4 @@
-"""All kinds of layers: clipped sums, compared with gradients of single examples."""
+"""Clipped sums of all kinds of layers, compared with gradients of single examples."""
 
 import os
 import subprocess
@@ -111,7 +111,8 @@ LAYERS = {
         "embedding": lambda: L.Embedding(5, 3),
         "positions": lambda: Positions(),
         "positions_of_one": lambda: Positions(True),
-        # Only elementwise functions may run on copied positions.
+        # A step repeats the position embeddings for each example, which is correct only
+        # for elementwise functions of them.
         "positions_scaled": lambda: Positions(then=lambda p: 0.5 * p),
         "positions_normalized": lambda: Positions(
             then=lambda p: keras.ops.softmax(p, axis=0)
@@ -152,7 +153,8 @@ def test_as_many_examples_as_positions():
     reference.assert_exact(model, x, y)
 
 
-# Shapes decide how kernel gradients are formed; there is one case per method.
+# The shapes decide by which method kernel gradients are computed. Each method has a
+# case.
 CONVOLUTIONS = {
     "points": lambda: L.Conv2D(7, 1),
     "points_strided": lambda: L.Conv2D(7, 1, strides=2),
@@ -171,8 +173,9 @@ CONVOLUTIONS = {
 @pytest.mark.invariant(17, 18)
 def test_convolution_of_several_channels(name):
     layer = CONVOLUTIONS[name]()
-    # TensorFlow's own gradient of a strided 1 x 1 kernel corrupts memory for an odd number
-    # of examples, the reference's one for instance, if strides miss the last position.
+    # TensorFlow's gradient of a strided 1 x 1 kernel corrupts memory if the strides
+    # miss the last position and the number of examples is odd; the reference uses one
+    # example.
     size = 19 if layer.strides == (2, 2) else 13
     x = reference.images(size=size, channels=6)
     model = reference.classifier(layer, inputs=x.shape[1:])
@@ -181,7 +184,7 @@ def test_convolution_of_several_channels(name):
 
 @pytest.mark.slow
 def test_convolutions_where_groups_have_no_gradients():
-    """Runs the cases without oneDNN, which TensorFlow uses on some processors only."""
+    """All cases pass without oneDNN, which TensorFlow uses only on some processors."""
     tests = [__file__, "-k", "convolution_of_several_channels"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
@@ -206,7 +209,7 @@ def test_bfloat16():
 
 
 class Standardized(L.Conv2D):
-    """A convolution that standardizes its weight to get its kernel."""
+    """A convolution whose kernel is its weight, standardized."""
 
     @property
     def kernel(self):

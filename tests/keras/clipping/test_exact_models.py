@@ -1,4 +1,4 @@
-"""Models with several layers, inputs or losses: exact per-example gradients."""
+"""Per-example gradients of models with several layers, inputs or losses are exact."""
 
 import clipping_reference as reference
 import keras
@@ -67,7 +67,7 @@ def cells(*makers):
 
 
 class Penalized(L.Layer):
-    """Adds to a score a penalty on its derivative with respect to the input."""
+    """A layer that adds to a score a penalty on the score's gradient for the input."""
 
     def __init__(self, penalty):
         super().__init__()
@@ -120,7 +120,7 @@ def test_model(name):
     reference.assert_exact(model, x, labels())
 
 
-# Layers that share one model, since tracing each loop takes seconds.
+# The layers of each group share one model, because tracing a loop takes seconds.
 RECURRENT = {
     "lstm": [
         lambda: L.LSTM(3),
@@ -148,7 +148,7 @@ RECURRENT = {
 
 
 def give_masks(cell):
-    """Makes dropout masks a function of the example instead of random."""
+    """Makes a cell's dropout masks a function of the example instead of random."""
 
     def masks(step_input, rate):
         gates = getattr(cell, "dropout_mask_count", None)
@@ -179,7 +179,7 @@ def test_recurrent_layers(group):
     before = np.asarray(model(x, training=True))
     result = reference.assert_exact(model, x, labels())
     assert find_layers_alone(model, x) == ()
-    # The outputs are right, and so is an ordinary call afterwards.
+    # The outputs are those of an ordinary call, which the step has not changed.
     np.testing.assert_allclose(result.outputs, before, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(model(x, training=True)), before)
 
@@ -296,7 +296,7 @@ def freeze(layer):
     layer.trainable = False
 
 
-# A layer, a change to it, and how many trainable weights the changed model has.
+# A layer, a change of the layer, and the number of trainable weights after the change.
 CHANGED = {
     "adapter": (lambda: L.Dense(6), adapt, 5),
     "adapter of a convolution": (lambda: L.Conv1D(3, 2), adapt, 5),
@@ -353,7 +353,7 @@ def test_losses(loss):
 
 
 def test_connectionist_temporal_classification():
-    # The second example repeats a label. The 0 is both the blank label and the padding.
+    # The second example repeats a label. Label 0 is both the blank and the padding.
     y = np.array([[1, 2, 3], [2, 2, 1], [3, 0, 0], [1, 3, 0]])
     model = functional((6, 4), L.Dense(4), head=False, loss=keras.losses.CTC())
     reference.assert_exact(model, reference.normal(4, 6, 4), y)
@@ -370,7 +370,7 @@ def test_sample_weights(weights):
     model, x, y = small_model(), reference.normal(6, 4), labels(batch=6)
     result = reference.assert_exact(model, x, y, weights)
     assert result.norms[0] == 0.0 and result.losses[0] == 0.0
-    # An example with weight zero counts as absent.
+    # An example with weight zero has the same effect as an absent example.
     short = reference.traced(model, x[1:4], y[1:4], weights[1:4])
     padded = reference.traced(model, x[:4], y[:4], weights[:4])
     for a, b in zip(padded.sums, short.sums, strict=True):
@@ -398,7 +398,7 @@ def test_dict_inputs_and_outputs(weighted):
     y = {"label": labels(batch=6), "value": reference.normal(6, 1, seed=2)}
     weight = {"label": np.arange(6.0, dtype="f4"), "value": np.ones(6, "f4")}
     reference.assert_exact(model, x, y, weight if weighted else None)
-    # The per-output loss trackers belong to Keras, and stay unchanged.
+    # Computing clipped sums does not update Keras' loss metrics of the outputs.
     before = [np.asarray(v) for m in model.metrics for v in m.variables]
     reference.traced(model, x, y)
     after = [np.asarray(v) for m in model.metrics for v in m.variables]

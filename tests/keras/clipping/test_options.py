@@ -27,7 +27,8 @@ def dense():
 
 def images():
     stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
-    # These layers are too large to form gradients: norms come from inner products.
+    # These layers are too large to form per-example gradients, so norms are computed
+    # from inner products.
     stack += [L.Flatten(), L.Dense(200), L.Dense(201)]
     return classifier(*stack, inputs=(8, 8, 3)), normal(BATCH, ROWS, 8, 8, 3)
 
@@ -47,13 +48,13 @@ def texts():
 
 
 def many_channels():
-    # With the 64 terms of one row, inner products are cheaper; with the 192 terms of a
-    # unit, forming gradients is.
+    # For the 64 terms of one row, inner products are cheaper. For the 192 terms of a
+    # privacy unit (three rows), forming the gradient is cheaper.
     stack = [L.Conv2D(80, 3, padding="same"), L.GlobalAveragePooling2D()]
     return classifier(*stack, inputs=(8, 8, 64)), normal(BATCH, ROWS, 8, 8, 64)
 
 
-# Rows that are present in each unit; one unit has none.
+# Which rows are present in each privacy unit. One unit has no rows.
 PRESENT = np.array(
     [[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 1]], bool
 )
@@ -132,7 +133,8 @@ def test_units_of_a_convolution_are_formed_without_patches(monkeypatch):
 
 
 def test_what_is_infinite_contributes_zero_and_nothing_is_nothing():
-    # The infinite numbers are an input, a target with a finite gradient, and a weight.
+    # Three examples have an infinite number: an input, a target (whose gradient is
+    # finite), and a sample weight.
     model, x, y = classifier(inputs=(4,)), normal(BATCH, 4), normal(BATCH, 3)
     model.compile(loss="mae")
     x[0, 1], y[1], weights = np.inf, np.inf, np.ones(BATCH, "f4")
@@ -212,7 +214,7 @@ DROPPING = {
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_masks_are_fresh(name, microbatch_size):
     model = classifier(DROPPING[name](), inputs=(6, 4))
-    # Equal examples get different masks.
+    # Equal examples must get different dropout masks.
     data = {"x": np.repeat(normal(1, 6, 4), 6, axis=0), "y": labels(batch=6)}
     step = reference.step_of(
         model, data, l2_norm_clip=1.0, microbatch_size=microbatch_size
@@ -224,7 +226,7 @@ def test_dropout_masks_are_fresh(name, microbatch_size):
 
 
 def float16():
-    """Returns models with equal weights in mixed_float16 and in float32."""
+    """Returns two models with equal weights, in mixed_float16 and in float32."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
         stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
@@ -235,7 +237,7 @@ def float16():
     stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
     full = classifier(*stack, inputs=(8, 8, 3))
     half.set_weights(full.get_weights())
-    # (Drop the optimizer, which Keras has wrapped and these tests do not use.)
+    # Drop the optimizer, which Keras has wrapped and these tests do not need.
     half.optimizer = None
     return half, full
 
@@ -260,7 +262,7 @@ def test_float16_gives_the_gradients_of_float32(microbatch_size):
     np.testing.assert_allclose(got.norms, want.norms, rtol=1e-2)
     assert error(got.sums, want.sums) < 1e-2
     assert all(total.dtype == tf.float32 for total in got.sums)
-    # Norms are those of the summed gradients, with the rounding errors of float16.
+    # The norms are those of the summed gradients, including float16 rounding errors.
     for index in range(5):
         one = step(
             {"x": x[index:][:1], "y": y[index:][:1], "sample_weight": weights[:1]}

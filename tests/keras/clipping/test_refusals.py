@@ -82,7 +82,7 @@ def test_refused_layer(name):
 
 
 class TiedProjection(L.Layer):
-    """A layer that reads the table of an embedding without calling it."""
+    """A layer that reads the table of an embedding layer without calling the layer."""
 
     def __init__(self, embedding):
         super().__init__()
@@ -93,7 +93,7 @@ class TiedProjection(L.Layer):
 
 
 class HiddenTie(L.Layer):
-    """A layer that reads the kernel of another layer, which it hides from Keras."""
+    """A layer that reads another layer's kernel, and hides that layer from Keras."""
 
     def __init__(self, other):
         super().__init__()
@@ -107,7 +107,7 @@ class HiddenTie(L.Layer):
 
 
 class Custom(keras.Model):
-    """A model that calls a function with a layer and the input."""
+    """A model that computes `function(inner, x)`."""
 
     def __init__(self, inner, function):
         super().__init__()
@@ -206,7 +206,7 @@ def test_refused_model(name):
 
 
 def rows_of_all(dense, x):
-    """Calls a layer once on the rows of all examples, joined to one batch."""
+    """Calls a layer once on a batch that consists of the rows of all examples."""
     rows = dense(keras.ops.reshape(x, (-1, 2)))
     return keras.ops.reshape(rows, (*keras.ops.shape(x)[:-1], -1))
 
@@ -216,9 +216,10 @@ def same_for_all(dense, x):
     return x + dense(keras.ops.ones((1, 4)))
 
 
-# Calls that lose the batch axis. A layer with weights of its own is differentiated as a
-# whole, so that they are harmless in it. In the model itself, the whole model runs on
-# single examples or is refused.
+# Functions in which the call of a layer loses the batch axis. Inside a layer that has
+# weights of its own, such a call is harmless, because that layer is differentiated as a
+# whole. If the model itself makes the call, the whole model runs on one example at a
+# time or is refused.
 TOGETHER = {
     "rows of all examples": (2, rows_of_all, None),
     "the same for all": (4, same_for_all, "without a batch dimension"),

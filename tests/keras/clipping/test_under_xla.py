@@ -1,4 +1,4 @@
-"""Clipped sums compiled by XLA, compared with those of TensorFlow kernels."""
+"""Clipped sums compiled by XLA equal those computed by TensorFlow's own kernels."""
 
 import clipping_reference as reference
 import keras
@@ -30,7 +30,7 @@ def narrow_convolution():
 
 
 def shared_convolution():
-    """Builds a model that calls one wide convolution twice, which joins the patches."""
+    """Builds a model with two calls of a wide convolution, whose patches are joined."""
     inputs = keras.Input((SIDE, SIDE, 64))
     convolution = layers.Conv2D(64, 3, padding="same", activation="relu")
     h = convolution(convolution(inputs))
@@ -61,7 +61,7 @@ def stepped(make):
 
 
 def sums_agree(first, second):
-    """Asserts that the outcomes are equal, and returns whether the sums agree."""
+    """Asserts that two steps have equal outcomes; returns whether their sums agree."""
     *first, outcomes = first
     *second, others = second
     assert np.array_equal(outcomes, others) and outcomes[2] == 3
@@ -99,7 +99,7 @@ def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced
 
 @pytest.fixture
 def policy():
-    """Returns a function that sets the dtype policy until the end of the test."""
+    """Returns a function that sets Keras' dtype policy until the end of the test."""
     before = keras.config.dtype_policy()
     yield keras.config.set_dtype_policy
     keras.config.set_dtype_policy(before)
@@ -116,7 +116,8 @@ def test_what_waits_for_the_norms_has_the_bits_of_the_layer(traced_for, policy):
     gradients = f"[{BATCH},{SIDE * SIDE},{FILTERS}]"
     assert any(f"bf16{gradients}" in line for line in waiting)
     assert not any(f"f32{gradients}" in line for line in waiting)
-    # Norms are computed from the rounded numbers, so one example adds the clip norm.
+    # Norms are computed from the rounded gradients, so a single clipped example
+    # contributes the clip norm.
     *sums, _ = compiled(*(tensor[:1] for tensor in batch))
     norm = np.sqrt(sum(np.sum(np.square(total)) for total in sums))
     assert 0.499 < norm <= 0.5 * 1.001

@@ -1,4 +1,4 @@
-"""Searches for gradients whose clipped contribution exceeds the clip norm."""
+"""No clipped contribution exceeds the clip norm, in spite of rounding errors."""
 
 import hypothesis
 import numpy as np
@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tf_bandmf.keras.clipping.factors import base, norms, tables
 from tf_bandmf.keras.clipping.sums.settings import Clip
 
-# Documented relative bound on rounding errors.
+# The documented bound on the relative rounding error of a contribution.
 TOLERANCE = 1e-3
 CLIP = 0.5
 
 
 def contribution(factor, clip=CLIP):
-    """Computes the clipped sum of a batch, and its clipping weights."""
+    """Computes the clipped sum of a batch, and the clipping weight of each example."""
     measured = factor.measure()
     finite = tf.math.is_finite(measured.norms.bounds)
     settings = Clip((0,), tf.constant([clip], tf.float64), False, 1.0)
@@ -48,8 +48,8 @@ def rows_of(ids):
     return make
 
 
-# Name: (function, terms T, inputs I, outputs O). Above 40,000 parameters, norms come
-# from inner products.
+# Each value is a function that makes a factor, the number of terms, and the numbers of
+# inputs and outputs. Above 40,000 parameters, norms are computed from inner products.
 KINDS = {
     "one outer product": (product, 1, 40, 30),
     "formed": (product, 4, 20, 30),
@@ -83,7 +83,7 @@ def compiled(name, dtype, xla):
 
 
 def terms(rng, count, size, form, nearness):
-    """Returns rows [T, n] that are unrelated, nearly equal, or of alternating sign."""
+    """Returns terms [T, n] that are unrelated, or almost equal up to their signs."""
     if form == "unrelated":
         return rng.normal(size=(count, size))
     base = np.ones((1, size)) if form == "ties" else rng.normal(size=(1, size))
@@ -95,7 +95,7 @@ def terms(rng, count, size, form, nearness):
 
 @st.composite
 def pairs(draw):
-    """Draws a seed, and the forms, magnitudes and nearness of a gradient's terms."""
+    """Draws a seed, and the forms, exponents and relative distances of terms."""
     forms = st.sampled_from(["unrelated", "alike", "opposite", "ties"])
     exponent = st.floats(-30, 30)
     return (
@@ -139,7 +139,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.invariant(17)
 def test_no_contribution_is_larger_than_the_clip_norm(case):
-    """Maximizes the contribution with a guided search."""
+    """A guided search for large contributions finds none above the clip norm."""
     name, dtype, xla = CASES[case]
     run = compiled(name, dtype, xla)
 
@@ -176,7 +176,7 @@ def test_bounds_of_terms_that_do_not_cancel_are_close_at_all_scales(name, forms)
 
 @pytest.mark.invariant(17)
 def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
-    # The exact sum of l rᵀ over all terms is zero, but not the sum in float32.
+    # The exact sum of l rᵀ over all terms is zero, but the float32 sum is not.
     rng = np.random.default_rng(0)
     half = 1e6 * rng.normal(size=(1, 3, 256)).astype("f4")
     left = tf.constant(np.concatenate([half, half[:, ::-1]], axis=1))
@@ -185,13 +185,13 @@ def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
     total, weights = contribution(product(left, right))
     assert_within(total)
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
-    # Weighted terms must not be so large that rounding swallows other examples.
+    # Larger weighted terms could round away the contributions of other examples.
     assert weights[0] * lengths.sum() <= 256 * CLIP * (1 + 1e-5)
 
 
 @pytest.mark.invariant(17)
 def test_squares_that_vanish_are_counted():
-    # Each square of `left` is flushed to zero, although the product is not small.
+    # Each squared entry of `left` underflows to 0, but the product is not small.
     left = tf.fill([1, 1, 40000], 1e-19)
     right = tf.fill([1, 1, 2], 1e19)
     total, _ = contribution(product(left, right))
@@ -226,14 +226,14 @@ def test_a_row_that_an_example_has_twice_is_measured_as_one():
     assert np.all(bounds >= exact)
     others = [0, 1, 2, 4]
     np.testing.assert_allclose(bounds[others], exact[others], rtol=1e-3)
-    # If the terms cancel, the bound follows from their lengths.
+    # If the terms of an example cancel, its bound is computed from their lengths.
     lengths = np.sum(np.linalg.norm(values[3], axis=-1))
     np.testing.assert_allclose(bounds[3], (lengths / 256) ** 2, rtol=3e-3)
 
 
 @pytest.mark.invariant(17)
 def test_lookups_that_cancel_a_projection():
-    """The bound must cover a contribution that consists of rounding errors alone."""
+    """The bound covers a contribution that consists only of rounding errors."""
     ids = tf.constant([[0, 7, 7, 9]] * 3)
     values = tf.constant(
         1e4 * np.random.default_rng(0).normal(size=(3, 4, 16)), tf.float32
@@ -244,6 +244,6 @@ def test_lookups_that_cancel_a_projection():
     total = measured.weighted_sum(tf.constant([1.0, 0, 0]), *measured.tensors)
     bound = float(measured.norms.bounds[0]) ** 0.5
     assert bound >= np.linalg.norm(np.asarray(total, "f8"))
-    # The bound is never below a 256th of the summed norms of the terms.
+    # The bound is at least the sum of the norms of all terms, divided by 256.
     terms = float(tf.reduce_sum(tf.norm(values[0], axis=-1)))
     assert bound >= 2 * terms / 256 * 0.999

@@ -1,4 +1,4 @@
-"""Process settings that would falsify per-example norms are refused."""
+"""Process settings that make per-example norms inexact are turned off or refused."""
 
 import re
 import types
@@ -29,7 +29,7 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def set_tensor_float_32():
-    """Returns the setter of TensorFlow's option, which is restored after the test."""
+    """Returns the function that sets TensorFloat-32, and restores it after the test."""
     before = OPTION.tensor_float_32_execution_enabled()
     yield OPTION.enable_tensor_float_32_execution
     OPTION.enable_tensor_float_32_execution(before)
@@ -61,8 +61,8 @@ def test_tensor_float_32_is_turned_off(gpu, set_tensor_float_32, capsys):
 def test_the_setting_reaches_every_product_that_xla_compiles(
     usual, set_tensor_float_32
 ):
-    # GPUs read the setting from the compiled program, so it must be there. True is the
-    # control.
+    # On a GPU, each product in the compiled program must request full precision itself.
+    # Control: with TensorFloat-32 enabled (`usual`), no product requests it.
     def body(inputs):
         h = layers.Reshape((36, 8))(layers.Conv2D(8, 3, groups=2)(inputs))
         return layers.MultiHeadAttention(2, 4)(h, h)

@@ -71,7 +71,7 @@ def recurrent():
 
 
 def of_one(items):
-    """Yields one branch per layer, as a pair of the branch's input and output."""
+    """Yields the input and the output of one branch of a model for each layer."""
     for name, arguments, shape in items:
         layer = getattr(layers, name)(**arguments)
         inputs = keras.Input(shape)

@@ -1,4 +1,4 @@
-"""Layers and losses that mix examples run on each example alone, or are refused."""
+"""Layers and losses that mix examples run on one example at a time, or are refused."""
 
 import independence_cases as cases
 import keras
@@ -50,7 +50,8 @@ class Centre(keras.Operation):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-# A class with the name of a Keras operation; the table compares classes, not names.
+# This class has the name of a known Keras operation, but must not be taken for it: the
+# table of known operations compares classes.
 Clip = type("Clip", (Centre,), {})
 
 
@@ -65,14 +66,14 @@ class Subclass(L.Dropout):
 
 
 class ByContext(L.Layer):
-    """Mixes examples only if Keras' call context sets `training`."""
+    """Mixes examples only in training mode, which Keras' call context sets."""
 
     def call(self, x, training=False):
         return centred(x) if training else x
 
 
 class Queue(L.Layer):
-    """Keeps a moving average over past batches, as MoCo keeps a queue."""
+    """Keeps a moving average of past batches, like the queue of MoCo."""
 
     def build(self, shape):
         self.seen = self.add_weight(shape[1:], "zeros", trainable=False)
@@ -97,7 +98,7 @@ def overridden():
 
 
 def hiding(inner):
-    """A layer that calls another one, which is none of its attributes."""
+    """Returns a layer that calls `inner`, which is none of its attributes."""
     return cases.Custom(lambda x: inner(x))
 
 
@@ -114,7 +115,7 @@ def tf_centred(x):
 
 
 def dilated(function):
-    """Applies a function between `space_to_batch` and `batch_to_space`."""
+    """Wraps a function in `space_to_batch` and `batch_to_space`."""
 
     def call(x):
         cut = tf.space_to_batch(x, [2], [[0, 1]])
@@ -134,7 +135,7 @@ def numbered(x):
     return tf.batch_to_space(cut + numbers, [1], [[0, 0]])
 
 
-# Functions that are called in a layer, which then runs on each example alone.
+# A layer that calls one of these functions runs on one example at a time.
 ALONE = {
     "mean": centred,
     "attention": attention_over_batch,
@@ -160,7 +161,7 @@ REFUSED = {
     "normalization": L.BatchNormalization,
 }
 EITHER = {
-    # A dependence on the batch size is detected only if that size is not constant.
+    # A dependence on the batch size is detected only if the size is not a constant.
     "batch size": lambda: cases.Custom(
         lambda x: x / ops.cast(ops.shape(x)[0], "float32")
     ),
@@ -222,7 +223,7 @@ def test_alone_gradients_are_those_of_single_examples():
 
 
 class Chosen(cases.Weighted):
-    """A layer in which each example decides whether it uses the weight."""
+    """A layer that applies its weight only to examples with a positive sum."""
 
     def call(self, x):
         return self.function(
@@ -322,7 +323,7 @@ def test_loss_with_host_code_is_refused():
 
 
 def ratio(y, p):
-    """The mean over all unmasked entries of the given batch."""
+    """Returns the mean squared error over all unmasked entries of the batch."""
     mask = ops.cast(ops.abs(y) > 0.1, "float32")
     return ops.sum(mask * (y - p) ** 2) / (1e-3 + ops.sum(mask))
 

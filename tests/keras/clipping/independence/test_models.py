@@ -33,7 +33,7 @@ def rows_apart(x):
 
 
 def experts(x):
-    """A mixture of experts in which each example chooses two."""
+    """Computes a mixture of experts in which each example selects two experts."""
     value, index = ops.top_k(x[:, 0], 2)
     of_all = ops.stack([x * (1.0 + i) for i in range(cases.WIDTH)], axis=1)
     chosen = ops.take_along_axis(of_all, index[..., None, None], axis=1)
@@ -41,7 +41,7 @@ def experts(x):
 
 
 def own_rows(x):
-    """Adds to all steps of an example its most active step."""
+    """Adds the most active time step of each example to all its time steps."""
     best = tf.argmax(x[:, :, 0], axis=1)
     return x + tf.gather(x, best, batch_dims=1)[:, None]
 
@@ -69,8 +69,8 @@ class Cell(L.Layer):
         return h, [h]
 
 
-# Each model has several layers, since tracing a model is slow. Bare functions become
-# nodes of a functional model.
+# Each model contains several layers, because tracing a model is slow. Functions outside
+# of a layer become nodes of a functional model.
 HONEST = {
     "nodes": [attention, lambda x: x * ops.sigmoid(x) + 1.0],
     "layers": [
@@ -81,7 +81,8 @@ HONEST = {
         ),
         L.RNN(Cell(), return_sequences=True),
     ],
-    # Only functions of Keras operations can be analyzed; these run on single examples.
+    # The analysis covers only Keras operations, so layers that call TensorFlow run on
+    # one example at a time.
     "TensorFlow": [cases.Custom(f) for f in (own_rows, scan_over_time, while_loop)],
 }
 
@@ -97,7 +98,7 @@ def test_honest_layers_are_exact(name):
 
 
 def each(function):
-    """Returns a layer function that maps the first example, and ignores all others."""
+    """Returns a function that uses only the first example of its input."""
     return lambda x: function(x[0])[None] + tf.zeros_like(x)
 
 
@@ -156,7 +157,8 @@ def test_backbones_of_keras_hub(name):
 
 
 def test_a_model_is_judged_anew_where_training_has_changed_its_weights():
-    # The analysis of the model treats the bias of a convolution as a constant.
+    # The analysis treats the bias of the convolution as a constant, so it must be
+    # repeated after the bias has changed.
     stack = [L.Conv2D(3, 3), cases.Custom(lambda x: 2.0 * x), L.Flatten(), L.Dense(2)]
     model = keras.Sequential([keras.Input((6, 6, 1)), *stack])
     for variable, size in ((0.0, 4), (1.0, 6)):

@@ -1,4 +1,4 @@
-"""Layers that store values computed from data are refused, at any nesting depth."""
+"""Layers that store statistics of the data are refused, however deeply nested."""
 
 import clipping_reference as reference
 import independence_cases as cases
@@ -37,7 +37,7 @@ PLACES = {
 
 
 class Average(keras.layers.Layer):
-    """Keeps a moving average of the data, assigned at a chosen place in the graph."""
+    """Assigns a moving average of the data inside a chosen kind of control flow."""
 
     def __init__(self, place):
         super().__init__()
@@ -56,7 +56,7 @@ class Average(keras.layers.Layer):
 
 
 class Tracks(keras.layers.Layer):
-    """Reads a metric in its call, and updates it if asked."""
+    """Reads a metric in its call, and also updates the metric if `update` is true."""
 
     def __init__(self, update):
         super().__init__()
@@ -114,7 +114,7 @@ def test_only_layers_can_be_vouched_for():
 
 @pytest.mark.invariant(16)
 def test_layers_that_read_compiled_metrics_are_refused():
-    # Once built, the metric would hold an exact statistic of the data.
+    # Once the metric is built, its variables would hold exact statistics of the data.
     metric = keras.metrics.SparseCategoricalAccuracy()
     reads = cases.Custom(lambda x: x * (1.0 + metric.variables[0]))
     model = keras.Sequential([keras.Input((5,)), reads, keras.layers.Dense(3)])

@@ -1,4 +1,4 @@
-"""No operation of the table lets one example change the results of others."""
+"""No operation in the table of safe operations lets one example affect another."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,8 @@ def called(*arguments, inputs=lambda x: [x], **named):
     return of
 
 
-# Ways to call an operation; for a given one, some raise and some mix examples.
+# Ways to call an operation. For each operation, some ways raise an error, and some mix
+# examples.
 WAYS = [
     called(axis=1),
     called(axis=-1),
@@ -156,7 +157,7 @@ def drawn_alike(function, x):
 
 
 def walked(function):
-    """Walks a function; returns the walk, and the place and shape of the result."""
+    """Returns a function's `Walk`, and the example axis and shape of its result."""
     walk = Walk(SIZE, ())
     x = walk.tensor((None, 3, 4), "float32")
     with walk._hooks():
@@ -201,8 +202,8 @@ def test_an_operation_moves_no_other_example(name):
     assert_no_other_moves(CASES[name])
 
 
-# Operations that `CASES` calls with specific arguments. Two of the `WAYS` must work
-# for each of the others.
+# Operations that `CASES` calls with specific arguments. Each other operation is called
+# in the first two `WAYS` that work, and at least one way must work.
 SPECIAL = {kind for name in CASES for kind, *_ in walked(CASES[name])[0].log}
 OTHERS = [kind for kind in OPERATIONS if kind.__name__ not in SPECIAL]
 
@@ -261,7 +262,7 @@ MIXING = {
     "top_k": lambda x: ops.top_k(x[:, 0, 0], 2)[0],
     "image": lambda x: ops.image.resize(x, (4, 4)),
     "padded": lambda x: ops.pad(ops.transpose(x, (1, 0, 2)), 1),
-    # The cases below run on single examples, whether or not they mix examples.
+    # Operations that are not known as safe, whether or not they mix examples.
     "segments": lambda x: ops.segment_sum(x, whole(x)[:, 0, 0], 3),
     "classes of a vector": lambda x: ops.multi_hot(whole(x)[:, 0, 0], 5),
     "cross-entropy": lambda x: ops.categorical_crossentropy(x, ops.softmax(x), axis=0),

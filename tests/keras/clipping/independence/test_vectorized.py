@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Vectorized operations give the results of a loop over examples; others use a loop."""
+"""Vectorized operations give the results of a loop over examples; others are looped."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ REDUCE = "Max Mean Min Prod Sum".split()
 
 
 def gradient(function):
-    """Returns the gradient of a function's output, squared and summed."""
+    """Returns a function that computes the gradient of the sum of function(x)²."""
 
     def call(x):
         with tf.GradientTape() as tape:
@@ -153,7 +153,7 @@ def examples():
     return tf.constant(x)
 
 
-# Cases that are also traced with unknown sizes.
+# Cases that are also traced with unknown sizes of the input's axes.
 DYNAMIC = [
     *(f"{n}{kept}" for n in REDUCE for kept in ("", " kept")),
     *(
@@ -203,9 +203,9 @@ UNTRIED = ["PlaceholderWithDefault", "_EagerConst"]
 
 @pytest.mark.attack(
     "Vectorized sums over segments",
-    tried="TensorFlow's own conversion, in which a number past the end is a segment of "
-    "the next example: this operation is not in the list, so it runs in a loop, where "
-    "the number is refused.",
+    tried="Sums segments with a segment number past the end. TensorFlow's "
+    "vectorization would add to a segment of the next example, so the operation is not "
+    "vectorized: it runs in a loop, which refuses the number.",
     area="inputs",
     invariants=[16],
 )

@@ -1,4 +1,4 @@
-"""Ways in which examples of a batch could affect one another; none succeeds."""
+"""Attempts to let one example of a batch affect the others; none succeeds."""
 
 import functools
 
@@ -21,7 +21,7 @@ def batch_size(x):
     return tf.shape(x)[0]
 
 
-# Which entries of an example are used depends on the batch size.
+# Functions that use entries of an example depending on the batch size.
 CHOSEN_BY_SIZE = {
     "strided slice, begin": lambda x: x[:, batch_size(x) - 4 :],
     "roll": lambda x: tf.roll(x, batch_size(x), axis=1)[:, :1],
@@ -35,8 +35,9 @@ CHOSEN_BY_SIZE = {
 
 @pytest.mark.slow_cases("pad", "strided slice, begin")
 @attack(
-    "A layer that cuts by the size of the batch",
-    tried="Slices, splits, rolls and pads each example by the number of examples.",
+    "A layer whose slices depend on the batch size",
+    tried="Slices, rolls, pads and repeats each example by amounts that depend on the "
+    "batch size.",
 )
 @pytest.mark.parametrize("name", CHOSEN_BY_SIZE)
 def test_the_number_of_examples_cuts_nothing_out(name):
@@ -46,7 +47,7 @@ def test_the_number_of_examples_cuts_nothing_out(name):
     )
 
 
-# Each batch position gets its own noise, the same at each step.
+# Each position in the batch gets a random number that is the same at each step.
 SEEDED = {
     "constant": lambda x, seed: tf.random.stateless_uniform(tf.shape(x), [1, 2]),
     "keras": lambda x, seed: keras.random.uniform(ops.shape(x), seed=7),
@@ -64,9 +65,9 @@ class Seeded(cases.Custom):
 
 @pytest.mark.slow_cases("constant", "weight")
 @attack(
-    "Random numbers of a known seed",
-    tried="Gives each place in the batch a number that is the same at each step, from a "
-    "constant seed or one in a weight.",
+    "Random numbers from a known seed",
+    tried="Multiplies each position in the batch by a random number that is the same "
+    "at each step, because the seed is a constant or a weight.",
 )
 @pytest.mark.parametrize("kind", SEEDED)
 def test_a_known_seed_numbers_no_places(kind):
@@ -74,9 +75,9 @@ def test_a_known_seed_numbers_no_places(kind):
 
 
 def pooled(attention, x):
-    """Attends with one query to the steps selected by a mask of the wrong rank."""
+    """Attends with one query to time steps that a mask of the wrong rank selects."""
     query = ops.mean(x, axis=1, keepdims=True)
-    mask = ops.mean(x, axis=-1) > 0  # [B, T], broadcast to [1, 1, B, T].
+    mask = ops.mean(x, axis=-1) > 0  # [B, T]; Keras uses [1, 1, B, T].
     actual = attention(query, x, attention_mask=mask)
     return x + ops.mean(actual, axis=1, keepdims=True)
 
@@ -84,8 +85,8 @@ def pooled(attention, x):
 @pytest.mark.slow
 @attack(
     "A mask that attention broadcasts over the batch",
-    tried="Gives attention_mask the shape of a mask of sequences, where Keras "
-    "combines every example with the masks of all.",
+    tried="Passes a mask of shape [B, T] as attention_mask. Keras broadcasts it, so "
+    "each example would be combined with the masks of all examples.",
 )
 @pytest.mark.parametrize("kind", ["MultiHeadAttention", "GroupQueryAttention"])
 def test_a_mask_of_sequences_is_no_attention_mask(kind):
@@ -97,8 +98,8 @@ def test_a_mask_of_sequences_is_no_attention_mask(kind):
 @pytest.mark.slow_cases("softmax", "sparsemax")
 @attack(
     "The last axis of a vector is the batch",
-    tried="Calls activations along the last axis, and masking, on one number for each "
-    "example.",
+    tried="Applies activations and masking, which act along the last axis, to a vector "
+    "that has one number for each example.",
 )
 @pytest.mark.parametrize("kind", ["softmax", "sparsemax", "masking"])
 def test_the_last_axis_of_a_vector_is_the_batch(kind):
@@ -112,7 +113,7 @@ def test_the_last_axis_of_a_vector_is_the_batch(kind):
 
 
 class KeptInSeed(layers.Layer):
-    """Hides data in the state of a seed generator, and reads them a step later."""
+    """Stores data in the state of a random generator, and reads them a step later."""
 
     def __init__(self, kind):
         super().__init__()
@@ -139,7 +140,8 @@ class KeptInSeed(layers.Layer):
 
 @attack(
     "Data in the counter of a random generator",
-    tried="Advances a generator by a sum over the batch, which the next step reads.",
+    tried="Stores a sum over the batch in the state of a random generator, and reads "
+    "it in the next step.",
 )
 @pytest.mark.parametrize("kind", ["seed", "function", "generator"])
 def test_counters_of_generators_keep_no_data(kind):
@@ -150,7 +152,7 @@ def test_counters_of_generators_keep_no_data(kind):
 
 
 class WritesElsewhere(keras.metrics.Metric):
-    """A metric that writes the labels to a place where a layer reads them."""
+    """A metric that writes the sum of the labels to a variable that a layer reads."""
 
     def __init__(self, place):
         super().__init__()
@@ -164,9 +166,9 @@ class WritesElsewhere(keras.metrics.Metric):
 
 
 @attack(
-    "Metrics that write for others to read",
-    tried="A metric assigns the labels to a variable that no object tracks; a layer "
-    "multiplies by this variable at the next step.",
+    "Metrics that write to variables that a layer reads",
+    tried="A metric assigns the sum of the labels to a variable that no Keras object "
+    "tracks, and a layer multiplies by this variable in the next step.",
 )
 def test_metrics_write_no_variables_of_others():
     place = tf.Variable(0.0, trainable=False)
@@ -209,20 +211,21 @@ class Subtracts(keras.optimizers.SGD):
 @pytest.mark.slow_cases("constraint", "regularizer", "inner")
 @attack(
     "The training loss in the update of the weights",
-    tried="A learning rate, a constraint, a regularizer or an inner optimizer reads the "
-    "exact training loss from its metric, within the step.",
+    tried="A learning rate schedule, a constraint, a regularizer or an inner optimizer "
+    "reads the exact training loss from Keras' loss metric during the step.",
 )
 @pytest.mark.parametrize("kind", ["schedule", "constraint", "regularizer", "inner"])
 def test_updates_read_no_metrics(kind):
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
 
     def loss():
-        # The model has no tracker until it is compiled.
+        # The model has no loss metric until it is compiled.
         tracker = getattr(model, "_loss_tracker", None)
         return 0.0 if tracker is None else tf.convert_to_tensor(tracker.total)
 
-    # In eager mode, the constraint runs after the private update. With a rate of 0, the
-    # update is a no-op, so any change of the weights would come from the constraint.
+    # In eager mode, Keras applies the constraint after the private update. With a
+    # learning rate of 0, the update changes nothing, so only the constraint could
+    # change the weights.
     inner = keras.optimizers.SGD(0.0 if kind == "constraint" else 0.1)
     if kind == "schedule":
         inner = keras.optimizers.SGD(Schedule(loss))
@@ -234,7 +237,7 @@ def test_updates_read_no_metrics(kind):
 
 
 def print_and_read(path):
-    """Returns a function that passes the batch mean through a file."""
+    """Returns a function that prints the batch mean to a file and reads it again."""
 
     def call(x):
         mean = tf.reduce_mean(x)
@@ -246,8 +249,8 @@ def print_and_read(path):
 
 
 def segments(x, segment_sum):
-    """Sums the steps of each example by category; some categories are out of range."""
-    category = tf.cast(tf.round(x[:, :, 0]), tf.int32)  # may be above 2
+    """Sums each example's time steps by category; some categories are out of range."""
+    category = tf.cast(tf.round(x[:, :, 0]), tf.int32)  # Can be above 2.
     return tf.map_fn(lambda e: segment_sum(e[0], e[1], 3), (x, category), x.dtype)
 
 
@@ -274,7 +277,8 @@ LAYERS = {
 @pytest.mark.slow_cases("segments")
 @attack(
     "Operations that are not known to keep examples apart",
-    tried="Python code registered as stateless, categories past the last segment.",
+    tried="Mixes examples with Python code that is registered as stateless, and with "
+    "segment sums whose categories exceed the last segment.",
 )
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_not_listed_is_refused_or_alone(name):
@@ -314,8 +318,8 @@ CLOSED = {
 @pytest.mark.slow_cases("an activation layer over the batch")
 @attack(
     "Layers of Keras that are configured to mix examples",
-    tried="Scales and mask values with more axes than the batch has; activations that "
-    "normalize along the batch.",
+    tried="Rescales or masks with values that have more axes than the batch, or uses "
+    "an activation that normalizes along the batch axis.",
 )
 @pytest.mark.parametrize("name", CLOSED)
 def test_a_class_is_known_only_as_it_is_configured(name):
@@ -323,7 +327,7 @@ def test_a_class_is_known_only_as_it_is_configured(name):
 
 
 class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate from Python code, which could have seen the batch."""
+    """A learning rate computed by Python code, which could have seen the batch."""
 
     def __call__(self, step):
         rate = tf.numpy_function(lambda: np.float32(0.1), [], tf.float32)
@@ -332,7 +336,8 @@ class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 @attack(
     "A learning rate from the host",
-    tried="A metric leaves the mean of the batch with Python; the schedule fetches it.",
+    tried="A learning rate schedule runs Python code, which could read a batch mean "
+    "that a metric in Python has stored.",
 )
 def test_updates_run_no_host_code():
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])

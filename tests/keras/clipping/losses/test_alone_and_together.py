@@ -1,4 +1,4 @@
-"""Losses on single examples: useless ones are refused, changed ones reported."""
+"""Losses that mean something else for a single example are refused or reported."""
 
 import warnings
 
@@ -25,7 +25,7 @@ SCORES, TEXT = spec(CLASSES), spec(TIME, CLASSES)
 
 
 def cox(y, p):
-    """Cox's partial likelihood over pairs of examples; y is (time, event)."""
+    """Computes Cox's negative partial log-likelihood; y is (time, event)."""
     at_risk = ops.cast(y[None, :, 0] >= y[:, None, 0], "float32")
     risk = ops.log(ops.sum(at_risk * ops.exp(p[:, 0])[None], axis=1))
     events = ops.maximum(ops.sum(y[:, 1]), 1.0)
@@ -40,7 +40,7 @@ def in_batch_negatives(y, p):
 
 
 def hard(more_than):
-    """Returns a loss that keeps only errors above a threshold from the batch."""
+    """Returns a loss that drops small errors; the threshold depends on the batch."""
 
     def loss(y, p):
         errors = ops.mean((y - p) ** 2, axis=-1)
@@ -88,7 +88,7 @@ def masked(y, p):
 
 
 def positive_only(y, p):
-    """The mean loss of positive examples, which is NaN for one negative example."""
+    """Returns the mean loss of positive examples: NaN for a single negative example."""
     positive = ops.cast(y == 1, "float32")
     return ops.sum(positive * ops.softplus(-p)) / ops.sum(positive)
 

@@ -1,4 +1,4 @@
-"""Regularizers may depend on weights and constants, but never on data."""
+"""A regularizer that reads activations is refused: they depend on the data."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""Random layers in loops: each iteration draws new numbers; gradients reuse them."""
+"""Random layers in loops draw new numbers in each iteration; gradients reuse them."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ def rounds(count, body, start):
 
 
 class Noisy(keras.layers.Layer):
-    """A layer whose output is w times random numbers, with the gradient output / w."""
+    """A layer that multiplies random numbers by w, so its gradient is output / w."""
 
     def __init__(self, function):
         super().__init__()
@@ -45,7 +45,7 @@ def looped(drawn, x):
 
 
 def nested(drawn, x):
-    """Sums with alternating signs: 0 if iterations of a loop repeat their numbers."""
+    """Sums draws with alternating signs: 0 if loop iterations repeat their draws."""
 
     def outer(i, h):
         def inner(j, k):
@@ -65,12 +65,12 @@ def branching(drawn, x):
 
 
 def alone(drawn, x):
-    """Flattens the batch axis, so that the layer must run on each example alone."""
+    """Flattens the batch axis, so the layer must run on one example at a time."""
     return tf.reshape(tf.reshape(looped(drawn, x), [-1]), tf.shape(x))
 
 
 def mapped(drawn, x):
-    """Draws separate numbers in each call of a `tf.map_fn`."""
+    """Subtracts the draws of two iterations of a `tf.map_fn`: 0 if they are equal."""
     parts = tf.constant([1.0, -1.0]), tf.stack([x, x])
     actual = tf.map_fn(lambda p: p[0] * drawn(p[1]), parts, tf.float32)
     return tf.reduce_sum(actual, axis=0)

@@ -15,7 +15,8 @@ MODELS = {
         f"{name}, adapted": (name, lambda name=name: hub_models.adapted(name))
         for name in ("bert", "gpt2", "gemma")
     },
-    # This tied table is too large to form gradients: norms come from inner products.
+    # This tied embedding table is too large to form per-example gradients, so norms are
+    # computed from inner products.
     "gpt2, large": (
         "gpt2",
         lambda: hub_models.gpt2(vocabulary_size=4000, hidden_dim=16),
@@ -31,7 +32,8 @@ def test_gradients_equal_those_of_examples_one_by_one(name):
     model = hub_models.compile_for_training(make())
     reference.randomize(model)
     reference.assert_exact(model, *hub_models.data(kind))
-    # No layer ran on single examples, except position embeddings in the backward pass.
+    # No layer runs on one example at a time, except the position embeddings in the
+    # backward pass.
     assert find_layers_alone(model, hub_models.data(kind)[0]) == ()
     for unit in find_units(model, model.trainable_variables):
         is_position = type(unit.layer).__name__ == "PositionEmbedding"

@@ -63,7 +63,7 @@ class Gained(layers.Layer):
 
 
 class RuleOfGained(Rule):
-    """A rule for `Gained`; the broken variant is right only while all gains are 1."""
+    """A rule for `Gained`; its broken variant is right only while all gains are 1."""
 
     def __init__(self, is_right):
         self._is_right = is_right
@@ -133,8 +133,9 @@ GATES = {
 
 @pytest.mark.attack(
     "Gates that are closed during the check",
-    tried="A layer that was vouched for mixes examples behind a weight that is zero, "
-    "negative behind relu, or only read by isfinite and stop_gradient.",
+    tried="A layer that is registered as safe mixes examples, but the mixing is hidden "
+    "during the check: its weight is zero, negative before relu, or read only through "
+    "isfinite or stop_gradient.",
     area="inputs",
     invariants=[16],
 )
