@@ -1,4 +1,4 @@
-"""Isolates Keras tests that share a process; resumes runs from their files."""
+"""Isolates Keras tests that share a process, and resumes runs from their files."""
 
 import pathlib
 import sys
@@ -12,7 +12,7 @@ from tf_bandmf.keras.run import admission
 # Makes `hub_models`, `largest_contribution` and `same_weights` importable.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-# The seed of layers that test files create at import time.
+# Seeds the layers that test files create at import time.
 keras.utils.set_random_seed(0)
 
 
@@ -20,8 +20,8 @@ keras.utils.set_random_seed(0)
 def as_if_alone():
     """Forgets earlier runs on the shared data, and fixes the seed.
 
-    With unseeded weights and masks, the input of a ReLU could be so close to 0 that
-    rounding would decide its gradient.
+    Without a seed, a ReLU of some run could have an input so close to 0 that rounding
+    errors decide its gradient.
     """
     admission.forget()
     keras.utils.set_random_seed(0)
@@ -29,7 +29,7 @@ def as_if_alone():
 
 @pytest.fixture
 def train_from_files(tmp_path):
-    """Returns a function that trains a new model from saved files up to an epoch."""
+    """Returns a function that trains a new model, resumed from any files of its run."""
 
     def train(model, name, epochs):
         admission.forget()

@@ -12,7 +12,7 @@ SIZES = {"vocabulary_size": VOCABULARY, "num_layers": 1, "hidden_dim": 8}
 SIZES["intermediate_dim"] = 12
 ENCODER = {**SIZES, "num_heads": 2, "max_sequence_length": 8, "dropout": 0.0}
 DECODER = {**SIZES, "num_query_heads": 2, "num_key_value_heads": 1}
-# Gemma 2 options in addition to the Gemma ones.
+# Options that Gemma 2 needs in addition to those of Gemma.
 SECOND = {
     "use_post_ffw_norm": True,
     "use_post_attention_norm": True,
@@ -21,7 +21,7 @@ SECOND = {
     "use_sliding_window_attention": True,
     "sliding_window_size": 4,
 }
-# Values of all size arguments; each backbone takes some of them.
+# Values of all size arguments; each backbone gets those that it accepts.
 EVERY_SIZE = dict(
     **{**ENCODER, **DECODER},
     num_experts=2,
@@ -86,7 +86,7 @@ def adapted(name):
 
 
 def data(name, count=5):
-    """Makes inputs with padding of varying length, targets and sample weights."""
+    """Returns inputs (padded by varying lengths), targets and sample weights."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1, VOCABULARY, (count, LENGTH)).astype("i4")
     padding = (np.arange(LENGTH) < LENGTH - np.arange(count)[:, None] % 3).astype("i4")

@@ -10,21 +10,22 @@ from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
 # Factors that scale whole records.
 _SCALES = (0.0, 1e-42, 1e-30, 1e-12, 1e-3, 1e3, 1e6, 1e12, 1e19, 1e30, 3e38)
-# Values that replace one number of a record, or all.
+# Values that replace one entry of a record, or all its entries.
 _VALUES = (np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1e-45, 0.0, 1e6, 1e19)
-# Relative distances between the almost equal rows of an input.
+# Relative distances between rows of an input that are made almost equal.
 _NEARNESS = (0.0, 1e-7, 1e-5, 1e-3)
-# Number of ordinary records in the batch that the tried record joins.
+# Number of ordinary records in the batch to which the tested record is added.
 _COMPANY = 7
 
 
 class Largest(NamedTuple):
-    """The largest contribution found.
+    """The largest contribution that a search has found.
 
     Attributes:
-      ratio: its l2 norm divided by the clip norm; infinite if the norm is not finite.
+      ratio: l2 norm of the contribution divided by the clip norm; infinite if the norm
+        is not finite.
       kind: how the record was made from an ordinary one.
-      num_records: number of records that were tried.
+      num_records: number of records that the search has tested.
     """
 
     ratio: float
@@ -38,16 +39,17 @@ def largest_contribution(model, x, y, *, rounds=100, seed=0):
     Clipping promises that the norm of a record's contribution is at most l2_norm_clip,
     up to a relative error of 1e-3 (docs/guarantee.md). The guarantee of every step
     rests on this bound. The contribution is measured in two ways: as the sum of a batch
-    with this record alone, and as the change in the sum of seven other records when the
-    record joins them. Extreme records are tried first; then a random search starts from
-    the worst one. Weights do not change, and no step is taken.
+    that contains only this record, and as the change in the sum of seven other records
+    if the record is added to them. The search tests extreme records first, and then
+    random changes of the record with the largest contribution. It takes no step and
+    does not change the weights.
     """
     optimizer = private_optimizer_of(model)
     records = tf.nest.map_structure(np.asarray, (x, y))
     model(tf.nest.map_structure(lambda part: part[:1], records[0]), training=False)
     clip = optimizer.plan.l2_norm_clip
     optimizer.build(model.trainable_variables)
-    # The actual programs of the training step also handle records that raise.
+    # The programs of the training step also handle records that raise errors.
     programs = model._programs()
     company = tf.nest.map_structure(lambda part: part[:_COMPANY], records)
     ordinary = len(tf.nest.flatten(company)[0])
@@ -88,7 +90,7 @@ def largest_contribution(model, x, y, *, rounds=100, seed=0):
 
 
 def _extremes(records, rng):
-    """Yields extreme records, each after a description of how it was made."""
+    """Yields pairs of a description and an extreme record."""
 
     def one(part, value):
         changed = np.array(part)
@@ -125,7 +127,7 @@ def _extremes(records, rng):
 
 
 def _changed(record: Any, kind: type, change: Any) -> Any:
-    """Applies a change to all tensors of a record with this kind of dtype."""
+    """Applies a change to all tensors of a record that have a dtype of this kind."""
 
     def changed(part):
         if not np.issubdtype(part.dtype, kind):

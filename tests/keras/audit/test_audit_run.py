@@ -55,9 +55,8 @@ def scaled():
 
 @pytest.mark.attack(
     "An audit of a Keras run",
-    tried="Makes 256 examples canaries, includes each by a coin flip, and guesses "
-    "which ones were included: from the noisy gradients of all steps, and from the "
-    "losses of the final model.",
+    tried="Includes each of 256 canaries by a coin flip, and guesses the included ones "
+    "from the noisy gradients of all steps, and from the losses of the final model.",
     area="audit",
     invariants=[3, 4],
 )

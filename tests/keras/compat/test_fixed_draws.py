@@ -1,4 +1,4 @@
-"""Deterministic replacements for Keras' random functions."""
+"""Tests of deterministic replacements for Keras' random functions."""
 
 import keras
 import pytest

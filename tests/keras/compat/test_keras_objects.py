@@ -1,6 +1,6 @@
 """The private Keras attributes that the package reads still exist.
 
-If Keras renamed one of them, the package would raise no error.
+If Keras renamed one of them, the package itself would not raise an error.
 """
 
 import keras

@@ -10,11 +10,12 @@ DOOR = PACKAGE / "keras" / "compat"
 # Root of this repository; the package may be installed elsewhere.
 ROOT = pathlib.Path(__file__).parents[3]
 MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
-# Files that must not import Keras, and so cannot use `compat`: what they look up.
+# Files that must not import Keras, and therefore cannot use `keras/compat/`. The values
+# say what each file looks up in private modules.
 CORE = {
     "sampling/mapped.py": "which operations have state",
     "noise/devices.py": "whether noise is traced for XLA",
-    "optimize/lbfgs.py": "a session's settings for a compiled search",
+    "optimize/lbfgs.py": "the session settings for a compiled search",
 }
 NAMES = frozenset(
     """
@@ -44,7 +45,7 @@ def imported(path):
 
 
 def used(path):
-    """Yields the private names that a file uses, and attributes that it replaces."""
+    """Yields private names that a file uses, and attributes that it replaces."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
             if node.attr in NAMES:
@@ -64,7 +65,7 @@ def used(path):
 
 
 def others(folder):
-    """Returns the files of a folder, without those of `compat`, by path."""
+    """Returns the files of a folder by relative path, except those of `compat`."""
     actual = [path for path in folder.rglob("*.py") if DOOR not in path.parents]
     return {path.relative_to(PACKAGE).as_posix(): path for path in actual}
 

@@ -1,4 +1,4 @@
-"""Limiting TensorFlow to one round of graph optimizations, in one thread only."""
+"""`optimized_once` limits graph optimizations to one round, in its own thread only."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Patched functions: nested use, one thread at a time, and restoration at the end."""
+"""A patch affects only the thread that makes it, and is removed even after an error."""
 
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +44,7 @@ def test_an_error_sets_it_back():
 
 
 def test_two_threads_have_each_its_own():
-    """Two patches overlap: the thread that patches first also restores first."""
+    """Each of two threads sees only its own patch, even if the first one ends first."""
     owner = Owner()
     first = patched(owner, "value", double)
     second = patched(owner, "value", lambda original, x: 0)

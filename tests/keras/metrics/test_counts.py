@@ -1,4 +1,4 @@
-"""Private counts, which extend the noisy sum of a step by a few coordinates."""
+"""Private counts of clipped, zero and bad records, added to a step's noisy sum."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_it_counts_what_became_of_examples(clip):
     model = make_private_model(plan, keras.optimizers.SGD(0.0))
     model.fit(plan.batches(x, y, weights), epochs=2, verbose=0)
     actual = model.private_counts()
-    # The 22 examples of an epoch come in 4 batches of about 6.
+    # In an epoch, 4 batches of 5 or 6 examples contain all 22 examples.
     per_epoch = plan.expected_batch_size * plan.num_steps / 2
     close = pytest.approx
     assert actual.bad * per_epoch == close(7, abs=5 * actual.noise * per_epoch)
@@ -56,7 +56,7 @@ def test_gradient_and_count_have_the_norm_that_the_noise_is_for(counts):
 
 @pytest.mark.invariant(3)
 def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation():
-    """Compares two runs with the same test noise, one of which has a bad record."""
+    """A record that becomes bad moves each count by at most 1 in each epoch."""
     plan = make_plan("identity", test_seed=5).reserve(counts=0.1)
 
     def sums(x):
@@ -71,7 +71,8 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation():
     x = data[0].copy()
     x[21] = np.nan
     moved = sums(x) - ordinary
-    # The record counted as used or clipped in each of the two epochs, and now as bad.
+    # In each of the two epochs, the record was counted as used or clipped before, and
+    # is counted as bad now.
     assert moved[1:] == pytest.approx([0.0, 2.0], abs=1e-2)
     assert abs(moved[0] + 1.0) == pytest.approx(1.0, abs=1e-2)
 
@@ -88,17 +89,18 @@ def test_a_resumed_run_counts_as_the_straight_one(train_from_files):
 
 
 @pytest.mark.attack(
-    "Raw counts of bad records in what a run leaves",
-    tried="Trains with 7 bad and 4 weightless records of 22, and looks for these counts, "
-    "weighted or not, in the float32 numbers of the model file, the private file, the "
-    "history and the attributes of run and optimizer.",
+    "Raw counts of bad records in a run's files and attributes",
+    tried="Trains with 7 bad records of 22, and searches for their exact count, in "
+    "several scalings, in the weights file, in the history, and in the variables of "
+    "the run and its optimizer.",
     area="secrets",
     invariants=[10],
 )
 def test_no_file_and_no_attribute_has_a_raw_count(tmp_path, figure):
     import h5py
 
-    # With a random key, one of the many numbers could equal a raw count by chance.
+    # The test seed fixes the noise: with a random key, one of the many numbers could
+    # equal a raw count by chance.
     plan = make_plan("identity").reserve(counts=0.1)
     x = data[0].copy()
     x[:7] = np.nan
@@ -162,14 +164,14 @@ def test_the_noise_is_the_strategys():
             sums.append(model.optimizer.run.counts._variable.numpy().copy())
 
     model.fit(plan.batches(*data), epochs=12, verbose=0, callbacks=[Watch()])
-    # No record has gradient zero or is bad, so these released counts are pure noise.
+    # No record is bad or has a zero gradient, so both released counts are pure noise.
     steps = np.diff(np.array(sums), axis=0, prepend=0.0)[:, 1:]
     actual = model.private_counts()
     scale = model.optimizer.run.counts._weight * plan.expected_batch_size
     whitened = plan.strategy.matrix.to_dense() @ (steps * scale) / plan.noise_stddev
     assert whitened.shape == (48, 2)
     assert stats.kstest(np.ravel(whitened), "norm").pvalue > 1e-9
-    # The stated noise is the standard deviation for the sum over all steps.
+    # The reported noise is the standard deviation after summing over all steps.
     row = np.ones(48) @ np.linalg.inv(plan.strategy.matrix.to_dense())
     noise = plan.noise_stddev * np.linalg.norm(row) / scale / 48
     assert actual.noise == pytest.approx(noise, rel=1e-5)

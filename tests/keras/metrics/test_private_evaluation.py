@@ -1,4 +1,4 @@
-"""Private evaluations: as many as the plan reserves, each with independent noise."""
+"""A run has as many private evaluations as reserved, each with independent noise."""
 
 from unittest import mock
 
@@ -32,7 +32,7 @@ def begun(reserved):
 
 @pytest.fixture
 def begun_at(reserved):
-    """Returns a function that restores the run from its files, as in a new process."""
+    """Returns a function that restores a run from its files, as in a new process."""
 
     def make(path=None, checkpoint=None):
         admission.forget()
@@ -101,7 +101,7 @@ def test_what_is_refused(begun_at, begun, tmp_path):
         tf.function(lambda: begun.evaluate_privately(*data))()
     begun.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    # A saved model lacks the key; new keys would allow evaluations without limit.
+    # A saved model has no noise key; with new keys, evaluations would be unlimited.
     with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
         loaded.evaluate_privately(*data)
     begun.layers[0].bias.assign(begun.layers[0].bias + 1.0)
@@ -125,7 +125,7 @@ def test_users_must_be_named():
 
 
 def release(plan, sums, about, *steps, secret=b"k" * 32):
-    """Returns what a run releases if it evaluates after each of these steps."""
+    """Returns the noisy sums that a run releases, one for each of these steps."""
     run = mock.MagicMock(plan=plan, key=NoiseKey(secret))
     run.notes, run.num_evaluations = {"evaluations": set()}, {}
     run.weights_digest.return_value = 7
@@ -133,7 +133,7 @@ def release(plan, sums, about, *steps, secret=b"k" * 32):
 
 
 def test_the_law_of_the_noise():
-    """4000 draws with 40 keys follow the normal law; the false-alarm rate is 10^-6."""
+    """4000 draws with 40 keys have a normal distribution; false-alarm rate 10^-6."""
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=4)
     sigma = plan.measurements.noise_multiplier
     sums = np.linspace(-5.0, 5.0, 25)
@@ -165,17 +165,17 @@ def test_noise_is_bound_to_what_it_is_added_to():
 
 
 def evaluated(model, data, are_right):
-    """Evaluates privately with targets that only the given records predict right."""
+    """Returns the private accuracy for targets that make `are_right` correct."""
     classes = model.predict(data[0], verbose=0).argmax(1)
     return model.evaluate_privately(data[0], (classes + ~are_right) % 3)["accuracy"]
 
 
 @pytest.mark.slow
 @pytest.mark.attack(
-    "Evaluations without end, by restoring a checkpoint",
-    tried="Evaluates after the first epoch, restores that checkpoint in a new process' "
-    "state, and evaluates again: the same data, then other labels, until the plan's 3 "
-    "evaluations are spent; compares the noise.",
+    "Unlimited evaluations, by restoring a checkpoint",
+    tried="Evaluates after the first epoch, restores that checkpoint as a new process "
+    "would, and evaluates again: with the same labels, then with others, until the "
+    "plan's 3 evaluations are spent. Compares the noise.",
     area="noise",
     invariants=[8, 11],
 )
@@ -186,31 +186,33 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(
     model = begun_at(path)
     model.fit(reserved.batches(*data), epochs=1, verbose=0)
     model.save_weights(checkpoint)
-    # 16 or 6 of 22 predictions are right; an accuracy near 0 or 1 would be clipped.
+    # 6, 8 or 16 of 22 predictions are right: an accuracy near 0 or 1 would be clipped.
     some = np.arange(22) % 4 == 0
     first = evaluated(model, data, ~some)
-    # Repeating an evaluation returns the same value, which reveals nothing and is free.
+    # Repeating an evaluation returns the same value. This reveals nothing new, so it is
+    # not counted.
     again = begun_at(path, checkpoint)
     assert evaluated(again, data, ~some) == first
     assert evaluations_left(again.optimizer.run) == 2
-    # Even after a restore, an evaluation with another sum draws independent noise and
-    # counts.
+    # After a restore, an evaluation with another sum draws independent noise, and is
+    # counted.
     third = np.arange(22) % 3 == 0
     others = [evaluated(begun_at(path, checkpoint), data, s) for s in (some, third)]
     assert len({first, *others}) == 3
-    # Control: with shared noise the values would differ by the difference of the sums.
+    # With shared noise, the two values would differ by exactly 10/22, as the exact
+    # accuracies do.
     assert first - others[0] != pytest.approx(10 / 22, abs=1e-6)
     with pytest.raises(ValueError, match="All 3 private evaluations"):
         evaluated(begun_at(path, checkpoint), data, np.arange(22) % 2 == 0)
-    figure("3 evaluations, a fourth refused; the same sum again: the same number, free")
+    figure("a fourth evaluation is refused; a repeated one returns the same number")
 
 
 @pytest.mark.slow
 @pytest.mark.attack(
-    "Evaluations without end, by spending before the private file exists",
-    tried="Spends the plan's 3 evaluations before the run has a private file, and in a "
-    "second fit that reads the file again; resumes from the file as a new process does, "
-    "and evaluates.",
+    "Unlimited evaluations, by spending before the private file exists",
+    tried="Spends the plan's 3 evaluations: before the run has a private file, after "
+    "fit has created the file, and after a second fit has read it. Resumes from the "
+    "file as a new process would, and tries a fourth.",
     area="noise",
     invariants=[8, 11],
 )
@@ -227,12 +229,12 @@ def test_the_private_file_knows_all_that_was_spent(
     with pytest.raises(ValueError, match="one private state file"):
         model.fit(batches, epochs=1, private_state=tmp_path / "other.private")
     again = begun_at(path, checkpoint)
-    # Control: the run was restored at its third step, where it could evaluate.
+    # Control: at its third step, the restored run could evaluate if any were left.
     assert again.optimizer.steps_taken == 3
     assert evaluations_left(again.optimizer.run) == 0
     with pytest.raises(ValueError, match="All 3 private evaluations"):
         evaluated(again, data, ~right)
-    figure("3 of 3 spent, in three ways; after a restart a fourth is refused")
+    figure("after 3 evaluations and a restart, a fourth is refused")
 
 
 def test_what_is_spent_is_on_record_before_it_is_released():
@@ -256,7 +258,8 @@ def test_it_is_in_the_ledger(tmp_path):
     model = make_private_model(bound)
     model.fit(bound.batches(*data), epochs=1, verbose=0)
     model.evaluate_privately(*data)
-    # The ledger entry of the run includes the evaluations, so no other run fits.
+    # The ledger entry of the run includes the evaluations, so the budget has no room
+    # for another run.
     with pytest.raises(BudgetExceededError):
         ledger.bind(plan, "patients")
     model.optimizer.end_run("the test ends it")

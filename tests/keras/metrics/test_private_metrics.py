@@ -41,7 +41,7 @@ class Counting(layers.Layer):
 
 
 class Greedy(PrivateMetric):
-    """A metric whose row for one record depends on all records of the batch."""
+    """A metric whose vector for one record depends on all records of the batch."""
 
     name = "greedy"
 
@@ -60,7 +60,7 @@ def overridden():
 
 
 class Patient(Greedy):
-    """A metric whose row for a record depends on that record alone."""
+    """A metric whose vector for a record depends only on that record."""
 
     def vectors(self, rows):
         return 50.0 * rows.y_pred
@@ -84,7 +84,7 @@ ALL = [PrivateAccuracy(), PrivateLoss(1.4), PrivateAUC(bins=4)]
     ids=["plain", "layer", "mixing", "overridden", "own", "function"],
 )
 def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
-    """Compares the sums before and after one record is replaced."""
+    """Each record adds a vector of norm 1 at most, which no other record affects."""
     x, y = (part[:12] for part in records)
     x, y = x.copy(), y.copy()
     x[0], x[1], y[2] = np.nan, 3e38, 7
@@ -92,14 +92,14 @@ def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
     whole, count = sums_of(model, x, y, metrics)
     assert count == 12 and np.all(np.isfinite(whole))
     for record in (0, 2):
-        # Removing the record from the evaluation subtracts this contribution.
+        # The record's contribution: without the record, the sums lack this vector.
         alone, _ = sums_of(model, x[[record]], y[[record]], metrics)
         assert np.linalg.norm(alone) <= 1.0
         other_x, other_y = x.copy(), y.copy()
         other_x[record], other_y[record] = x[11], y[11]
         moved = sums_of(model, other_x, other_y, metrics)[0] - whole
         other, _ = sums_of(model, x[[11]], y[[11]], metrics)
-        # Batches of other sizes round in other ways.
+        # Rounding errors depend on the batch size.
         np.testing.assert_allclose(moved, other - alone, atol=1e-6)
 
 
@@ -125,7 +125,7 @@ def test_batches_do_not_matter(records):
     model = compiled()
     sums = [sums_of(model, *records, ALL, batch_size=size)[0] for size in (11, 40)]
     data = tf.data.Dataset.from_tensor_slices(records).batch(11)
-    # Batches of other sizes round in other ways.
+    # Rounding errors depend on the batch size.
     np.testing.assert_allclose(sums[0], sums[1], atol=1e-5)
     np.testing.assert_array_equal(sums[0], sums_of(model, data, None, ALL)[0])
 
@@ -145,7 +145,7 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
     assert values["accuracy"] == pytest.approx(accuracy, abs=1e-6)
     assert values["loss"] == pytest.approx(loss, rel=1e-5)
     assert values["auc"] == pytest.approx(np.mean(pairs > 0), abs=0.02)
-    # Several classes, as integers and one-hot.
+    # A model with three classes, whose targets are integers or one-hot vectors.
     classes = compiled(last=3, loss="categorical_crossentropy")
     predicted = classes.predict(x, verbose=0).argmax(1)
     one_hot = np.eye(3, dtype=np.float32)[y]
@@ -157,7 +157,7 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
 
 @pytest.mark.parametrize("metric", [PrivateAccuracy(), PrivateLoss(2.0), PrivateAUC(8)])
 def test_the_stated_noise_is_that_of_the_metric(metric):
-    """The deviation of 2000 draws is within 10 % (six sigma) of the stated one."""
+    """The stated noise is within 10 % (six sigma) of the deviation of 2000 draws."""
     rng = np.random.default_rng(1)
     sums = 0.4 * np.ones(1) * 1e4 if metric.size == 1 else 600 + 50.0 * np.arange(16)
     noise = 40.0
@@ -183,9 +183,9 @@ def test_a_user_counts_as_one(records):
 
 
 @pytest.mark.attack(
-    "A private metric that ends for a record",
-    tried="A function of a record whose mask must leave two entries, which it does not "
-    "for some records: they count as bad, and the evaluation goes on.",
+    "A private metric that raises an error for a record",
+    tried="Uses a metric function that raises an error for some records: they count as "
+    "bad, and the evaluation continues.",
     area="inputs",
     invariants=[18],
 )
@@ -195,7 +195,7 @@ def test_a_record_of_which_a_metric_raises_is_bad(records):
         pair = tf.concat([p, -p, tf.cast(y, p.dtype)[None]], 0)
         return tf.reduce_sum(tf.ensure_shape(tf.boolean_mask(pair, pair > 0), [2]))
 
-    # Outside of the metric, the function raises for some records.
+    # Called directly, the function raises an error for some records.
     with pytest.raises(tf.errors.InvalidArgumentError):
         tf.function(of_two)(tf.constant(0.0), tf.constant([0.5]))
     x, y = (part[:6] for part in records)

@@ -1,6 +1,6 @@
 """Layers that run on single examples: all are reported; some are refused.
 
-A layer is refused if it computes something else for a single example.
+A layer is refused if its result for a single example differs from that in a batch.
 """
 
 import keras
@@ -14,7 +14,7 @@ MIXING = tf_bandmf.keras.extending.UnsupportedModelError
 
 
 class Spectrum(keras.layers.Layer):
-    """Computes a spectrum with a TensorFlow operation missing from the closed table."""
+    """Computes a spectrum with a TensorFlow operation unknown to the analysis."""
 
     def call(self, x):
         return tf.abs(tf.signal.rfft(x))

@@ -1,4 +1,4 @@
-"""Bad records: each changes a sum by at most the clip norm, and none ends a run."""
+"""A bad record moves a sum by at most the clip norm, and never stops a run."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ BATCH, BAD = 8, 5
 
 
 def trained(stack, x, y, weights=None, steps=1, rate=1.0, **changes):
-    """Returns a model after a few steps on all records with fixed test noise."""
+    """Returns a model after a few steps, each on all records, with fixed noise."""
     sizes = BATCH, BATCH, steps
     plan = small_plan(f"bsr:{steps}", *sizes, epsilon=1.0, test_seed=1)
     inner = keras.optimizers.SGD(rate)
@@ -53,7 +53,7 @@ def test_training_goes_on_after_a_label_that_is_no_class():
     entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
     y[[2, 4, 5]] = 3, -1, 2**31 - 1
     moved = trained(classifier(), x, y, metrics=["accuracy", entropy])
-    # Records whose loss is NaN contribute zero as well.
+    # Records with NaN inputs contribute zero as well, so the weights must be equal.
     x[[2, 4, 5]], y[[2, 4, 5]] = np.nan, 0
     assert_same(moved, trained(classifier(), x, y), atol=1e-6)
 
@@ -72,7 +72,7 @@ def test_training_goes_on_after_an_id_that_is_no_row(trainable):
     x = rng.integers(0, 10, (BATCH, 6)).astype("i4")
     y = rng.integers(0, 3, BATCH)
     x[[1, 2, 4], [1, 0, 5]] = 10, 2**31 - 1, -11
-    # Keras counts negative ids from the end.
+    # Keras counts a negative id from the end of the table, so -1 means row 9.
     x[5, 2] = -1
     moved = trained(text_classifier(trainable), x, y)
     x[[1, 2, 4]] = 10
@@ -84,7 +84,7 @@ def test_training_goes_on_after_an_id_that_is_no_row(trainable):
 
 
 class OfTheHost(keras.metrics.Metric):
-    """A metric whose Python code raises for non-finite values."""
+    """A metric whose Python code raises an error for non-finite predictions."""
 
     def __init__(self):
         super().__init__(name="of_host")
@@ -105,7 +105,7 @@ class OfTheHost(keras.metrics.Metric):
 
 
 class Confusions(keras.metrics.Metric):
-    """A metric whose graph raises for a label that is not a class."""
+    """A metric whose graph raises an error for a label that is not a class."""
 
     def __init__(self, name="table"):
         super().__init__(name=name)
@@ -126,10 +126,10 @@ METRICS = {"graph": Confusions, "xla": Confusions, "host": OfTheHost}
 
 @pytest.mark.slow_cases("xla")
 @pytest.mark.attack(
-    "A metric that raises for a record",
-    tried="A table of confusions gets a label that is not a class, and a metric in "
-    "Python, as of scikit-learn, a prediction that is NaN: the metric is NaN, "
-    "training goes on, and the weights are those without it.",
+    "A metric that raises an error for a record",
+    tried="A confusion matrix receives a label that is not a class, or a metric in "
+    "Python (as in scikit-learn) receives a NaN prediction: the metric becomes NaN, "
+    "training continues, and the weights are the same as without the metric.",
     area="inputs",
     invariants=[5, 18],
 )
@@ -194,10 +194,10 @@ RAISING = {
 
 
 @pytest.mark.attack(
-    "Values of a record that would end a step",
-    tried="Assertions, positions beyond an end, texts that are not numbers, in "
-    "layers and in custom gradients: the record adds zero, and the other records add the "
-    "same as without it.",
+    "Records whose values would make a step fail",
+    tried="Values of a record violate an assertion, an index range or a number format, "
+    "in a layer or in a custom gradient: the record contributes zero, and the other "
+    "records contribute the same as without it.",
     area="inputs",
     invariants=[5, 18],
 )
@@ -211,7 +211,8 @@ def test_a_record_that_raises_adds_zero(name):
     without = trained_with(RAISING[name], x, y, weights)
     x[BAD] = 10.0
     moved = trained_with(RAISING[name], x, y, np.ones(BATCH, "f4"))
-    # Sums that differ in their last bits may round to neighboring grid points.
+    # Noisy sums are rounded to a grid, so sums that differ in the last bits can differ
+    # by one grid step.
     assert_same(moved, without, atol=1e-4)
 
 
@@ -229,9 +230,9 @@ def broken(x):
 
 
 @pytest.mark.attack(
-    "A mistake in the program that raises for each example",
-    tried="A layer whose assertion fails for every input: nothing is trained on noise "
-    "alone, and no budget is lost.",
+    "A bug that raises an error for every example",
+    tried="A layer has an assertion that fails for every input: the run is refused "
+    "before it trains on noise alone and spends budget.",
     area="inputs",
     invariants=[6],
 )

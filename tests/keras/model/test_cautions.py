@@ -82,7 +82,7 @@ SCALED = {"dtype": "uint8", "first": [layers.Rescaling(1 / 255)]}
             r"another optimizer.*learning_rates=\[float\(",
             {"inner": lambda: sgd(COSINE), **LAMBDA, "workload": SCHEDULE},
         ),
-        # The rule for learning rates does not cover clipping.
+        # The warning does not apply to learning rates if the optimizer clips gradients.
         (
             {"inner": lambda: sgd(1000.0), **LAMBDA},
             "times the .* that tf_bandmf.advise",
@@ -147,7 +147,7 @@ def test_a_backup_that_no_run_can_resume_from(tmp_path):
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_weights_that_the_loss_does_not_depend_on(trains):
-    """Such weights belong to an output without a loss: only noise would train them."""
+    """Trainable weights that no loss depends on are refused: noise would move them."""
     (x, y), plan = data, make_plan()
     inputs = keras.Input((5,))
     spare = layers.Dense(2, name="spare", trainable=trains)(inputs)

@@ -11,7 +11,7 @@ from tf_bandmf.keras.clipping import UnsupportedModelError
 
 
 class Subclassed(keras.Model):
-    """A model without a config whose weights are created in its first call."""
+    """A model without a config, which creates its weights in its first call."""
 
     def __init__(self, units, **kwargs):
         super().__init__(**kwargs)

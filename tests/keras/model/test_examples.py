@@ -15,7 +15,7 @@ from tf_bandmf.keras import clipping
 
 def test_the_self_check_takes_examples_that_cancel_but_for_rounding():
     example = module_at("examples/recommender.py")
-    # As in made-up batches, only two item ids occur.
+    # Only two item ids occur, as in the made-up batches of the self-check.
     keras.utils.set_random_seed(1)
     model = tf_bandmf.keras.make_private(example.two_towers(300))
     rng = np.random.default_rng(3)

@@ -238,7 +238,7 @@ def test_a_run_keeps_its_weights():
     plan, model = plan_and_model("bsr:2", batch_size=11)
     fit(model, plan, data, epochs=1)
     model.layers[0].trainable = False
-    # After a change of `trainable` Keras requires `compile`, which retraces the step.
+    # After a change of `trainable`, Keras requires `compile`, which retraces the step.
     compile_model(model, model.optimizer)
     with refused(model, ValueError, "not those that the run began with"):
         fit(model, plan, data, epochs=1)

@@ -1,4 +1,4 @@
-"""mixed_float16 with the static loss scale of `PrivateOptimizer`."""
+"""Training in mixed_float16 with the static loss scale of `PrivateOptimizer`."""
 
 import keras
 import numpy as np
@@ -25,7 +25,7 @@ def make_half(plan, compile_first=False, scale=1024, optimizer=None, **changes):
         keras.config.set_dtype_policy("float32")
     settings = {"microbatch_size": changes.pop("microbatch", None)}
     if not compile_first:
-        # Like a KerasHub task, compile the model at once; Keras wraps this optimizer.
+        # Compile the model first, as a KerasHub task does; Keras wraps its optimizer.
         model.compile("sgd", "mse")
         tf_bandmf.keras.make_private(model, **settings)
     optimizer = optimizer or tf_bandmf.keras.PrivateOptimizer(
@@ -48,7 +48,7 @@ def make_half(plan, compile_first=False, scale=1024, optimizer=None, **changes):
 def test_float16_trains_like_float32(compile_first, changes):
     plan, full = make_plan("bsr", epochs=1), straight_weights("bsr", epochs=1)
     half = make_half(plan, compile_first, **changes)
-    # The wrapper of Keras is gone, since its loss scale depends on the data.
+    # Keras' wrapper has been removed, because its loss scale depends on the data.
     assert type(half.optimizer) is tf_bandmf.keras.PrivateOptimizer
     half.fit(plan.batches(*data), verbose=0)
     assert half.optimizer.steps_taken == plan.num_steps

@@ -18,7 +18,7 @@ import tf_bandmf.keras
 
 @pytest.fixture
 def trained():
-    """Returns a model that was trained without privacy, as a baseline in a notebook."""
+    """Returns a model trained without privacy, like a baseline in a notebook."""
     model = make_plain_model()
     compile_model(model, keras.optimizers.SGD(0.1))
     model.fit(*data, epochs=1, batch_size=11, verbose=0)

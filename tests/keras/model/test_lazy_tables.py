@@ -46,7 +46,7 @@ def two_towers():
 
 
 def reader(*layers, first=(), dtype="int32", **options):
-    """Builds a model of a table and the layers that read its rows."""
+    """Builds a model with one embedding table, and layers that read its rows."""
     keras.utils.set_random_seed(0)
     table = keras.layers.Embedding(ROWS, WIDTH, name="items", **options)
     inputs = keras.Input((LENGTH,), dtype=dtype)
@@ -269,7 +269,10 @@ def test_what_is_shown_after_a_custom_loop_is_what_was_trained(tmp_path):
 
 
 def test_weights_that_something_else_changed_are_not_released():
-    """If they were, one record could move the sum of an evaluation by 4.0, not 1."""
+    """Steps, releases and evaluations are refused after a table was changed by hand.
+
+    After such a change, one record could move the sum of an evaluation by 4.0, not 1.
+    """
     plan = make_plan().reserve(metrics=0.2, evaluations=3)
     model = prepare(reader(), plan)
     batches = iter(plan.batches(*data).dataset(0))
@@ -378,7 +381,7 @@ def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypat
 
 @pytest.mark.invariant(8)
 def test_other_data_after_the_same_steps_get_other_noise():
-    """Two histories with one key share noise only up to the first different sum."""
+    """Two histories with equal keys share noise only up to the first different sum."""
     shown, plan, factor = [], make_plan(test_seed=None), tf.Variable(0.0)
     for value in (0.1, 0.1, 0.2):
         model = prepare(reader(), plan)
@@ -399,7 +402,7 @@ def test_other_data_after_the_same_steps_get_other_noise():
 
 @pytest.mark.invariant(5)
 def test_an_empty_batch_takes_no_noise_from_a_row():
-    """The made-up example that fills an empty batch looks up row 0."""
+    """The made-up example in an empty batch looks up row 0, but draws no noise."""
     ids = np.arange(EXAMPLES * LENGTH, dtype=np.int32).reshape(EXAMPLES, LENGTH) % ROWS
     ids[:, 0] = 0
     plan = make_plan(sampling="poisson", batch_size=1)
@@ -412,16 +415,16 @@ def test_an_empty_batch_takes_no_noise_from_a_row():
         model.train_on_batch(batch)
         (table,) = model.optimizer.run.tables._tables
         clocks.append(table.clocks_of(tf.range(ROWS)).numpy())
-    # Row 0 still has the noise of its last real lookup pending.
+    # The noise of row 0 is still pending from the step of its last real lookup.
     assert clocks[-2][0] == first - 1
     np.testing.assert_array_equal(clocks[-1], clocks[-2])
 
 
 @pytest.mark.invariant(5)
 def test_a_run_may_begin_with_an_empty_batch():
-    """The made-up example in the first batch reads rows that were never looked up."""
+    """A run can start with an empty batch, whose made-up example reads a new row."""
     data = np.zeros([EXAMPLES, LENGTH], np.int32), np.ones([EXAMPLES, 1], np.float32)
-    # A third of all runs begin with an empty batch; the probability that none of 60
+    # A third of all runs start with an empty batch. The probability that none of 60
     # runs does is 10^-11.
     plans = (make_plan(sampling="poisson", batch_size=1) for _ in range(60))
     sampled = ((p, list(p.batches(*data).dataset(0))[:2]) for p in plans)

@@ -38,7 +38,7 @@ def test_padding_changes_neither_weights_nor_metrics(jit_compile):
     "users", [None, np.arange(22) // 3], ids=["examples", "several rows each"]
 )
 def test_padding_counts_in_no_metric(users):
-    """The metrics of an epoch with padded batches are those of `evaluate`."""
+    """The metrics of an epoch with padded batches equal those of `evaluate`."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(22, 4)).astype(np.float32)
     y = (x[:, :1] + 0.3 > 0).astype(np.float32)
@@ -59,7 +59,7 @@ def test_padding_counts_in_no_metric(users):
     )
     history = model.fit(plan.batches(x, y, padded=True, **units), verbose=0).history
     expected = model.evaluate(x, y, verbose=0, return_dict=True)
-    if users is not None:  # The loss is averaged over users, but metrics are over rows.
+    if users is not None:  # The loss is averaged over users, metrics over rows.
         del expected["loss"]
     for name, value in expected.items():
         assert history[name][-1] == pytest.approx(value, rel=1e-4), name

@@ -53,7 +53,7 @@ def reload_clone_with_its_weights(model, path):
     return clone
 
 
-# The first error comes from inside a graph, the others from Python code.
+# InvalidArgumentError comes from inside a graph, the other errors from Python code.
 REFUSALS = (tf.errors.InvalidArgumentError, TypeError, ValueError, RuntimeError)
 RELOADS = [
     reload_keras,

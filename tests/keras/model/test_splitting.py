@@ -1,4 +1,4 @@
-"""Models are split before their first weights; the first part maps single examples."""
+"""A model is split into a preprocessing part without weights and a private part."""
 
 import keras
 import numpy as np

@@ -25,7 +25,7 @@ MECHANISMS = [family.examples[0] for family in FAMILIES.values()]
 
 
 def reference_weights(model, plan, x, y, learning_rate, clip):
-    """Recomputes a run from the gradients of single examples and a dense C^-1 Z."""
+    """Recomputes a run with gradients of single examples and the dense noise C^-1 Z."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     variables = model.trainable_variables
     sizes = [int(np.prod(v.shape)) for v in variables]
@@ -56,7 +56,7 @@ def reference_weights(model, plan, x, y, learning_rate, clip):
 @pytest.mark.slow_cases(but=["identity"])
 @pytest.mark.invariant(4)
 def test_noise_on_the_clipped_sum_then_a_public_constant(mechanism):
-    # Batches have 5 or 6 examples; sums are divided by the expected batch size alone.
+    # Batches have 5 or 6 examples, but each sum is divided by the expected batch size.
     plan = make_plan(mechanism, l2_norm_clip=0.7)
     private = make_private_model(plan)
     private.fit(plan.batches(*data), epochs=2, verbose=0)
@@ -88,7 +88,8 @@ def test_every_way_to_execute_gives_the_same_weights(microbatch_size, changes):
     model.fit(plan.batches(*data), verbose=0)
     # Noise is drawn once per step, however many microbatches the step has.
     assert model.optimizer.steps_taken == plan.num_steps
-    # Sums that differ in their last bits may round to neighboring grid points.
+    # Noisy sums are rounded to a grid, so sums that differ in the last bits can differ
+    # by one grid step.
     assert_same(model, usual, atol=1e-4)
 
 
@@ -144,7 +145,8 @@ def test_a_run_in_parts_or_by_hand_is_the_straight_run(train, mechanism):
     model = make_private_model(plan)
     train(model, plan.batches(*data))
     assert model.optimizer.steps_taken == plan.num_steps
-    # On some processors, TensorFlow fuses operations differently in `fit` and in loops.
+    # On some processors, TensorFlow fuses operations differently in `fit` and in custom
+    # loops.
     assert_same(model, whole, **({"atol": 1e-6} if "loop" in train.__name__ else {}))
 
 

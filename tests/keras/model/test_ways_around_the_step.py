@@ -1,4 +1,4 @@
-"""Ways around the private step, all refused: custom loops, threads, changed states."""
+"""Attempts to bypass the private step with loops, threads or changed state all fail."""
 
 import threading
 
@@ -31,7 +31,7 @@ MOMENTS = {
 @pytest.mark.slow_cases("averages", "moments")
 @pytest.mark.attack(
     "Data in the state of the inner optimizer",
-    tried="Assigns moments, momentum or averages between two steps, in fit and in a loop.",
+    tried="Changes the optimizer's moments, momentum or averages between steps.",
     area="inputs",
     invariants=[19],
 )
@@ -113,7 +113,7 @@ class Own(tf_bandmf.keras.extending.PrivateTraining, keras.Model):
 
 @pytest.mark.attack(
     "A custom training function",
-    tried="Overrides make_train_function or train_step, in the class or a mixin.",
+    tried="Overrides make_train_function or train_step, in a class or a mixin.",
     area="inputs",
     invariants=[6],
 )
@@ -138,8 +138,8 @@ def test_an_assigned_training_function_is_not_used():
 
 
 @pytest.mark.attack(
-    "A resumed run whose records are parsed otherwise",
-    tried="Resumes with another parse, so that noise would be used again on other inputs.",
+    "A resumed run that parses its records differently",
+    tried="Uses another parse function, which would reuse noise for other data.",
     area="inputs",
     invariants=[11],
 )

@@ -36,8 +36,7 @@ CHOSEN_BY_SIZE = {
 @pytest.mark.slow_cases("pad", "strided slice, begin")
 @attack(
     "A layer whose slices depend on the batch size",
-    tried="Slices, rolls, pads and repeats each example by amounts that depend on the "
-    "batch size.",
+    tried="Slices, rolls, pads and repeats examples depending on the batch size.",
 )
 @pytest.mark.parametrize("name", CHOSEN_BY_SIZE)
 def test_the_number_of_examples_cuts_nothing_out(name):
@@ -140,8 +139,7 @@ class KeptInSeed(layers.Layer):
 
 @attack(
     "Data in the counter of a random generator",
-    tried="Stores a sum over the batch in the state of a random generator, and reads "
-    "it in the next step.",
+    tried="Stores a batch sum in a random generator, and reads it one step later.",
 )
 @pytest.mark.parametrize("kind", ["seed", "function", "generator"])
 def test_counters_of_generators_keep_no_data(kind):
@@ -277,8 +275,7 @@ LAYERS = {
 @pytest.mark.slow_cases("segments")
 @attack(
     "Operations that are not known to keep examples apart",
-    tried="Mixes examples with Python code that is registered as stateless, and with "
-    "segment sums whose categories exceed the last segment.",
+    tried="Python code that is registered as stateless; segment ids out of range.",
 )
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_not_listed_is_refused_or_alone(name):
@@ -336,8 +333,7 @@ class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 @attack(
     "A learning rate from the host",
-    tried="A learning rate schedule runs Python code, which could read a batch mean "
-    "that a metric in Python has stored.",
+    tried="A schedule runs Python code, which could read the data of the batch.",
 )
 def test_updates_run_no_host_code():
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])

@@ -133,9 +133,8 @@ GATES = {
 
 @pytest.mark.attack(
     "Gates that are closed during the check",
-    tried="A layer that is registered as safe mixes examples, but the mixing is hidden "
-    "during the check: its weight is zero, negative before relu, or read only through "
-    "isfinite or stop_gradient.",
+    tried="A layer that is registered as safe mixes examples behind a weight that is "
+    "zero, negative before relu, or read only through isfinite or stop_gradient.",
     area="inputs",
     invariants=[16],
 )
