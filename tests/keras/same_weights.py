@@ -1,4 +1,4 @@
-"""Assertions on model weights: that two are equal, or that an error changed none."""
+"""Assertions that two models have equal weights, or that an error changed no weight."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""A private step runs, and is few programs, where a GPU or TPU computes it."""
+"""A private step runs on a simulated GPU, and consists of a few compiled programs."""
 
 import re
 
@@ -45,7 +45,7 @@ def private_model(
     jit_compile="auto",
     test_seed=None,
 ):
-    """Makes a private model and batches for it."""
+    """Returns a private model and the batches on which to train it."""
     keras.config.set_dtype_policy(dtype)
     try:
         made = make()

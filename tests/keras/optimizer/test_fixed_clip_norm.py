@@ -1,4 +1,4 @@
-"""The clip norm is fixed for a whole run, since all noise is scaled for it."""
+"""The clip norm is fixed for a whole run, because all noise is scaled to it."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Each Keras optimizer, as an inner optimizer, only post-processes noisy gradients."""
+"""An inner optimizer of any Keras class only post-processes noisy gradients."""
 
 import keras
 import pytest
@@ -37,6 +37,6 @@ def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(name):
     for gradients in seen:
         optimizer.apply(gradients, plain.trainable_variables)
     assert len(seen) == plan.num_steps
-    # The private update runs as a graph, whose rounding differs from eager operations.
+    # The private update runs as a graph, and rounds differently than eager operations.
     assert_same(model, plain, rtol=1e-5, atol=1e-6)
     assert int(model.optimizer.iterations) == plan.num_steps

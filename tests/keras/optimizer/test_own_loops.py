@@ -15,7 +15,7 @@ import tf_bandmf.keras
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e3])
 def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(scale):
-    """Without a common grid, the last bits of the numbers could rule out some sums."""
+    """Noisy gradients lie on a grid, so that their last bits do not rule out any sum."""
     plan = make_plan("bsr:2")
     model = make_private_model(plan)
     batch = next(iter(plan.batches(scale * data[0], data[1])))
@@ -86,7 +86,7 @@ def test_batches_are_those_of_the_plan_and_noise_is_used_once():
     with pytest.raises(tf.errors.InvalidArgumentError, match="not the one"):
         model.private_gradients(second)
     noisy = model.private_gradients(first)
-    # The step's noise was drawn, so the step can be neither repeated nor skipped.
+    # The first step's noise was drawn: the step can be neither repeated nor skipped.
     for batch in (first, second):
         with pytest.raises(tf.errors.InvalidArgumentError):
             model.private_gradients(batch)
@@ -106,7 +106,7 @@ def test_weights_that_changed_between_gradient_and_update_are_noticed():
 
 @pytest.mark.invariant(8)
 def test_a_step_of_the_inner_optimizer_is_noticed():
-    """Gradients of zero change no weight, but advance the optimizer's step counter."""
+    """An extra step of the inner optimizer is refused, even with gradients of zero."""
     plan, model = plan_and_model(batch_size=11)
     first, second, *_ = plan.batches(*data)
     noisy = model.private_gradients(first)
@@ -123,7 +123,7 @@ def test_a_step_of_the_inner_optimizer_is_noticed():
 
 
 class Critic(tf_bandmf.keras.extending.PrivateTraining, keras.Model):
-    """A discriminator that compares each example with a generated picture."""
+    """A model whose discriminator scores each example and one generated example."""
 
     def __init__(self, discriminator, generator):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Scale-then-privatize: where scales come from, and scaling before and after noise."""
+"""Scale-then-privatize: gradients are scaled before, and unscaled after, the noise."""
 
 import keras
 import numpy as np
@@ -107,7 +107,7 @@ def test_scales_of_a_metric_are_refused():
     ],
 )
 def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(mechanism, changes):
-    # Batches of equal size, so each model is traced once.
+    # All batches have the same size, so each model is traced once.
     plan = make_plan(mechanism, epochs=1, batch_size=11)
     # Clipping in groups needs more than one layer.
     options = {"hidden": "groups" in changes, **changes}
@@ -127,7 +127,7 @@ def test_a_step_of_views_is_scaled_after_the_views_are_averaged():
 
 
 def assert_steps_scale(scaled, plain, schedule):
-    """Compares two steps with and without scales under the same noise."""
+    """Asserts that a step is the scaled sum plus usual noise, divided by the scales."""
     plan = scaled.optimizer.plan
     batches = list(schedule.dataset(0))
     for model in (scaled, plain):
@@ -147,7 +147,7 @@ def assert_steps_scale(scaled, plain, schedule):
         of_scaled = clipped_gradient_sums(scaled, x, y, scales=scales, **options)
         first = scaled.private_gradients(batch)
         second = plain.private_gradients(batch)
-        # Both models draw the same noise, from one test seed.
+        # Both models draw the same noise, because their plan has a test seed.
         size = plan.expected_batch_size
         grid = 2.0**-10 * plan.noise_stddev / size
         for a, b, s, plain_sum, scaled_sum in zip(

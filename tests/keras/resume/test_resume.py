@@ -1,4 +1,4 @@
-"""A resumed run equals the uninterrupted run, or is refused."""
+"""A resumed run equals an uninterrupted run, or it is refused."""
 
 import os
 import shutil
@@ -109,7 +109,8 @@ def test_key_and_sampler_are_those_of_the_interrupted_run(kind, tmp_path):
     model = noisy_model(plan)
     model.fit(plan.batches(*data), callbacks=[Keep()], **options)
     for step in (3, 7):
-        # As in a new process, the new model has another key and sampler seed at first.
+        # As in a new process, the new model has a different key and sampler seed until
+        # it resumes the run.
         again = built(noisy_model(plan), tmp_path / f"{step}.weights.h5")
         again.fit(plan.batches(*data), **options)
         assert_same(again, model)
@@ -117,7 +118,7 @@ def test_key_and_sampler_are_those_of_the_interrupted_run(kind, tmp_path):
 
 @pytest.fixture(scope="module")
 def half_a_run(tmp_path_factory):
-    """Returns a plan, and the folder with the files of a run after its first epoch."""
+    """Returns a plan, and the folder with the files of its run after one epoch."""
     admission.forget()
     plan = make_plan("bsr", test_seed=None, batch_size=11)
     folder = tmp_path_factory.mktemp("half")
@@ -182,10 +183,10 @@ def test_anything_else_than_the_run_is_refused(change, halfway, monkeypatch):
 @pytest.mark.slow_cases("changed", "torn", "control", "as it was")
 @pytest.mark.attack(
     "A lost step, repeated with another sum",
-    tried="Kills a run after two steps that no checkpoint has, and repeats them from the "
-    "checkpoint before: as they were; with a loss whose code was edited meanwhile; with "
-    "other weights, for which the caller vouches; control: the edited loss with a private "
-    "file that does not have these steps.",
+    tried="Kills a run after two steps that no checkpoint has, and repeats both steps: "
+    "unchanged; with a loss whose code was edited; or with other weights, for which "
+    "the caller vouches. Control: the edited loss, with a private file that lacks "
+    "these steps.",
     area="noise",
     invariants=[8, 11],
 )
@@ -193,7 +194,7 @@ def test_anything_else_than_the_run_is_refused(change, halfway, monkeypatch):
 @pytest.mark.invariant(10, 11)
 def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(lost, tmp_path, figure):
     def make_model(factor):
-        def graded(y, logits):  # The factor is in no config.
+        def graded(y, logits):  # No config contains the factor.
             actual = keras.losses.sparse_categorical_crossentropy(y, logits, True)
             return factor * actual
 
@@ -214,7 +215,7 @@ def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(lost, tmp_path, fig
     if lost == "control":
         os.truncate(path, size)
     elif lost == "torn":
-        # As if the machine had stopped while writing the entry of the second step.
+        # Simulates a machine that stopped while it wrote the entry of the second step.
         os.truncate(path, path.stat().st_size - 5)
     again = make_model(0.5 if lost in ("edited", "control") else 1.0)
     built(again, tmp_path / "0.weights.h5")
@@ -227,7 +228,7 @@ def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(lost, tmp_path, fig
             error = tf.errors.InvalidArgumentError
             with refused(again, error, r"is not the same now.*as a second run"):
                 again.train_on_batch(batches[0])
-        figure("stops before anything is released; goes on if the file lacks the step")
+        figure("refused before a release; repeated if the private file lacks the step")
         return
     again.train_on_batch(batches[0])
     same = [np.array_equal(a, b) for a, b in zip(again.get_weights(), taken)]
@@ -273,14 +274,14 @@ def test_entries_are_keyed(tmp_path):
 
     first = entry_of("first", 1)
     assert first == entry_of("same", 1)
-    # All these entries have the same sum, batch and weights; only the key differs.
+    # Both entries have the same sum, batch and weights; only the key differs.
     assert first != entry_of("other", 2)
 
 
 @pytest.mark.invariant(11)
 def test_a_file_that_two_processes_wrote_is_refused(halfway, tmp_path):
     plan, weights, path = halfway
-    # The entries of two forks of the process that both took the third step.
+    # Simulates the entries of two forks of the process that both took the third step.
     file = Journal(str(path))
     file.read()
     for digest in (5, 6):
@@ -292,9 +293,9 @@ def test_a_file_that_two_processes_wrote_is_refused(halfway, tmp_path):
 
 @pytest.mark.slow_cases("weights", "nothing")
 @pytest.mark.attack(
-    "Weights between a resumed run's file and its first step",
-    tried="A callback assigns weights when the training of a resumed run begins; control: "
-    "the same run without it goes on.",
+    "Weights changed between resuming a run and its first step",
+    tried="A callback assigns weights when the training of a resumed run starts. "
+    "Control: without the callback, the run continues.",
     area="inputs",
     invariants=[11, 19],
 )
@@ -319,7 +320,7 @@ def test_what_a_run_is_resumed_with_is_sealed(what, halfway, figure):
     with pytest.raises(tf.errors.InvalidArgumentError, match="something else changed"):
         fit()
     assert model.optimizer.steps_taken == plan.num_steps // 2
-    figure("refused; without the callback the run goes on")
+    figure("refused; without the callback, the run continues")
 
 
 def test_streams_whose_separation_is_asserted_are_not_resumed(tmp_path):
@@ -333,7 +334,7 @@ def test_streams_whose_separation_is_asserted_are_not_resumed(tmp_path):
 def test_a_resumed_run_is_named_by_its_statement_and_has_no_more_steps(halfway):
     plan, weights, path = halfway
     ends = []
-    # The resumed run ends after the plan's last step, with these weights.
+    # The final weights of the resumed run, for both ways to resume it.
     for at_once in (True, False):
         model, batches = (
             built(make_private_model(plan), weights),

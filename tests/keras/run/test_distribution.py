@@ -1,4 +1,4 @@
-"""Runs on several replicas equal runs on one, with noise drawn once per step."""
+"""Runs on several replicas equal runs on one replica; noise is drawn once per step."""
 
 import contextlib
 import functools
@@ -48,15 +48,15 @@ def assert_close(a, b, atol=1e-6):
 
 INNER = {
     None: lambda: keras.optimizers.SGD(0.1),
-    # The optimizer's own clipping must see the noisy sum of all replicas.
+    # `global_clipnorm` must apply to the noisy sum of all replicas.
     "clipped": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
 }
 
 
-# Cached models by mechanism and inner optimizer. No test may change them.
+# The next fixtures share their models among tests, so no test may change a model.
 @pytest.fixture(scope="module")
 def alone():
-    """Returns a function that trains a model on one replica."""
+    """Returns a cached function that trains a model on one replica."""
     return functools.cache(
         lambda mechanism, inner=None: train(make_plan(mechanism), None, INNER[inner])
     )
@@ -64,7 +64,7 @@ def alone():
 
 @pytest.fixture(scope="module")
 def together(strategy):
-    """Returns a function that trains a model on two replicas."""
+    """Returns a cached function that trains a model on two replicas."""
 
     @functools.cache
     def run(mechanism, inner=None):
@@ -134,7 +134,7 @@ def constrained():
 @pytest.mark.slow
 @pytest.mark.attack(
     "Constraints that read activations on replicas",
-    tried="A constraint adds what a layer saw in the same step, on two replicas.",
+    tried="A constraint adds what a layer received in the same step, on two replicas.",
     area="inputs",
     invariants=[16],
 )
@@ -183,7 +183,7 @@ def test_a_run_on_two_replicas_resumes(strategy, tmp_path):
                 self.model.save_weights(weights)
 
     straight = train(plan, strategy, private_state=path, callbacks=[Save()])
-    admission.forget()  # As in a new process.
+    admission.forget()  # Simulates a new process.
     resumed = built(train(plan, strategy, epochs=0), weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
@@ -295,7 +295,7 @@ def test_workers_train_like_one(count, tmp_path, monkeypatch):
         assert set(worker) == set(alone)
         for name in alone:
             np.testing.assert_array_equal(worker[name], each[0][name])
-            if name != "key":  # Neighboring grid points if the last bits differ.
+            if name != "key":  # Weights can differ by one grid step.
                 np.testing.assert_allclose(worker[name], alone[name], atol=1e-5)
-    # All workers use the same key, the one that the first worker drew.
+    # All workers use the same noise key, which the first worker has drawn.
     assert each[0]["key"].any()

@@ -29,7 +29,7 @@ def releases_of_history(change=None, factors=(0.0, 0.0, 0.0)):
     Args:
       change: function that changes the data; it gets the inputs, the targets, and the
         index of an example in the first batch.
-      factors: the factor that scales the loss in each step; with 0, all sums are zero.
+      factors: factors of the loss, one for each step; with 0, the sum is zero.
     """
     admission.forget()
     plan = tf_bandmf.plan(
@@ -69,22 +69,22 @@ def other_target(x, y, place):
 
 
 HISTORIES = {"record": other_record, "target": other_target}
-# Noise of one coordinate: C has the coefficients 1 and 1/2, so the norm of each column
-# is sqrt(1.25).
+# The standard deviation of one coordinate's noise. C has the coefficients 1 and 1/2, so
+# the norm of each column is sqrt(1.25).
 STEP = 3.0 / BATCH * np.sqrt(1.25)
 
 
 @pytest.fixture(scope="module")
 def unchanged():
-    """Returns a cached function that computes the unchanged history."""
+    """Returns a cached function that computes the releases without any change."""
     return functools.cache(lambda binding: releases_of_history())
 
 
 @pytest.mark.attack(
     "Equal sums in two histories of a run",
-    tried="Trains two copies of a run in memory, with a record or a target of the first "
-    "batch changed so that all sums stay equal, and compares the releases: equal bits are "
-    "certainty that the change added nothing.",
+    tried="Trains two copies of a run, one of which has a different record or target "
+    "in its first batch, but the same sums. Compares the releases: if they were equal "
+    "bit for bit, they would prove that the difference contributed nothing.",
     area="noise",
     invariants=[8, 11],
 )
@@ -94,9 +94,9 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     first = unchanged("as it is")
     difference = first - releases_of_history(HISTORIES[history])
     actual = difference[0].std() / (np.sqrt(2.0) * STEP)
-    figure(f"{history}: the difference is noise, {actual:.1f} times that of two runs")
+    figure(f"{history}: the difference has {actual:.1f} times the noise of two runs")
     assert 0.9 < actual < 1.1
-    # Control: if noise is bound to the sums alone, the releases are equal.
+    # Control: with noise that depends only on the sums, the releases are equal.
     privatize = Run.privatize
 
     def of_sums_alone(self, sums, variables, step, keys, digest, *more):
@@ -110,11 +110,10 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
 
 @pytest.mark.attack(
     "Two histories that meet again",
-    tried="Trains two copies of a run whose losses differ at the first step, which moves "
-    "no weight, so that all later batches, weights and sums are equal. If their later "
-    "normals were equal, only what the first step's noise still adds would be left in the "
-    "difference of the second releases: a multiple of the difference of the first ones, "
-    "from which the data follow without noise.",
+    tried="Trains two copies of a run whose losses differ only at the first step, and "
+    "whose weights never change, so all later sums are equal. If both then drew equal "
+    "noise, the difference of the second releases would be a multiple of that of the "
+    "first releases, and the data would follow without noise.",
     area="noise",
     invariants=[8, 9, 11],
 )
@@ -126,9 +125,10 @@ def test_histories_that_meet_again_share_no_noise(unchanged, figure, monkeypatch
     difference = unchanged("as it is") - releases_of_history(factors=(1.0, 0.0, 0.0))
     actual = correlation(difference)
     figure(f"the differences of two steps are correlated by {actual:.2f}")
-    # The noise of successive steps is correlated, since C's second coefficient is 1/2.
+    # The noise of successive steps is correlated, because C's second coefficient is
+    # 1/2.
     assert -0.6 < actual < -0.2
-    # From the first different step on, the noise is independent.
+    # From the first different step on, the noise of the two copies is independent.
     assert min(difference.std(axis=1)) > STEP
     monkeypatch.setattr(SecretState, "_point", lambda self, digest, step: digest)
     without = unchanged("no chain") - releases_of_history(factors=(1.0, 0.0, 0.0))
@@ -198,10 +198,11 @@ def by_one_more_release():
 
 @pytest.mark.slow
 @pytest.mark.attack(
-    "Two equations for one noise, with lazy tables",
-    tried="Takes the second step of two copies of a run at two learning rates, or releases "
-    "in one of them before it. Other multiples of one noise come to rows that only the "
-    "first step read; solves for these rows without it, which are the clipped gradients.",
+    "Two equations for the same noise of a lazy table",
+    tried="Takes the second step of two copies of a run at two rates, or releases only "
+    "one table before that step. In rows that only the first step read, the copies "
+    "have different multiples of the same noise: solves for these rows without the "
+    "noise.",
     area="noise",
     invariants=[8, 11],
 )
@@ -216,9 +217,10 @@ def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
         nothing = tf.zeros([], tf.float64)
         return digest(self, [each._replace(rate=nothing) for each in sums], step)
 
-    # Control: noise is bound to the sums alone.
+    # Control: noise that depends only on the sums.
     monkeypatch.setattr(RunTables, "digest", of_sums_alone)
-    # A gradient of two rows of three numbers, clipped to norm 1, at a rate of 0.5.
+    # The exact rows: a gradient with six equal entries is clipped to norm 1, and the
+    # learning rate is 0.5.
     exact = 1.0 - 0.5 / BATCH / np.sqrt(6.0)
     np.testing.assert_allclose(solved(), exact, atol=1e-4)
     error = (actual - exact).std() / noise_of(0.5)

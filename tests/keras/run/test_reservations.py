@@ -38,7 +38,7 @@ def test_a_run_reserves_at_its_first_step(plan, ledger):
     assert runs(ledger) == 1
     (entry,) = [entry for entry in ledger.history() if entry.kind == "begun"]
     assert f"entry {entry.name}" in str(model.privacy_statement())
-    # The run goes on with the same reservation, and the ledger records its steps.
+    # The run continues with the same reservation, and the ledger records its steps.
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     assert runs(ledger) == 1
     steps = [e.body["steps"] for e in ledger.history() if e.kind == "steps"]
@@ -66,7 +66,7 @@ def test_a_run_without_budget_takes_no_step(plan, ledger):
         with refused(waiting, BudgetExceededError):
             step(next(iter(plan.batches(*data))))
     assert runs(ledger) == 1
-    # The same run can begin once there is more budget.
+    # The same run can start after the budget was increased.
     ledger.set_budget("patients", epsilon=8.0, delta=1e-5)
     waiting.fit(plan.batches(*data), epochs=1, verbose=0)
     assert runs(ledger) == 2

@@ -16,7 +16,7 @@ LEARNING_RATE = 1.0
 
 
 class Switched(keras.losses.Loss):
-    """A loss that computes something else in another process under the same name."""
+    """A loss that can change its sign without a change of its name or config."""
 
     sign = 1.0
 
@@ -76,10 +76,10 @@ def step_from_a_copy(plan, folder, world, sign):
 
 @pytest.mark.slow_cases(but=["lambda_cgd:0.9"])
 @pytest.mark.attack(
-    "A backup of a run that goes on with another loss",
-    tried="Copies the private file and the checkpoint of step 1, takes step 2 from each "
-    "copy, once with the loss and once with its negative, whose clipped sum is the other "
-    "one's negative, and looks for that sum in the difference of the two releases.",
+    "A backup of a run, resumed with another loss",
+    tried="Copies the private file and the checkpoint of step 1, and takes step 2 from "
+    "each copy, with the loss and with its negative, which negates the clipped sum. "
+    "Looks for the sum in the difference of the two releases.",
     area="noise",
     invariants=[8, 11],
 )
@@ -93,20 +93,20 @@ def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
     ]
     # Equal sums give equal releases, bit for bit.
     np.testing.assert_array_equal(releases[0], releases[2])
-    # The releases are S + N and -S + N'. If N' = N, their difference is 2 S without
-    # noise. If the noise is independent, the standard deviation of each of the 1640
-    # coordinates of the difference is sqrt(2) times that of the noise; the norm of S, at
-    # most 8 clip norms, adds little to it.
+    # The releases are S + N and -S + N', with the clipped sum S. If N' = N, their
+    # difference is 2 S without noise. If N and N' are independent, the standard
+    # deviation of each of the 1640 coordinates of the difference is sqrt(2) times that
+    # of N; S adds little, because its norm is at most 8 clip norms.
     deviation = plan.noise_stddev / plan.expected_batch_size
     actual = (releases[0] - releases[1]).std() / (np.sqrt(2) * deviation)
-    figure(f"{mechanism}: noise of the difference {actual:.2f} times what is promised")
+    figure(f"{mechanism}: the difference has {actual:.2f} times the promised noise")
     assert actual > 0.85 and actual < 4.0
     mean = (releases[0] + releases[1]).std() / (np.sqrt(2) * deviation)
     assert mean > 0.85
 
 
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
-    # Control: noise that is bound only to the step cancels in the difference.
+    # Control: noise that depends only on the step cancels in the difference.
     monkeypatch.setattr(
         secrets, "keyed_digest", lambda *values, **options: tf.zeros([2], tf.int32)
     )

@@ -1,4 +1,4 @@
-"""A secret sample belongs to a run: it depends on the run's key alone."""
+"""The secret sample of a run depends only on the run's key."""
 
 import itertools
 import json
@@ -75,7 +75,7 @@ def test_a_run_resumes_its_sample_with_nothing_but_the_key(tmp_path):
     assert seed.hex() not in json.dumps(kept._header)
     assert not [name for name in kept._header if "sampler" in name]
     assert plan.batches(*data).join(seed).schedule_id == begun.schedule_id
-    # As in a new process: another batches object, and the key from the file.
+    # Simulates a new process, with a new batches object and the key from the file.
     other = make_model(plan)
     other.set_weights(model.get_weights())
     del kept
@@ -98,7 +98,8 @@ def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(tmp_path):
     for batch in second.begin_run(plan.batches(*data)):
         second.train_on_batch(batch)
     assert second.optimizer.steps_taken == plan.num_steps
-    # A file would hold only the key, from which this sample does not follow.
+    # The private file would store only the run's key, but this sample does not depend
+    # on the key.
     with pytest.raises(ValueError, match="Begin a custom loop with"):
         first.begin_run(batches, tmp_path / "run.private")
 
@@ -137,8 +138,8 @@ def test_samples_of_two_runs_are_independent_as_their_joint_guarantee_assumes():
         pairs.append(np.zeros([plan.num_steps, 400], bool))
         for step, indices in drawn.indices():
             pairs[-1][step, indices] = True
-    # Examples of one sample are in the other with probability q, not 1. The false-alarm
-    # rate is 1e-6.
+    # An example in the first run's sample is also in the second run's sample with
+    # probability q, not 1. The false-alarm rate is 1e-6.
     both, one = int((pairs[0] & pairs[1]).sum()), int(pairs[0].sum())
     share = scipy.stats.binomtest(both, one, q).proportion_ci(1 - 1e-6)
     assert share.low < q < share.high

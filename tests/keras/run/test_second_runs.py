@@ -74,7 +74,7 @@ def test_an_additional_run_says_so():
         assert points["This run"].startswith("1 other run(s)")
         assert plan.fingerprint[:12] in points["This run"]
         assert points["Unit of privacy"] == "One device."
-    # An announcement counts once: a copy of the optimizer is not covered.
+    # `additional_run` announces one run, so copies of the optimizer must not have it.
     config = second.optimizer.get_config()
     assert "additional_run" not in config
 
@@ -90,7 +90,7 @@ def test_a_new_key_for_the_same_model():
     model.train_on_batch(x, y)
     first = model.optimizer
     compile_model(model, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
-    # The data of caller-made batches are unknown, but the weights are recognized.
+    # The data of batches that the caller makes are unknown, but weights are recognized.
     with refused(model, RuntimeError, "second run"):
         model.train_on_batch(x, y)
     compile_model(model, first)
@@ -108,7 +108,7 @@ def test_a_run_that_is_resumed_is_the_same_run(tmp_path):
     resumed = built(make_private_model(plan), weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
-    # After another run in this process, the resumed run is a second one.
+    # After another run in this process, the resumed run counts as a second run.
     admission.forget()
     other = make_private_model(plan)
     other.fit(plan.batches(*data), epochs=1, verbose=0)

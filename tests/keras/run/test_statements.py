@@ -26,7 +26,8 @@ import tf_bandmf.keras
 @pytest.mark.slow_cases("PyDataset", "in tf.data")
 @pytest.mark.parametrize("kind", ["PyDataset", "generator", "in tf.data", "tf.data"])
 def test_it_says_for_what_data_the_caller_vouches(kind):
-    # Each case has its own examples, since a process recognizes those of earlier runs.
+    # Each case has its own examples, because a process recognizes the examples of
+    # earlier runs.
     moved = data[0] + len(kind), data[1]
     dataset = tf.data.Dataset.from_tensor_slices(moved)
     signature = tuple(tf.TensorSpec(s.shape, s.dtype) for s in dataset.element_spec)
@@ -56,7 +57,10 @@ def adapted(data):
 @pytest.mark.slow_cases("by class")
 @pytest.mark.parametrize("kind", ["class_weight", "by class", "each"])
 def test_it_says_that_classes_have_weights(kind):
-    """Class weights derived from private labels can move a step by 2.0 clip norms."""
+    """The statement mentions weights that depend on the class, if there are any.
+
+    Class weights derived from private labels can move a step by 2.0 clip norms.
+    """
     plan, model = plan_and_model("identity", batch_size=22, hidden=False)
     by_class = np.array([1.0, 1.0, 4.0], np.float32)
     each = np.linspace(0.5, 1.0, len(data[1]), dtype=np.float32)
@@ -148,12 +152,12 @@ def make_loaded(source):
 
 @pytest.mark.invariant(15)
 def test_weights_that_were_loaded_are_in_the_headline():
-    """The headline must not give the last run's epsilon for weights that were loaded."""
+    """The headline does not state the last run's epsilon if the weights were loaded."""
     trained, (x, y) = make_run(data), data
     assert headline(trained).startswith("(epsilon = 4,")
     assert headline(make_run()).startswith("This run has taken no step yet")
     best = make_loaded(trained)
-    # The best model of a tuner looks like this.
+    # A tuner returns its best model in this state.
     assert "has taken no step, and the model's weights were loaded" in headline(best)
     assert "trials" in headline(best)
     best.fit(best.optimizer.plan.batches(x + 1.0, y), epochs=1, verbose=0)

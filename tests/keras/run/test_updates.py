@@ -97,8 +97,8 @@ def updated(keep, make, constraint):
 
 @pytest.mark.attack(
     "Updates that read what layers keep",
-    tried="A learning rate, a constraint and an inner optimizer compute with tensors of a "
-    "batch that a layer or the program has kept, or by Python code.",
+    tried="A learning rate, a constraint or an inner optimizer reads a batch that a "
+    "layer or the user's program has stored, or runs Python code.",
     area="inputs",
     invariants=[16],
 )

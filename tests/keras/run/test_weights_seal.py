@@ -1,4 +1,4 @@
-"""A run notices any change to its weights outside of its private step."""
+"""A run detects any change of its weights outside of its private step."""
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ def test_a_plain_model_that_shares_the_weights():
     model.train_on_batch(batches[2])
     statement = str(model.optimizer.statement())
     assert "Trained on public data." in statement and "vouches" in statement
-    # When the caller vouches for a change, this covers no later change.
+    # Vouching for one change does not cover later changes.
     model.layers[-1].bias.assign(tf.ones([3]))
     with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
         model.train_on_batch(batches[3])
@@ -50,7 +50,8 @@ def test_fit_is_refused_before_anything_runs():
         inner=keras.optimizers.SGD(0.1, momentum=0.5),
     )
     batches, began = plan.batches(*data), []
-    # No epoch improves so much, so training stops and restores the first weights.
+    # No epoch improves val_loss by min_delta, so training stops and restores the
+    # weights of the first epoch.
     stops = keras.callbacks.EarlyStopping(
         "val_loss", min_delta=1e9, patience=1, restore_best_weights=True
     )
@@ -111,7 +112,7 @@ def test_averages_of_the_run_are_its_own_and_hide_no_other_change():
         callbacks=[swap],
         verbose=0,
     )
-    # The callback has replaced the weights by their moving averages.
+    # The callback has replaced the weights with their moving averages.
     bias = model.layers[0].bias
     average = bias.numpy()
     bias.assign(tf.ones([4]))
