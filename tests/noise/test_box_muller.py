@@ -107,7 +107,7 @@ def test_normals_are_those_of_float64(block, jit_compile):
 def test_known_answers_of_normals():
     """A fixed key always gives the same normals.
 
-    If they change, the formats of saved runs and of federated ledgers must change, too.
+    If they change, the package's version and the ledger's format must change, too.
     """
     key = tf.constant(NoiseKey.for_testing(0).step_keys(1)[0])
     np.testing.assert_allclose(
