@@ -29,7 +29,7 @@ def as_if_alone():
 
 @pytest.fixture
 def train_from_files(tmp_path):
-    """Returns a function that trains a new model, resumed from any files of its run."""
+    """Returns a function that trains a new model, resuming its run if files exist."""
 
     def train(model, name, epochs):
         admission.forget()

@@ -49,7 +49,7 @@ CLAIMED = {
 @pytest.mark.slow_cases("*-1", "some_positions-*")
 @pytest.mark.invariant(17)
 def test_positions_of_an_example_are_no_examples(name, microbatch_size):
-    """Twice the declared positions are refused, since halves could be clipped alone."""
+    """An input with twice the declared positions is refused, not clipped in halves."""
     (*size, width), make = CLAIMED[name]
     keras.utils.set_random_seed(0)
     inputs = keras.Input((*[None] * len(size), width))

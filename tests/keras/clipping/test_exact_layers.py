@@ -111,8 +111,8 @@ LAYERS = {
         "embedding": lambda: L.Embedding(5, 3),
         "positions": lambda: Positions(),
         "positions_of_one": lambda: Positions(True),
-        # A step repeats the position embeddings for each example, which is correct only
-        # for elementwise functions of them.
+        # A step repeats the position embeddings for each example, so only elementwise
+        # functions may be applied to the repeated embeddings.
         "positions_scaled": lambda: Positions(then=lambda p: 0.5 * p),
         "positions_normalized": lambda: Positions(
             then=lambda p: keras.ops.softmax(p, axis=0)
@@ -174,8 +174,8 @@ CONVOLUTIONS = {
 def test_convolution_of_several_channels(name):
     layer = CONVOLUTIONS[name]()
     # TensorFlow's gradient of a strided 1 x 1 kernel corrupts memory if the strides
-    # miss the last position and the number of examples is odd; the reference uses one
-    # example.
+    # miss the last position and the number of examples is odd. The reference uses one
+    # example, so the sizes avoid this.
     size = 19 if layer.strides == (2, 2) else 13
     x = reference.images(size=size, channels=6)
     model = reference.classifier(layer, inputs=x.shape[1:])
@@ -184,7 +184,7 @@ def test_convolution_of_several_channels(name):
 
 @pytest.mark.slow
 def test_convolutions_where_groups_have_no_gradients():
-    """All cases pass without oneDNN, which TensorFlow uses only on some processors."""
+    """The cases above pass without oneDNN, which TensorFlow uses on some processors."""
     tests = [__file__, "-k", "convolution_of_several_channels"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
@@ -209,7 +209,7 @@ def test_bfloat16():
 
 
 class Standardized(L.Conv2D):
-    """A convolution whose kernel is its weight, standardized."""
+    """A convolution whose kernel is its standardized weight."""
 
     @property
     def kernel(self):

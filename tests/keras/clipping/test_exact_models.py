@@ -67,7 +67,7 @@ def cells(*makers):
 
 
 class Penalized(L.Layer):
-    """A layer that adds to a score a penalty on the score's gradient for the input."""
+    """A layer that returns a score, plus a penalty on the gradient of the score."""
 
     def __init__(self, penalty):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A patch affects only the thread that makes it, and is removed even after an error."""
+"""Patches can be nested, affect only their own thread, and are removed after errors."""
 
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ class Owner:
 
 
 class Functions(dict):
-    """A dictionary of functions, called like the method of an owner."""
+    """A dictionary of functions, with a method that calls one of the functions."""
 
     def value(self, x):
         return self["value"](x)

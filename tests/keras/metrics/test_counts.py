@@ -1,4 +1,4 @@
-"""Private counts of clipped, zero and bad records, added to a step's noisy sum."""
+"""Private counts of clipped, zero and bad records extend the noisy sum of a step."""
 
 import math
 

@@ -229,7 +229,7 @@ def test_the_private_file_knows_all_that_was_spent(
     with pytest.raises(ValueError, match="one private state file"):
         model.fit(batches, epochs=1, private_state=tmp_path / "other.private")
     again = begun_at(path, checkpoint)
-    # Control: at its third step, the restored run could evaluate if any were left.
+    # Control: the restored run is at its third step, which permits evaluations.
     assert again.optimizer.steps_taken == 3
     assert evaluations_left(again.optimizer.run) == 0
     with pytest.raises(ValueError, match="All 3 private evaluations"):

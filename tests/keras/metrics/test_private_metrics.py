@@ -92,7 +92,7 @@ def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
     whole, count = sums_of(model, x, y, metrics)
     assert count == 12 and np.all(np.isfinite(whole))
     for record in (0, 2):
-        # The record's contribution: without the record, the sums lack this vector.
+        # The record's contribution, which the sums would lack without the record.
         alone, _ = sums_of(model, x[[record]], y[[record]], metrics)
         assert np.linalg.norm(alone) <= 1.0
         other_x, other_y = x.copy(), y.copy()

@@ -82,7 +82,7 @@ SCALED = {"dtype": "uint8", "first": [layers.Rescaling(1 / 255)]}
             r"another optimizer.*learning_rates=\[float\(",
             {"inner": lambda: sgd(COSINE), **LAMBDA, "workload": SCHEDULE},
         ),
-        # The warning does not apply to learning rates if the optimizer clips gradients.
+        # If the optimizer clips gradients, there is no warning about the learning rate.
         (
             {"inner": lambda: sgd(1000.0), **LAMBDA},
             "times the .* that tf_bandmf.advise",

@@ -83,7 +83,7 @@ def test_class_weights_multiply_what_examples_contribute(
         return clipped_gradient_sums(model, *data, l2_norm_clip=0.01, clipping=how).sums
 
     rows = [flat(alone(*map(tf.constant, pair))) for pair in zip(x, y)]
-    # SGD with rate 1 subtracts the sums divided by 22.
+    # SGD with learning rate 1 subtracts the sums, divided by the batch size of 22.
     expected = (1.0 - weights) @ np.array(rows) / 22
     grid = 2.0**-10 * plan.noise_stddev / 22
     np.testing.assert_allclose(learned[1] - learned[0], expected, atol=grid)

@@ -127,7 +127,7 @@ def test_a_reloaded_model_does_not_train_without_privacy(reload, halfway, tmp_pa
     note_run(halfway)
     again = reload(halfway, tmp_path)
     trained = assert_trains_with_privacy_or_not_at_all(again, plan, data)
-    # Functional clones do not train either, since they would begin a second run.
+    # Functional clones do not train either, because they would start a second run.
     assert trained == []
     assert optimizer.steps_taken == plan.num_steps // 2
 

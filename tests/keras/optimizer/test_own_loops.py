@@ -15,7 +15,7 @@ import tf_bandmf.keras
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e3])
 def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(scale):
-    """Noisy gradients lie on a grid, so that their last bits do not rule out any sum."""
+    """Noisy gradients lie on a grid, so their last bits do not rule out any sum."""
     plan = make_plan("bsr:2")
     model = make_private_model(plan)
     batch = next(iter(plan.batches(scale * data[0], data[1])))

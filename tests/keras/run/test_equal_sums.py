@@ -199,8 +199,8 @@ def by_one_more_release():
 @pytest.mark.slow
 @pytest.mark.attack(
     "Two equations for the same noise of a lazy table",
-    tried="Takes the second step of two copies of a run at two rates, or releases only "
-    "one table before that step. In rows that only the first step read, the copies "
+    tried="Takes the second step of two copies of a run at two learning rates, or "
+    "releases one table before that step. In rows that only step one read, the copies "
     "have different multiples of the same noise: solves for these rows without the "
     "noise.",
     area="noise",

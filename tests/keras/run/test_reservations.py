@@ -66,7 +66,7 @@ def test_a_run_without_budget_takes_no_step(plan, ledger):
         with refused(waiting, BudgetExceededError):
             step(next(iter(plan.batches(*data))))
     assert runs(ledger) == 1
-    # The same run can start after the budget was increased.
+    # The same run can start once the budget is increased.
     ledger.set_budget("patients", epsilon=8.0, delta=1e-5)
     waiting.fit(plan.batches(*data), epochs=1, verbose=0)
     assert runs(ledger) == 2

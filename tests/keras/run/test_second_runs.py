@@ -29,7 +29,7 @@ def test_a_second_run_on_the_same_data_is_refused():
     second = make_private_model(plan)
     order = np.random.default_rng(1).permutation(len(x))
     half = make_plan("identity", num_examples=len(x) // 2, **SECRET)
-    # The same data in another order, with other targets, or in part.
+    # The same data, also in another order, or with other targets and weights.
     for batches in (
         plan.batches(x, y),
         plan.batches(x[order], y[order]),

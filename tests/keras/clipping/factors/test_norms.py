@@ -48,8 +48,9 @@ def rows_of(ids):
     return make
 
 
-# Each value is a function that makes a factor, the number of terms, and the numbers of
-# inputs and outputs. Above 40,000 parameters, norms are computed from inner products.
+# Each value holds a function that makes a factor of the gradients, the number of terms,
+# and the numbers of inputs and outputs. Above 40,000 parameters, norms are computed
+# from inner products.
 KINDS = {
     "one outer product": (product, 1, 40, 30),
     "formed": (product, 4, 20, 30),

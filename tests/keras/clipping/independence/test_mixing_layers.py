@@ -50,8 +50,8 @@ class Centre(keras.Operation):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-# This class has the name of a known Keras operation, but must not be taken for it: the
-# table of known operations compares classes.
+# This class has the name of a known Keras operation, but is unknown itself: the table
+# of known operations compares classes.
 Clip = type("Clip", (Centre,), {})
 
 
@@ -98,7 +98,7 @@ def overridden():
 
 
 def hiding(inner):
-    """Returns a layer that calls `inner`, which is none of its attributes."""
+    """Returns a layer that calls `inner` without storing it as an attribute."""
     return cases.Custom(lambda x: inner(x))
 
 

@@ -262,7 +262,7 @@ MIXING = {
     "top_k": lambda x: ops.top_k(x[:, 0, 0], 2)[0],
     "image": lambda x: ops.image.resize(x, (4, 4)),
     "padded": lambda x: ops.pad(ops.transpose(x, (1, 0, 2)), 1),
-    # Operations that are not known as safe, whether or not they mix examples.
+    # Operations that are not known to be safe, whether or not they mix examples.
     "segments": lambda x: ops.segment_sum(x, whole(x)[:, 0, 0], 3),
     "classes of a vector": lambda x: ops.multi_hot(whole(x)[:, 0, 0], 5),
     "cross-entropy": lambda x: ops.categorical_crossentropy(x, ops.softmax(x), axis=0),

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Vectorized operations give the results of a loop over examples; others are looped."""
+"""Vectorized operations equal a loop over examples; other operations run in a loop."""
 
 import numpy as np
 import pytest

@@ -21,7 +21,7 @@ def batch_size(x):
     return tf.shape(x)[0]
 
 
-# Functions that use entries of an example depending on the batch size.
+# Functions whose result for an example depends on the batch size.
 CHOSEN_BY_SIZE = {
     "strided slice, begin": lambda x: x[:, batch_size(x) - 4 :],
     "roll": lambda x: tf.roll(x, batch_size(x), axis=1)[:, :1],
@@ -222,8 +222,8 @@ def test_updates_read_no_metrics(kind):
         return 0.0 if tracker is None else tf.convert_to_tensor(tracker.total)
 
     # In eager mode, Keras applies the constraint after the private update. With a
-    # learning rate of 0, the update changes nothing, so only the constraint could
-    # change the weights.
+    # learning rate of 0, the update changes no weight, so any change would come from
+    # the constraint.
     inner = keras.optimizers.SGD(0.0 if kind == "constraint" else 0.1)
     if kind == "schedule":
         inner = keras.optimizers.SGD(Schedule(loss))
@@ -235,7 +235,7 @@ def test_updates_read_no_metrics(kind):
 
 
 def print_and_read(path):
-    """Returns a function that prints the batch mean to a file and reads it again."""
+    """Returns a function that prints the batch mean to a file, and reads the file."""
 
     def call(x):
         mean = tf.reduce_mean(x)
