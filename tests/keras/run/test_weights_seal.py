@@ -50,7 +50,7 @@ def test_fit_is_refused_before_anything_runs():
         inner=keras.optimizers.SGD(0.1, momentum=0.5),
     )
     batches, began = plan.batches(*data), []
-    # No epoch improves val_loss by min_delta, so training stops and restores the
+    # No later epoch improves val_loss by min_delta, so training stops and restores the
     # weights of the first epoch.
     stops = keras.callbacks.EarlyStopping(
         "val_loss", min_delta=1e9, patience=1, restore_best_weights=True
