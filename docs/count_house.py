@@ -57,6 +57,7 @@ FOLDERS = {
     "keras/metrics": "private counts, metrics and evaluations",
     "keras/run": "one private run: key, programs, seal of the weights, second runs",
     "keras/optimizer": "the private optimizer",
+    "keras/tables": "tables whose noise is drawn when their rows are read",
     "keras/resume": "private files",
     "keras/audit": "audits of runs",
     "keras/model": "`make_private`, the private step, the arguments of `fit`",

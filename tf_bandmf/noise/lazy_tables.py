@@ -299,13 +299,7 @@ class LazyTable(Secret):
             changes.append(part.scatter_update(tf.IndexedSlices(moved, rows)))
         return changes
 
-    def release(
-        self,
-        into: tf.Variable,
-        jumps: Window,
-        key: tf.Tensor,
-        shows: tf.Tensor | bool = True,
-    ) -> Any:
+    def release(self, into: tf.Variable, jumps: Window, key: tf.Tensor) -> Any:
         """Advances every row to the state before a step, and writes the weights to `into`.
 
         Groups of rows are updated one after the other, without a temporary tensor of
@@ -315,14 +309,12 @@ class LazyTable(Secret):
           into: the variable that receives the weights.
           jumps: the jumps to the step.
           key: a key of the generator, uint64, for all rows, at this step.
-          shows: bool scalar; False to update the rows without writing to `into`.
 
         Returns:
           An operation.
         """
         together = min(self._rows_of(_RELEASE_NUMBERS), self.num_rows)
         blocks = -(-together * self._width // BLOCK)
-        shows = tf.convert_to_tensor(shows)
 
         def part(i: tf.Tensor) -> tuple[tf.Tensor]:
             # All groups have the same number of rows, so XLA compiles only one program.
@@ -333,14 +325,9 @@ class LazyTable(Secret):
             jump = self._jump(rows, tf.cast(i, tf.uint64) * blocks, jumps, key)
             states = _jumped(self.jumps.entries, self._states, *jump, first)
             written = self._write(rows, states, jumps.step)
-
-            def show() -> tf.Tensor:
-                shown = tf.IndexedSlices(states[0], rows)
-                with tf.control_dependencies([into.scatter_update(shown)]):
-                    return i + 1
-
+            written.append(into.scatter_update(tf.IndexedSlices(states[0], rows)))
             with tf.control_dependencies(written):
-                return (tf.cond(shows, show, lambda: i + 1),)
+                return (i + 1,)
 
         done = _in_parts(part, tf.constant(-(-self.num_rows // together)))
         # Without this op, TensorFlow would copy the variable whenever it is read after

@@ -93,7 +93,7 @@ def test_tables_that_are_not_tied_have_lazy_noise():
     ]
     before = [table.numpy() for table in tables]
     train_lazily(model, x, y, plan)
-    actual = model.optimizer.run.lazy
+    actual = model.optimizer.run.tables.variables
     assert {id(table) for table in actual} == {id(table) for table in tables}
     # A release adds noise to all rows, including those that no example looks up.
     for table, old in zip(tables, before):

@@ -158,7 +158,7 @@ def settings_of(model):
     "settings",
     [
         {"microbatch_size": 2, "alone": ["words"]},
-        {"tables": ["words"], "release_every": 3},
+        {"tables": ["words"]},
     ],
     ids=["groups", "lazy"],
 )

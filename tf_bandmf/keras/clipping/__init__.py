@@ -6,7 +6,6 @@ from tf_bandmf.keras.clipping.factors.base import Product as Product
 from tf_bandmf.keras.clipping.factors.precision import (
     prepare_process as prepare_process,
 )
-from tf_bandmf.keras.clipping.forward.looked_up import LookedUp as LookedUp
 from tf_bandmf.keras.clipping.forward.supported import STEP_METHODS as STEP_METHODS
 from tf_bandmf.keras.clipping.forward.supported import (
     check_supported as check_supported,

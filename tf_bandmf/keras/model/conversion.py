@@ -20,9 +20,10 @@ from tf_bandmf.keras.compat.keras_objects import (
 )
 from tf_bandmf.keras.model.cloning import cloned
 from tf_bandmf.keras.model.preparation import without_dynamic_scale
-from tf_bandmf.keras.model.tables import DENSE, StepSettings
+from tf_bandmf.keras.model.settings import StepSettings
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.tables.choice import DENSE
 
 
 def make_private(
@@ -30,7 +31,6 @@ def make_private(
     *,
     microbatch_size: int | None = None,
     tables: str | Sequence[str] = DENSE,
-    release_every: int | None = None,
     alone: Collection[str] = (),
 ) -> keras.Model:
     """Makes a Keras model train privately, in place.
@@ -62,7 +62,6 @@ def make_private(
         release. Releases happen at the ends of epochs of `fit`, before `evaluate` and
         `predict`, and by `model.release()`. This needs `keras.optimizers.SGD`. A list
         of names makes only these layers lazy.
-      release_every: None, or the number of steps after which tables are also released.
       alone: names of layers that may run on batches of one although they mix the
         examples of a batch. Layers that cannot be shown to keep examples apart always
         run this way, and `fit` names them. If the result of such a layer for an
@@ -73,14 +72,14 @@ def make_private(
       The same model.
 
     Raises:
-      ValueError: if microbatch_size or release_every is not a positive integer, tables
-        is none of the above, or `alone` names a layer that the model does not have.
+      ValueError: if microbatch_size is not a positive integer, tables is none of the
+        above, or `alone` names a layer that the model does not have.
       TypeError: if `model` is not a model.
       UnsupportedModelError: if its class has its own training step, a layer mixes examples
         (batch normalization), or per-example gradients are not available.
     """
     usual = StepSettings()
-    given = StepSettings(microbatch_size, tables, release_every, alone)
+    given = StepSettings(microbatch_size, tables, alone)
     changes = {k: v for k, v in vars(given).items() if v != getattr(usual, k)}
     settings = dataclasses.replace(getattr(model, "_settings", usual), **changes)
     optimizer = getattr(model, "optimizer", None)

@@ -9,10 +9,10 @@ that many steps.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import is_distributed
@@ -64,37 +64,6 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
             "that the plan assumes. Give a tf.data.Dataset that respects it."
         )
     return x
-
-
-def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -> None:
-    """Raises ValueError if data do not match the input of a model with one input.
-
-    Keras itself looks at validation data only after the first epoch, when the budget of
-    that epoch is spent.
-
-    Args:
-      model: built.
-      data: `validation_data` of `fit`: (x, y), with arrays, or a `tf.data.Dataset`.
-      name: name of the data in errors.
-
-    Raises:
-      ValueError: if a dimension differs.
-    """
-    inputs = getattr(model, "inputs", None) or []
-    is_dataset = isinstance(data, tf.data.Dataset)
-    data = data.element_spec if is_dataset else data
-    if not isinstance(data, (tuple, list)) or not data or len(inputs) != 1:
-        return
-    leaves = tf.nest.flatten(data[0])
-    shape = getattr(leaves[0], "shape", None) if len(leaves) == 1 else None
-    if shape is None or len(shape) != len(inputs[0].shape):
-        return
-    expected = inputs[0].shape[1:]
-    if any(None not in (a, b) and a != b for a, b in zip(shape[1:], expected)):
-        raise ValueError(
-            f"{name} must have the inputs of the model, of shape "
-            f"{(None, *expected)}, found {tuple(shape)}. Nothing was trained."
-        )
 
 
 def check_passes(
@@ -182,25 +151,17 @@ def scheduled(model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]) -> An
 
 
 def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
-    """Lowers `steps_per_execution` to a divisor of the steps per epoch, with a warning.
+    """Lowers `steps_per_execution` to a divisor of the steps per epoch.
 
     All epochs read one data set, which does not end with an epoch: the last execution of
     an epoch would take steps of the next one. With arrays, Keras ends an execution at the
     end of an epoch.
     """
-    given = model.steps_per_execution
-    most = max(k for k in range(1, min(given, per_epoch) + 1) if per_epoch % k == 0)
-    if most == given:
-        return
-    warnings.warn(
-        f"steps_per_execution={given} does not divide the {per_epoch} steps of an epoch, "
-        f"so {most} steps are executed at once: an epoch must end where its last step "
-        f"does. To choose another number, give a divisor of {per_epoch}.",
-        stacklevel=4,
-    )
-    model.steps_per_execution = most
-    # Functions that were traced with the old number must be traced again.
-    model.train_function = model.test_function = model.predict_function = None
+    together = math.gcd(model.steps_per_execution, per_epoch)
+    if together != model.steps_per_execution:
+        model.steps_per_execution = together
+        # Functions that were traced with the old number must be traced again.
+        model.train_function = model.test_function = model.predict_function = None
 
 
 def _distributed(model: Any, schedule: BatchSchedule, first_step: int) -> Any:

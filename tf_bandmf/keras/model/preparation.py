@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import sys
-from collections.abc import Collection, Iterator
+import warnings
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import keras
@@ -13,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import (
-    LookedUp,
     UnsupportedModelError,
     check_supported,
     find_layers_alone,
@@ -27,9 +24,9 @@ from tf_bandmf.keras.compat.keras_objects import (
     global_state,
 )
 from tf_bandmf.keras.compat.optimizing import optimized_once
-from tf_bandmf.keras.compat.patching import patched
-from tf_bandmf.keras.model.tables import DENSE, lazy_layers
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.tables.choice import DENSE
+from tf_bandmf.keras.tables.lazy import choose_tables
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.identity import CONTENT
 
@@ -108,10 +105,7 @@ def build(model: Any, data: Any = None) -> None:
     optimizer = model.optimizer
     if not optimizer.built:
         build_model(model, data)
-        state = model._training
-        layers = lazy_layers(model, optimizer)
-        state.looked_up = LookedUp(model, layers)
-        optimizer.run.lazy = [layer.trainable_variables[0] for layer in layers]
+        choose_tables(model)
     optimizer.build(model.trainable_variables)
     optimizer.run.weights = model.weights
     if optimizer.run.tables is None and model._settings.tables != DENSE:
@@ -131,16 +125,6 @@ def build_model(model: Any, data: Any = None) -> None:
     check_supported(model)
 
 
-def _refuse_text(targets: Any) -> None:
-    """Raises TypeError if targets are strings, from the dtypes alone."""
-    for leaf in tf.nest.flatten(targets):
-        if getattr(leaf, "dtype", None) == tf.string:
-            raise TypeError(
-                "Targets must be numbers, found strings. Give the numbers of the classes: "
-                "classes, y = np.unique(labels, return_inverse=True)."
-            )
-
-
 def check_examples(model: Any, data: Any) -> None:
     """Refuses layers that mix examples; compares gradients, if the model needs that.
 
@@ -153,14 +137,12 @@ def check_examples(model: Any, data: Any) -> None:
       model: private, compiled and built.
       data: a batch that is not empty; only its shapes and dtypes matter.
     """
-    contents, state = Contents.of(data).by_row(), model._training
+    contents = Contents.of(data).by_row()
     optimizer = model.optimizer
-    _refuse_text(contents[1])
     inputs = made_up(contents, EXAMPLES)[0]
     if optimizer.run.tables is not None:
-        state.looked_up(inputs, None)
-    alone = find_layers_alone(model, inputs)
-    check_layers_alone(model, alone, inputs, model._settings.alone, state.is_quiet)
+        optimizer.run.tables.looked_up(inputs, None)
+    check_layers_alone(model, find_layers_alone(model, inputs), inputs)
     if not needs_self_check(model):
         return
     with optimized_once():
@@ -230,96 +212,58 @@ def refuse_plain_outer_training(
         )
 
 
-def check_layers_alone(
-    model: keras.Model,
-    layers: Collection[Any],
-    inputs: Any,
-    accepted: Collection[str],
-    quiet: bool,
-) -> None:
-    """Prints the layers that run on single examples; refuses layers that mix examples.
+def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None:
+    """Warns of layers that run on single examples; refuses models that mix examples.
 
     Args:
       model: private and built.
       layers: the layers.
       inputs: made-up inputs of several examples.
-      accepted: names of layers that are not refused.
-      quiet: if True, prints nothing.
 
     Raises:
-      UnsupportedModelError: if the result of a layer that is not accepted differs between
-        an example in a batch and the same example alone.
+      UnsupportedModelError: if the settings do not accept a layer, and the model's outputs
+        for an example in a batch are not those for the example alone.
     """
-    if not layers:
-        return
-    for layer in _dependent(model, layers, inputs):
-        if layer.name not in accepted:
-            raise UnsupportedModelError(
-                f"Layer {layer.name!r} ({type(layer).__name__}) gives another result for "
-                f"an example in a batch than for the example alone: it mixes the examples "
-                f"of a batch. In private training it would get batches of one, and learn "
-                f"something other than you intend. Use statistics of each example by "
-                f"itself, or constants from public data; or put records that are compared "
-                f"into one example (a pair, a row with its negatives); or, if batches of "
-                f"one are what you want, make_private(model, alone=[{layer.name!r}])."
-            )
-    if not quiet:
-        names = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)
-        print(
-            f"tf_bandmf: these layers run on each example by itself, because they could "
-            f"not be shown to keep examples apart: {names}. That takes longer. Write "
-            f"them with keras.ops instead of tf functions; or vouch for a class that acts "
-            f"on each example alone: tf_bandmf.keras.extending.register_per_example_layer.",
-            file=sys.stderr,
-            flush=True,
+    accepted = model._settings.alone
+    names = [each.name for each in layers if each.name not in accepted]
+    if names and _mixes(model, inputs):
+        raise UnsupportedModelError(
+            f"The model gives other outputs for an example in a batch than for the "
+            f"example alone: one of the layers {', '.join(map(repr, names))} mixes the "
+            f"examples of a batch. In private training it would get batches of one, and "
+            f"learn something other than you intend. Use statistics of each example by "
+            f"itself, or constants from public data; or put records that are compared "
+            f"into one example (a pair, a row with its negatives); or, if batches of "
+            f"one are what you want, make_private(model, alone={names})."
+        )
+    if layers:
+        named = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)
+        warnings.warn(
+            f"These layers run on each example by itself, because they could not be shown "
+            f"to keep examples apart: {named}. That takes longer. Write them with "
+            f"keras.ops instead of tf functions; or vouch for a class that acts on each "
+            f"example alone: tf_bandmf.keras.extending.register_per_example_layer.",
+            stacklevel=2,
         )
 
 
-def _dependent(
-    model: keras.Model, layers: Collection[Any], inputs: Any
-) -> Iterator[Any]:
-    """The layers whose result for an example alone differs from that in a batch."""
-    calls: list[tuple[Any, Any, Any, Any]] = []
+def _mixes(model: keras.Model, inputs: Any) -> bool:
+    """True if outputs for an example alone differ from those in a batch."""
+    together = tf.nest.flatten(model(inputs, training=False))
 
-    def recorded(layer: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append((layer, args, kwargs, call(*args, **kwargs)))
-        return calls[-1][-1]
+    def differ(place: int) -> bool:
+        here = slice(place, place + 1)
+        one = tf.nest.map_structure(lambda leaf: leaf[here], inputs)
+        alone = tf.nest.flatten(model(one, training=False))
+        return not all(_close(a[here], b) for a, b in zip(together, alone))
 
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            recording = functools.partial(recorded, layer)
-            stack.enter_context(patched(layer, "call", recording))
-        model(inputs, training=False)
-    for layer, args, kwargs, together in calls:
-        if not _same(together, layer.call(*args, **kwargs)):
-            continue  # it draws random numbers
-        # Comparing only the first example would miss cumulative sums, and copies of the
-        # first.
-        for place in (0, EXAMPLES - 1):
-            alone = layer.call(*_row(args, place), **_row(kwargs, place))
-            if not _same(_row(together, place), alone):
-                yield layer
-
-
-def _row(structure: Any, place: int) -> Any:
-    """Takes one example from tensors of `EXAMPLES` rows; leaves other values unchanged."""
-
-    def row(leaf: Any) -> Any:
-        is_batch = tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] == EXAMPLES
-        return leaf[place : place + 1] if is_batch else leaf
-
-    return tf.nest.map_structure(row, structure)
-
-
-def _same(one: Any, other: Any) -> bool:
-    pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other))
-    return all(_close(a, b) for a, b in pairs if tf.is_tensor(a) and tf.is_tensor(b))
+    again = tf.nest.flatten(model(inputs, training=False))
+    draws_random_numbers = not all(map(_close, together, again))
+    # Comparing only the first example would miss cumulative sums, and copies of the
+    # first.
+    return not draws_random_numbers and (differ(0) or differ(EXAMPLES - 1))
 
 
 def _close(a: tf.Tensor, b: tf.Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
-    if not (a.dtype.is_floating or a.dtype.is_complex):
-        return bool(tf.reduce_all(a == b))
-    a, b = (tf.cast(value, tf.complex128).numpy() for value in (a, b))
-    return bool(np.allclose(a, b, equal_nan=True, **_CLOSE))
+    a, b = (keras.ops.convert_to_numpy(keras.ops.cast(t, "float64")) for t in (a, b))
+    return a.shape == b.shape and np.allclose(a, b, equal_nan=True, **_CLOSE)

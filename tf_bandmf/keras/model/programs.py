@@ -43,7 +43,6 @@ from tf_bandmf.keras.model.preparation import Contents, check_examples, given
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.programs import Measure, Program, Update
 from tf_bandmf.keras.run.run import Noisy
-from tf_bandmf.keras.run.tables import RowSums
 from tf_bandmf.noise.devices import device_kind
 
 _BAD = OUTCOMES.index("bad")
@@ -58,7 +57,7 @@ class Programs:
 
     def __init__(self, model: Any) -> None:
         self._model, self._run = model, model._private_optimizer().run
-        optimizer, tables = model.optimizer, self._run.tables
+        optimizer = model.optimizer
         self._strategy = model.distribute_strategy
         self._is_one = self._strategy.num_replicas_in_sync == 1
         # On an accelerator, XLA makes each program a single launch by the host. On a CPU,
@@ -68,7 +67,6 @@ class Programs:
         is_scaled = optimizer.clipping.scaling is not None
         self._scales = Update(optimizer.scales, model) if is_scaled else None
         changing = self._run.secrets.changing
-        self._refresh = tables and Program(tables.bring_up_to_date, around=changing)
         self._clip = Program(self._everywhere(self._clipped), by_xla)
         self._clip_here = Program(self._clipped)
         self._noise = Program(self._noised, by_xla)
@@ -92,13 +90,8 @@ class Programs:
         Returns:
           The training metrics.
         """
-        tables, every = self._run.tables, self._model._settings.release_every
-        if tables is not None:
-            tables.begin()
         contents, clipped, _ = self._taken(batch, self._update, spec)
         logs: dict[str, Any] = self._logs(contents, clipped)
-        if every and tables is not None and tables.steps_behind >= every:
-            self._run.release()
         return logs
 
     def noisy_gradients(self, batch: Any) -> list[tf.Tensor]:
@@ -119,9 +112,8 @@ class Programs:
         facts = [part.numpy() for part in self._local(self._facts(batch))]
         step, keys, seed = run.admit(facts)
         scales = self._scales and list(self._scales())
-        if self._refresh:
-            ids = self._model._training.looked_up(contents.x, contents.rows)
-            self._refresh(ids, step)
+        if run.tables is not None:
+            run.tables.read(contents.x, contents.rows, step)
         clipped = self._clip_all(contents, scales, seed)
         digest = self._distributed(*[tf.constant(part[0]) for part in facts])
         noisy = self._noise(clipped.sums, scales, step, keys, digest)
@@ -145,8 +137,8 @@ class Programs:
                 build_from(self._model, contents)
                 check_loss(self._model, *contents)
             if self._is_one:
-                varies = any(map(_may_vary, tf.nest.flatten(spec)))
-                self._trace(given(spec) if varies else batch, update)
+                # Batches whose sizes vary need one trace.
+                self._trace(batch if spec is None else given(spec), update)
             self._try_on_made_up(Contents.of(batch))
 
     def _trace(self, batch: Any, update: Program) -> None:
@@ -188,7 +180,9 @@ class Programs:
                 stacklevel=2,
             )
         losses, outputs = _each(lambda t: tf.zeros_like(t[:1]), clipped[2:4])
-        sums = [_no_gradient(total) for total in clipped.sums]
+        sums = tf.nest.map_structure(
+            tf.zeros_like, clipped.sums, expand_composites=True
+        )
         self._nothing = ClippedGradients(sums, (), losses + float("nan"), outputs)
 
     # Functions that call the programs.
@@ -338,7 +332,7 @@ class Programs:
         """
         run = self._run
 
-        def apply(gradients: list[Any], rows: list[RowSums], counts: tf.Tensor) -> Any:
+        def apply(gradients: list[Any], rows: list[Any], counts: tf.Tensor) -> Any:
             run.counts.add(counts)
             gradients = self._penalized(gradients)
             return run.apply(gradients, rows) if applies else gradients
@@ -408,11 +402,6 @@ def _traced(program: Program, *specs: Any) -> Any:
     return _each(tf.type_spec_from_value, outputs)
 
 
-def _may_vary(spec: Any) -> bool:
-    shape = getattr(spec, "shape", None)
-    return shape is not None and bool(shape.rank) and None in shape.as_list()
-
-
 def _size(contents: Any) -> int:
     return int(tf.shape(keras.tree.flatten(contents)[0])[0])
 
@@ -424,12 +413,6 @@ def _map(function: Callable[..., Any], *structures: Any) -> Any:
 def _each(function: Callable[[Any], Any], structure: Any) -> Any:
     """Maps a function over a structure; None stays None."""
     return _map(lambda leaf: None if leaf is None else function(leaf), structure)
-
-
-def _no_gradient(total: Any) -> Any:
-    if isinstance(total, tf.IndexedSlices):
-        return tf.IndexedSlices(total.values[:0], total.indices[:0])
-    return tf.zeros_like(total)
 
 
 def _added(parts: Sequence[Any]) -> Any:

@@ -35,9 +35,12 @@ from tf_bandmf.keras.compat.optimizing import optimized_once
 from tf_bandmf.keras.metrics.counts import PrivateCounts
 from tf_bandmf.keras.metrics.evaluation import evaluate_privately
 from tf_bandmf.keras.model import cautions, preparation
-from tf_bandmf.keras.model.callbacks import refuse_shared_folder, restore_backup
+from tf_bandmf.keras.model.callbacks import (
+    each_callback,
+    refuse_shared_folder,
+    restore_backup,
+)
 from tf_bandmf.keras.model.fit_data import (
-    check_inputs,
     check_passes,
     checked_data,
     scheduled,
@@ -45,7 +48,7 @@ from tf_bandmf.keras.model.fit_data import (
 from tf_bandmf.keras.model.preparation import given
 from tf_bandmf.keras.model.preprocessing import of_adapted
 from tf_bandmf.keras.model.programs import Programs
-from tf_bandmf.keras.model.tables import DENSE, StepSettings, with_releases
+from tf_bandmf.keras.model.settings import StepSettings
 from tf_bandmf.keras.optimizer.private import (
     NoisyGradients,
     PrivateOptimizer,
@@ -54,6 +57,7 @@ from tf_bandmf.keras.optimizer.private import (
 )
 from tf_bandmf.keras.resume.private_file import PrivateFile
 from tf_bandmf.keras.run import admission
+from tf_bandmf.keras.tables.choice import DENSE
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
 
@@ -73,20 +77,16 @@ class TrainingState:
     """State that belongs to a private model, but that Keras neither tracks nor saves.
 
     Attributes:
-      is_quiet: True if nothing is printed: `fit(verbose=0)`.
       programs: the programs of the steps, with a cache key of all that they depend on.
       evaluation: the graph of the last private evaluation, with its cache key.
       plain_steps: steps of the plain optimizer that the model had before it was private.
       were_loaded: True if the model's weights were loaded or set.
-      looked_up: a `LookedUp`, which finds the rows that a batch reads in lazy tables.
     """
 
-    is_quiet: bool = False
     programs: tuple[Any, Any] | None = None
     evaluation: tuple[Any, Any] | None = None
     plain_steps: int = 0
     were_loaded: bool = False
-    looked_up: Any = None
 
 
 class PrivateTraining(BuiltBefore, _Model):
@@ -157,11 +157,9 @@ class PrivateTraining(BuiltBefore, _Model):
         optimizer = self._optimizer_for_data()
         x = checked_data(optimizer.plan, x, y, kwargs)
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
-        self._training.is_quiet = kwargs.get("verbose") == 0
-        batches, callbacks, run = x, kwargs.get("callbacks"), optimizer.run
+        callbacks, run = kwargs.get("callbacks"), optimizer.run
         # A stream is read before its first step only if building the model needs a batch.
-        is_needed = is_distributed(self) or self._settings.tables != DENSE
-        if self.built or is_needed or isinstance(x, BatchSchedule):
+        if self.built or is_distributed(self) or isinstance(x, BatchSchedule):
             self._prepare(x)
         is_resumed = False
         if private_state is not None:
@@ -177,21 +175,17 @@ class PrivateTraining(BuiltBefore, _Model):
             x = scheduled(self, x, kwargs)
         else:
             check_passes(x, run.plan.participation, kwargs)
-        # This is checked before gradients are compared, which would raise an obscure
-        # error.
-        cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
-        if run.tables is not None:
-            kwargs["callbacks"] = with_releases(callbacks, self)
-        check_inputs(self, kwargs.get("validation_data"))
-        labels = getattr(batches, "labels", ())
-        cautions.warn(self, x, labels, callbacks)
+        if self._settings.tables != DENSE:
+            # Callbacks after this one see released tables at the end of an epoch.
+            releases = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: self.release()
+            )
+            kwargs["callbacks"] = [releases, *each_callback(callbacks)]
+        cautions.warn(self, x, callbacks)
         # Callbacks run before the first step, which checks the weights again.
         run.check()
         try:
-            quiet = (
-                warnings.catch_warnings() if is_resumed else contextlib.nullcontext()
-            )
-            with quiet:
+            with warnings.catch_warnings():
                 if is_resumed:
                     # The last epoch of a resumed run may be shorter: Keras would warn.
                     warnings.filterwarnings("ignore", "Your input ran out of data")
@@ -296,14 +290,14 @@ class PrivateTraining(BuiltBefore, _Model):
           NotImplementedError: on several replicas.
         """
         optimizer = self._optimizer_for_data("private_gradients")
-        if optimizer.run.tables is not None or self._settings.tables != DENSE:
-            raise NotImplementedError(
-                "private_gradients makes gradients of whole tables: give make_private "
-                "tables='dense', or use model.fit or model.train_on_batch."
-            )
         batch = given(batch)
         with optimizer.run.turn:
             preparation.build(self, batch)
+            if optimizer.run.tables is not None:
+                raise NotImplementedError(
+                    "private_gradients makes gradients of whole tables: give make_private "
+                    "tables='dense', or use model.fit or model.train_on_batch."
+                )
             optimizer.run.start()
             step = optimizer.steps_taken
             try:
@@ -564,11 +558,8 @@ class PrivateTraining(BuiltBefore, _Model):
             yield filepath
             return
         self._run.file.record()
-        replaces = not args and kwargs.get("overwrite", True)
-        is_usual = kwargs.keys() <= {"overwrite", "include_optimizer"}
-        name = str(filepath)
-        is_file = name.endswith((".keras", ".h5")) and "://" not in name
-        if replaces and is_usual and is_file:
+        name, replaces = str(filepath), not args and kwargs.get("overwrite", True)
+        if replaces and name.endswith((".keras", ".h5")) and "://" not in name:
             with private_files.replaced(filepath) as path:
                 yield path
         else:

@@ -90,9 +90,6 @@ class PrivateFile(Secret):
         run.secrets.note = self._file.append
         for name, values in self._header["notes"].items():
             run.notes[name].update(values)
-        if run.tables is not None:
-            releases = sorted(run.notes["releases"])
-            run.tables.due = [step for step in releases if step > run.step]
         return schedule
 
     def is_at(self, path: str) -> bool:
@@ -170,7 +167,7 @@ class PrivateFile(Secret):
             start = step
         state = run.secrets_of(key, step=start, buffer=buffer, points=points)
         state.replay(step)
-        run.adopt(state, memory or None)
+        run.adopt(state, memory)
         # The file records these weights as the run's own.
         run.start()
         run.close_seal()

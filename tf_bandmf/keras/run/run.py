@@ -36,7 +36,6 @@ from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.metrics.counts import Counts
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.secrets import Drawn, SecretState
-from tf_bandmf.keras.run.tables import RowSums, RunTables
 from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
 from tf_bandmf.ledger import hooks
 from tf_bandmf.ledger.errors import LedgerError
@@ -61,13 +60,13 @@ class Noisy(NamedTuple):
     Attributes:
       gradients: the gradients, in the shapes and dtypes of the variables that get noise in
         each step.
-      rows: the sums of the lazy tables, which have no noise yet.
+      rows: the sums of the lazy tables by row, which have no noise yet.
       drawn: the drawn step, for `SecretState.take`.
       counts: the noisy counts; empty if the plan has none.
     """
 
     gradients: list[Any]
-    rows: list[RowSums]
+    rows: list[tf.IndexedSlices]
     drawn: Drawn
     counts: tf.Tensor
 
@@ -96,9 +95,8 @@ class Run:
       num_evaluations: the number of private evaluations after each step, since the run was
         begun or resumed.
       counts: private counts of examples that the plan has reserved.
-      lazy: trainable variables, [rows, columns], whose noise is drawn when their rows are
-        read; chosen before `begin`.
-      tables: the state of these tables; None if there are none.
+      tables: the tables whose noise is drawn when their rows are read, a `LazyTables`;
+        chosen before `begin`; None if there are none.
       seal: digests of the weights, and of the inner optimizer's state, as the steps left
         them. Those of earlier steps are kept: an earlier checkpoint may be restored.
       takes_steps: True while steps change the weights: nothing is compared with the seal.
@@ -153,16 +151,19 @@ class Run:
         self.keep_normals, self.is_additional = keep_normals, is_additional
         self.variables: list[Any] = []
         self.counts = Counts(plan)
-        self.tables: RunTables | None = None
+        self.tables: Any = None
         self.takes_steps = False
-        self.lazy: list[Any] = []
 
     # The beginning of the run.
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
         """The variables that get their noise in each step: all but the lazy tables."""
-        lazy = {id(table) for table in self.lazy}
+        lazy = self._lazy()
         return [variable for variable in variables if id(variable) not in lazy]
+
+    def _lazy(self) -> set[int]:
+        """The `id` of each lazy table."""
+        return set() if self.tables is None else set(map(id, self.tables.variables))
 
     def begin(self, variables: Sequence[Any]) -> None:
         """Makes the noise generator and a fresh key, within the strategy's scope.
@@ -224,25 +225,23 @@ class Run:
             state.
         """
         # Steps with lazy tables are short, and their own programs are compiled anyway.
-        compiles = bool(self.lazy)
+        compiles = self.tables is not None
         return SecretState(self.generator, key, self.plan, compiles=compiles, **state)
 
-    def adopt(self, secrets: SecretState, memory: Any = None) -> None:
+    def adopt(self, secrets: SecretState, memory: Sequence[np.ndarray] = ()) -> None:
         """Continues with these secrets, of a new run or of a resumed one.
 
         Args:
           secrets: state of the run.
-          memory: memory of the tables, if their variables hold a release: see `RunTables`.
+          memory: memory of lazy tables at this step, whose variables hold a release.
         """
         self.secrets, self.key, self.has_begun = secrets, secrets.key, True
         self.name = hooks.name_of(secrets.key)
         self.schedule_id, self.entry = admission.NO_SCHEDULE, None
         self.notes = admission.notes_of(self)
         self.seal, self.num_evaluations = set(), {}
-        if self.lazy:
-            noted = functools.partial(self.note, "releases")
-            settings = self.plan, self.inner_optimizer, secrets
-            self.tables = RunTables(self.lazy, *settings, memory, noted)
+        if self.tables is not None:
+            self.tables.begin(memory)
 
     def _sealed(self) -> tuple[list[Any], list[Any]]:
         """The weights, and the state of the inner optimizer, that only steps change."""
@@ -293,7 +292,7 @@ class Run:
             digests = map(digest_of, self._sealed())
             admission.refuse(not self.seal.issuperset(digests), CHANGED)
         if self.tables is not None:
-            admission.refuse(self.tables.was_changed(), CHANGED)
+            admission.refuse(self.tables.is_changed, CHANGED)
 
     # The steps of the run.
 
@@ -362,7 +361,7 @@ class Run:
         """
         self._check_variables(variables)
         eager, of_tables = self.apart(sums)
-        rows: list[RowSums] = []
+        rows: list[tf.IndexedSlices] = []
         inputs = tf.bitcast(digest, tf.int32)
         if self.tables is not None:
             rows = self.tables.row_sums(of_tables)
@@ -394,7 +393,7 @@ class Run:
         Args:
           values: one for each trainable variable of the model, in order; the rest is left.
         """
-        lazy = {id(table) for table in self.lazy}
+        lazy = self._lazy()
         parts: tuple[list[Any], list[Any]] = [], []
         for variable, value in zip(self.variables, values):
             parts[id(variable) in lazy].append(value)
@@ -411,17 +410,18 @@ class Run:
                 "its own budget."
             )
 
-    def apply(self, gradients: Sequence[Any], rows: Sequence[RowSums] = ()) -> None:
+    def apply(
+        self, gradients: Sequence[Any], rows: Sequence[tf.IndexedSlices] = ()
+    ) -> None:
         """Lets the inner optimizer apply the result of `privatize`, in each replica.
 
         Args:
           gradients: the noisy gradients.
           rows: the sums of the lazy tables.
         """
-        with tf.control_dependencies(tf.nest.flatten([gradients, rows])):
+        with tf.control_dependencies(tf.nest.flatten([gradients, rows], True)):
             if self.tables is not None:
-                step = tf.identity(self.inner_optimizer.iterations.value)
-                self.tables.apply(rows, step)
+                self.tables.apply(rows)
             if gradients:
                 self.inner_optimizer.apply(gradients, self.eager(self.variables))
             else:

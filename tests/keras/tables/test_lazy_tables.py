@@ -196,6 +196,26 @@ def test_between_releases_everybody_sees_the_last_one():
     assert any("items" in remark for remark in statement.remarks)
 
 
+def after_epochs(function):
+    return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: function())
+
+
+@pytest.mark.slow
+def test_a_table_that_a_callback_changes_after_a_release_is_trained_from_there():
+    plan = make_plan()
+    model = prepare(reader(), plan)
+    table, watch = model.get_layer("items").embeddings, Watch()
+    model.fit(
+        plan.batches(*data),
+        epochs=2,
+        verbose=0,
+        callbacks=[after_epochs(lambda: table.assign(table + 100.0)), watch],
+        validation_data=(data[0] % ROWS, data[1]),
+    )
+    before, after = watch.epochs
+    assert before.min() > 90.0 and after.min() > 190.0
+
+
 class Peek(keras.callbacks.Callback):
     """Predicts in the middle of an epoch."""
 
@@ -436,25 +456,27 @@ def test_a_run_may_begin_with_an_empty_batch():
 
 
 @pytest.mark.invariant(5)
-def test_rows_that_were_not_looked_up_before_the_pass_get_no_sum():
+def test_rows_that_were_not_looked_up_before_the_pass_are_not_read():
     model = prepare(reader(), make_plan())
     model._prepare(None)
     run = model.optimizer.run
     tables = run.tables
-    tables.begin()
-    none = tf.zeros([0], tf.int64)
-    tables.bring_up_to_date([none], tf.constant(0))
-    slices = tf.IndexedSlices(tf.zeros([0, WIDTH]), none)
-    tables.apply(tables.row_sums([slices]), tf.constant(0))
+    none = np.full([1, LENGTH], -1 - ROWS, np.int32)
+    tables.read(none, None, tf.constant(0))
+    tables.apply([tf.IndexedSlices(tf.zeros([0, WIDTH]), tf.zeros([0], tf.int32))])
     run.inner_optimizer.iterations.assign(1)
+    tables.read(np.array([[4, -1 - ROWS, 2, 4]], np.int32), None, tf.constant(1))
+    (read,) = tables.readers.values()
+    # An example whose row is not a number contributes zero.
+    is_there = np.isfinite(read(tf.constant([2, 9, 4, -1])))
+    np.testing.assert_array_equal(is_there[:, 0], [True, False, True, False])
+
+
+def test_the_sums_of_a_row_are_added_up():
+    model = prepare(reader(), make_plan())
+    model._prepare(None)
     ids = tf.constant([4, -1, 2, 4], tf.int64)
-    tables.bring_up_to_date([ids], 1)
-    values = tf.reshape(tf.range(15.0), [5, WIDTH])
-    others = tf.constant([2, 9, 4, -1, 4], tf.int64)
-    slices = tf.IndexedSlices(values, others)
-    (actual,) = tables.row_sums([slices])
-    np.testing.assert_array_equal(actual.rows, [2, 4])
-    np.testing.assert_array_equal(actual.sums, [values[0], values[2] + values[4]])
-    (same,) = tables.row_sums([tf.IndexedSlices(values[:4], ids)])
-    np.testing.assert_array_equal(same.rows, [4, 2])
-    np.testing.assert_array_equal(same.sums, [values[0] + values[3], values[2]])
+    values = tf.reshape(tf.range(4.0 * WIDTH), [4, WIDTH])
+    (same,) = model.optimizer.run.tables.row_sums([tf.IndexedSlices(values, ids)])
+    np.testing.assert_array_equal(same.indices, [4, 2])
+    np.testing.assert_array_equal(same.values, [values[0] + values[3], values[2]])

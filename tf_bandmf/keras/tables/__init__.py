@@ -1,0 +1,1 @@
+"""Lazy tables: their noise is drawn when their rows are read."""

@@ -1,0 +1,133 @@
+"""Chooses the tables of a model whose noise is drawn when rows are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tf_bandmf.keras.clipping import UnsupportedModelError, is_lookup_table
+from tf_bandmf.keras.compat.keras_objects import (
+    all_layers,
+    is_distributed,
+    own_trainable_variables,
+    uses_weight_decay,
+)
+from tf_bandmf.noise.lazy import LinearUpdate, RowSystem, noise_system, row_system
+from tf_bandmf.planning.plan import Plan
+
+DENSE, LAZY = "dense", "lazy"
+
+
+def lazy_layers(model: Any) -> list[Any]:
+    """The layers whose tables get their noise when rows are read, in order of weights.
+
+    Args:
+      model: private, compiled and built; its settings name the tables.
+
+    Raises:
+      UnsupportedModelError: if a requested table does not support this.
+    """
+    setting = model._settings.tables
+    if setting == DENSE:
+        return []
+    layers = {
+        id(layer.trainable_variables[0]): layer
+        for layer in all_layers(model)
+        if isinstance(layer, keras.layers.Embedding) and layer.trainable_variables
+    }
+    names = {layer.name for layer in layers.values()}
+    chosen = names if setting == LAZY else set(setting)
+    if not chosen or not chosen <= names:
+        raise UnsupportedModelError(
+            f"make_private got tables={setting!r}, found trainable Embedding layers "
+            f"{', '.join(sorted(names)) or '(none)'}. Name some of these, or give "
+            f"tables='dense'."
+        )
+    # The sums of a step are in the order of the weights.
+    in_order = [layers.get(id(variable)) for variable in model.trainable_variables]
+    lazy = [layer for layer in in_order if layer is not None and layer.name in chosen]
+    for layer in lazy:
+        for reason in _reasons(model, layer, lazy[0]):
+            raise UnsupportedModelError(
+                f"The noise of table {layer.name!r} cannot be drawn when rows are read: "
+                f"{reason}. Change that, give make_private tables='dense', or name the "
+                f"other tables in make_private(tables=[...])."
+            )
+    return lazy
+
+
+def update_of(inner: Any, variable: Any) -> LinearUpdate:
+    """SGD's update of a variable."""
+    decay = (
+        float(inner.weight_decay or 0.0) if uses_weight_decay(inner, variable) else 0.0
+    )
+    return LinearUpdate(float(inner.momentum), bool(inner.nesterov), decay)
+
+
+def system_of(plan: Plan, inner: Any, variable: Any) -> RowSystem:
+    """The system of the rows of a table.
+
+    Raises:
+      ValueError: if the plan's mechanism keeps too much, or has no such system.
+    """
+    assert plan.expected_batch_size is not None
+    return row_system(
+        noise_system(plan.strategy.matrix),
+        update_of(inner, variable),
+        float(plan.noise_stddev),
+        float(plan.expected_batch_size),
+    )
+
+
+def _reasons(model: Any, layer: Any, first: Any) -> Iterator[str]:
+    """The reasons why the noise of a table cannot be drawn when rows are read.
+
+    Args:
+      model: see `lazy_layers`.
+      layer: the layer of the table.
+      first: the first layer that was chosen.
+    """
+    optimizer = model.optimizer
+    inner, table = optimizer.inner_optimizer, layer.trainable_variables[0]
+    if model._settings.microbatch_size is not None:
+        yield "microbatch_size processes a batch in groups"
+    if model.jit_compile:
+        yield (
+            "the model is compiled with jit_compile=True (as 'auto' means on a GPU if "
+            "make_private is called later)"
+        )
+    if optimizer.run.strategy.num_replicas_in_sync > 1 or is_distributed(model):
+        yield "the model is on several replicas"
+    if optimizer.clipping.scaling is not None:
+        yield "scaling of coordinates reads all of them in each step"
+    if type(inner) is not keras.optimizers.SGD:
+        yield (
+            f"{type(inner).__name__} is not linear in its gradients, so the effect of "
+            f"several steps of noise on a row is known only by taking them. "
+            f"keras.optimizers.SGD works, with any schedule, momentum and weight decay"
+        )
+    if any((inner.clipnorm, inner.clipvalue, inner.global_clipnorm, inner.use_ema)):
+        yield "clipping of noisy gradients and averages of weights are not linear"
+    try:
+        system_of(optimizer.plan, inner, table)
+    except ValueError as error:
+        yield str(error).rstrip(".")
+    if not is_lookup_table(layer, layer.trainable_variables):
+        yield "it does more than look rows up (adapters, quantization, a custom call)"
+    if table.regularizer is not None or table.constraint is not None:
+        yield "it has a regularizer or a constraint, not linear: use weight_decay"
+    owners = [
+        other
+        for other in all_layers(model)
+        if any(table is variable for variable in own_trainable_variables(other))
+    ]
+    if owners != [layer]:
+        yield "other layers have the same variable (call one layer several times)"
+    if keras.backend.standardize_dtype(table.dtype) != "float32":
+        yield f"it is of dtype {table.dtype}"
+    if uses_weight_decay(inner, table) != uses_weight_decay(
+        inner, first.trainable_variables[0]
+    ):
+        yield f"table {first.name!r} and it do not have the same weight decay"

@@ -1,0 +1,314 @@
+"""The tables of a run whose noise is drawn when their rows are read.
+
+Between two releases, the current rows are kept here and never shown: they are
+as secret as the key, because a row without its recent noise reveals that no example
+touched it. The layers' variables hold the last release. `docs/large-tables.md` states
+the guarantee, and links to its proof.
+
+The noise that a row gets when it is read is bound to all earlier sums of the run, and to
+all earlier learning rates, which decide how much of each step's noise the row gets. The
+noise's key contains the digest of the previous step, which is chained through all steps
+with their learning rates. The key also contains the rows that are read together with
+this row.
+
+The run knows these tables as `Run.tables`. A step of theirs consists of these calls:
+
+    tables.read(x, rows, step)                # rows that are looked up get their noise
+    ...                                       # gradients are clipped, with `readers`
+    rows = tables.row_sums(sums)              # in the program that draws noise:
+    tables.digest(rows, step)                 #   what the step's noise is bound to
+    tables.apply(rows, step)                  # in the update
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.files.hidden import HiddenArray
+from tf_bandmf.keras.compat.keras_objects import tensorflow_value
+from tf_bandmf.keras.run.admission import refuse
+from tf_bandmf.keras.run.programs import Program
+from tf_bandmf.keras.run.run import Run
+from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
+from tf_bandmf.keras.tables.choice import lazy_layers, system_of, update_of
+from tf_bandmf.keras.tables.looked_up import LookedUp
+from tf_bandmf.noise.digests import digest_key, digest_of_any_length
+from tf_bandmf.noise.keys import NoiseKey, Secret
+from tf_bandmf.noise.lazy_tables import Jumps, LazyTable
+from tf_bandmf.noise.shared import near_length, shared_function
+
+# The two uses of a step's keys: rows that a step reads, or a release.
+_READ, _RELEASE = 0, 1
+
+
+def choose_tables(model: keras.Model) -> None:
+    """Gives the run of a model its lazy tables, before the optimizer is built.
+
+    Args:
+      model: private, compiled and built; its settings name the tables.
+
+    Raises:
+      UnsupportedModelError: if a requested table does not support this.
+    """
+    layers = lazy_layers(model)
+    if layers:
+        run = model.optimizer.run
+        run.tables = LazyTables(run, layers, LookedUp(model, layers))
+
+
+class LazyTables(Secret):
+    """The states of a run's lazy tables, their keys, and their releases.
+
+    Args:
+      run: the run, before it begins.
+      layers: the layers of the tables, in the order of the weights.
+      looked_up: a function from the inputs of a batch to the rows that it looks up.
+
+    Attributes:
+      variables: the tables, Keras variables [rows, columns] in float32.
+      looked_up: see above.
+    """
+
+    def __init__(self, run: Run, layers: Sequence[Any], looked_up: LookedUp) -> None:
+        self._run, self.looked_up = run, looked_up
+        self.variables = [layer.trainable_variables[0] for layer in layers]
+
+    # The beginning of the run.
+
+    def begin(self, memory: Sequence[np.ndarray] = ()) -> None:
+        """Begins with the secrets of the run; the variables hold a release.
+
+        Args:
+          memory: for a resumed run, one array for each table, see `LazyTable`.
+        """
+        run, step = self._run, self._run.step
+        derived = hashlib.blake2b(
+            run.key.secret_bytes(), digest_size=32, person=b"tf-bandmf tables"
+        )
+        secret = NoiseKey(derived.digest())
+        keys = secret.step_keys(2 * (run.plan.num_steps + 1), run.plan.generator)
+        digests = digest_key(secret.secret_bytes(), run.plan.fingerprint)
+        system = system_of(run.plan, run.inner_optimizer, self.variables[0])
+        with tf.init_scope():
+            self._keys = tf.Variable(keys.copy().view(np.int64), trainable=False)
+            self._digest_key = tf.Variable(digests.copy(), trainable=False)
+            # Digests of the last release and of the optimizer's update, for the chain.
+            basis = tf.zeros([len(self.variables) + 1], tf.int64)
+            self._basis = tf.Variable(basis, trainable=False)
+            self._jumps = Jumps(system, run.plan.num_steps, step)
+            self._tables = [
+                LazyTable(
+                    tensorflow_value(variable),
+                    self._jumps,
+                    number,
+                    step,
+                    memory[number] if memory else None,
+                )
+                for number, variable in enumerate(self.variables)
+            ]
+        around = run.secrets.changing
+        self._bring_up_to_date = Program(self._brought_up_to_date, around=around)
+        self._release_rows = Program(self._release, around=around)
+        self._released = step
+        self._take_seal()
+
+    def _take_seal(self) -> None:
+        """Keeps digests of the variables, to notice later that something changed them."""
+        self._seal = [digest_of([variable]) for variable in self.variables]
+        update = update_of(self._run.inner_optimizer, self.variables[0])
+        described = repr([update] * len(self.variables)).encode()
+        digest = hashlib.blake2b(described, digest_size=8).digest()
+        basis = [*self._seal, int.from_bytes(digest, "big", signed=True)]
+        self._basis.assign(tf.constant(basis, tf.int64))
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the layers' variables are not those of the last release."""
+        return self._seal != [digest_of([variable]) for variable in self.variables]
+
+    # A step.
+
+    def _begin_step(self) -> None:
+        """Repeats a release; after a release, the rows begin from the layers' variables."""
+        step = self._run.step
+        due = [at for at in self._run.notes["releases"] if self._released < at <= step]
+        if due and min(due) < step:
+            raise RuntimeError(
+                f"Before it was resumed, this run released its tables at step {min(due)}, "
+                f"and must release them at this step again: use the same "
+                f"steps_per_execution, or resume from the newest checkpoint."
+            )
+        if due:
+            self.release()
+        if self._released == step:
+            # The program may have loaded or changed the weights since.
+            for table, variable in zip(self._tables, self.variables):
+                table.replace_weights(tensorflow_value(variable))
+            self._take_seal()
+
+    def read(self, x: Any, rows: tf.Tensor | None, step: tf.Tensor) -> None:
+        """Adds the noise that rows have missed since they were last read.
+
+        If this, `apply` or `release` is interrupted, the run has ended: rows may have a
+        sum without its noise, or their noise twice.
+
+        Args:
+          x: inputs of a batch.
+          rows: as for `clipped_gradient_sums`.
+          step: the admitted step, int64 scalar.
+
+        Raises:
+          RuntimeError: if the run was resumed, and an earlier release cannot be repeated.
+        """
+        self._begin_step()
+        self._bring_up_to_date(self.looked_up(x, rows), step)
+
+    def _brought_up_to_date(
+        self, looked_up: Sequence[tf.Tensor], step: tf.Tensor
+    ) -> None:
+        step = tf.cast(step, tf.int32)
+        each = [tf.unique(tf.cast(ids, tf.int32))[0] for ids in looked_up]
+        each = [tf.boolean_mask(ids, ids >= 0) for ids in each]
+        key, window = self._key(step, _READ, each), self._jumps.since_release(step)
+        for table, rows in zip(self._tables, each, strict=True):
+            table.bring_up_to_date(rows, window, key)
+
+    @property
+    def readers(self) -> dict[int, Callable[[tf.Tensor], tf.Tensor]]:
+        """Functions that read the tables, for `clipped_gradient_sums`."""
+        pairs = zip(self.variables, self._tables)
+        return {id(v): functools.partial(self._weights, table) for v, table in pairs}
+
+    def _weights(self, table: LazyTable, rows: tf.Tensor) -> tf.Tensor:
+        """The weights of rows; NaN for negative ids, and rows that were not `read`.
+
+        An example that looks up such a row contributes zero.
+        """
+        places = tf.maximum(rows, 0)
+        is_there = tf.equal(table.clocks_of(places), self._now()) & (rows >= 0)
+        # A product, because `tf.where` would copy the condition for each column.
+        return table.weights_of(places) * tf.where(is_there, 1.0, np.nan)[..., None]
+
+    def _now(self) -> tf.Tensor:
+        """The coming step, int32; for use in programs."""
+        iterations = self._run.inner_optimizer.iterations
+        return tf.cast(tf.convert_to_tensor(iterations), tf.int32)
+
+    def _rate(self) -> tf.Tensor:
+        """The learning rate of the coming step, float64; for use in programs."""
+        rate = self._run.inner_optimizer.learning_rate
+        return tf.cast(tf.convert_to_tensor(rate), tf.float64)
+
+    def row_sums(self, sums: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+        """Adds up the values of repeated rows, and leaves out negative ids.
+
+        Args:
+          sums: for each table, the clipped sums by row.
+
+        Returns:
+          For each table, the distinct rows, [U] int32, and their sums, [U, columns].
+        """
+        added_up = []
+        for slices in sums:
+            rows, places = tf.unique(tf.cast(slices.indices, tf.int32))
+            # XLA compiles a program for each length.
+            count = tf.shape(places)[0]
+            missing = near_length(count) - count
+            values = tf.pad(slices.values, [[0, missing], [0, 0]])
+            places = tf.pad(places, [[0, missing]], constant_values=-1)
+            total = _sums_at(values, places)[: tf.shape(rows)[0]]
+            each = (tf.boolean_mask(part, rows >= 0) for part in (total, rows))
+            added_up.append(tf.IndexedSlices(*each))
+        return added_up
+
+    def digest(self, sums: Sequence[tf.IndexedSlices], step: tf.Tensor) -> tf.Tensor:
+        """The digest of a step's sums and rate, chained; int32, shape [2]."""
+        before = [self._run.secrets.point_before(step)[None], self._basis.value()]
+        before += [tf.bitcast(self._rate(), tf.int64)[None]] * len(sums)
+        parts = [tf.reshape(tf.bitcast(tf.concat(before, axis=0), tf.int32), [-1])]
+        for of_table in sums:
+            flat = tf.bitcast(tf.reshape(of_table.values, [-1]), tf.int32)
+            parts += [tf.shape(of_table.indices), of_table.indices, flat]
+        return digest_of_any_length(self._digest_key.value(), tf.concat(parts, axis=0))
+
+    def apply(self, sums: Sequence[tf.IndexedSlices]) -> None:
+        """Takes the step with these sums; its noise is added when the rows are read."""
+        step, rate = self._now(), self._rate()
+        for table, of_table in zip(self._tables, sums, strict=True):
+            table.add(of_table.indices, of_table.values, step, rate)
+        self._jumps.advance(step, rate)
+
+    def _key(self, step: tf.Tensor, use: int, rows: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The key of a draw at a step, bound to the earlier sums, its use and its rows."""
+        run, key = self._run, self._keys.sparse_read(2 * step + use)
+        if run.plan.test_seed is None:
+            before = run.secrets.point_before(tf.cast(step, tf.int64))
+            parts = [tf.bitcast(before, tf.int32), tf.constant([use])]
+            for read in rows:
+                parts += [tf.shape(read), read]
+            words = tf.concat(parts, axis=0)
+            digest = digest_of_any_length(self._digest_key.value(), words)
+            key = run.generator.bound_key(key, tf.bitcast(digest, tf.int64))
+        return tf.bitcast(key, tf.uint64)
+
+    # Releases.
+
+    def release(self) -> None:
+        """Brings all rows up to date, and writes them into the layers' variables.
+
+        Raises:
+          InvalidArgumentError: if something else has changed the variables.
+        """
+        if self._released == self._run.step:
+            return
+        refuse(self.is_changed, CHANGED)
+        self._run.note("releases", self._run.step)
+        self._release_rows()
+        self._released = self._run.step
+        self._take_seal()
+
+    def accept(self) -> None:
+        """Accepts variables that something else changed; never called within a step."""
+        if self.is_changed:
+            changed = [tf.identity(variable.value) for variable in self.variables]
+            self._release_rows()
+            for variable, value in zip(self.variables, changed):
+                variable.assign(value)
+            self._released = self._run.step
+            self._take_seal()
+
+    def _release(self) -> None:
+        step = self._now()
+        key, window = self._key(step, _RELEASE, ()), self._jumps.since_release(step)
+        for table, variable in zip(self._tables, self.variables):
+            table.release(tensorflow_value(variable), window, key)
+        self._jumps.released(step)
+
+    def remarks(self) -> list[str]:
+        """Remarks of the statement."""
+        names = ", ".join(str(variable.path) for variable in self.variables)
+        return [
+            f"The noise of tables ({names}) was drawn when their rows were read. The "
+            f"numbers above hold for what was released: these tables at their releases, "
+            f"all other weights at each step. They do not hold for whoever sees the "
+            f"memory of the process."
+        ]
+
+    def memory(self) -> list[np.ndarray]:
+        """The memory of each `LazyTable`, after a release, for the private state file."""
+        if self._jumps.entries == 1 or not self._run.step:
+            return []
+        return [table.memory().view(HiddenArray) for table in self._tables]
+
+
+@shared_function(jit_compile=True)
+def _sums_at(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """Sums by place; negative places are left out. XLA does this in half of the time."""
+    return tf.math.unsorted_segment_sum(values, places, tf.shape(values)[0])
