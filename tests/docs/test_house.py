@@ -16,7 +16,7 @@ def test_keras_has_few_rooms_and_no_circle():
     # A floor is the length of the longest chain of imports. Two floors are due to the
     # public files `__init__.py` and `extending.py`.
     assert max(count.floors_of(arrows).values()) <= 14
-    assert 40 < sum(map(len, arrows.values())) <= 70
+    assert 40 < sum(map(len, arrows.values())) <= 74
 
 
 def test_the_page_names_every_folder():
