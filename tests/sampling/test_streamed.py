@@ -197,11 +197,14 @@ def test_examples_of_several_shapes_or_no_tensors_are_refused():
         _plan().batches(_generator())
 
 
-def test_examples_or_batches_are_asked_for_where_nothing_says():
-    unclear = tf.data.Dataset.from_tensor_slices((X, X)).filter(lambda x, y: True)
-    with pytest.raises(ValueError, match="may be examples or batches"):
-        StreamedExamples(unclear, M)
-    assert StreamedExamples(unclear.batch(256), M).num_examples == M
+def test_the_call_of_batch_says_that_elements_are_batches():
+    rows = tf.data.Dataset.from_tensor_slices((X, X)).filter(lambda x, y: True)
+    assert StreamedExamples(rows, M).num_examples == M
+    assert StreamedExamples(rows.batch(256), M).num_examples == M
+    pairs = rows.batch(2)
+    with pytest.raises(ValueError, match=r"has more.*pass dataset\.batch\(256\)"):
+        StreamedExamples(pairs, M // 2)
+    assert StreamedExamples(pairs.batch(256), M // 2).num_examples == M // 2
 
 
 def test_sparse_examples_become_dense():

@@ -23,7 +23,7 @@ from tf_bandmf.sampling.changes import ClassWeights, Ranges
 from tf_bandmf.sampling.identity import INPUTS, ROWS, hash_rows
 from tf_bandmf.sampling.mapped import Mapped
 from tf_bandmf.sampling.sources import (
-    OF_CLASS_WEIGHTS,
+    OF_WEIGHTS,
     ArrayExamples,
     ExampleSource,
     IndexedExamples,
@@ -138,7 +138,7 @@ class Examples:
         other = copy.copy(self)
         vars(other).pop("digest", None)
         other._changes = [*self._changes, ClassWeights(class_weight)]
-        other.remarks = tuple(dict.fromkeys((*self.remarks, OF_CLASS_WEIGHTS)))
+        other.remarks = tuple(dict.fromkeys((*self.remarks, OF_WEIGHTS)))
         return other
 
     def _rows(

@@ -26,9 +26,10 @@ import tqdm
 from tf_bandmf.sampling import identity
 from tf_bandmf.sampling.identity import INPUTS, SAMPLE_WEIGHT, TARGETS
 
-OF_CLASS_WEIGHTS = (
-    "Weights of classes are in use. If they were computed from private targets, no "
-    "noise hides them, and each record changes the weights of all other records."
+OF_WEIGHTS = (
+    "Weights of examples or classes are in use. If they were computed from private data, "
+    "such as frequencies of classes, no noise hides them, and each record changes the "
+    "weights of all other records."
 )
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # The size in bytes of the blocks in which all rows are read.
@@ -69,6 +70,9 @@ class ExampleSource(abc.ABC):
     def __init__(self, num_examples: int, sample: dict[str, Any]) -> None:
         self.num_examples = num_examples
         self._sample, self._kind = sample, _kind_of(sample)
+        weights = tf.nest.flatten(sample.get(SAMPLE_WEIGHT, ()))
+        if any(weight.ndim == 1 for weight in weights):
+            self.remarks = (*self.remarks, OF_WEIGHTS)
         self._lock = threading.Lock()
         self._failed, self._is_seen = np.zeros([2, num_examples], bool)
         # Hashes of all records and rows that were read.
@@ -343,24 +347,11 @@ class ArrayExamples(ExampleSource):
         super().__init__(
             num_examples, tf.nest.map_structure(lambda a: _dense(a[:1]), self._arrays)
         )
-        if self._weighs_classes():
-            self.remarks = (OF_CLASS_WEIGHTS,)
         for _ in self.all_rows():
             pass
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         return [_dense(array[indices]) for array in tf.nest.flatten(self._arrays)]
-
-    def _weighs_classes(self) -> bool:
-        """Returns True if sample weights depend only on the classes of the targets."""
-        y, weight = map(self._arrays.get, (TARGETS, SAMPLE_WEIGHT))
-        if not all(getattr(a, "size", 0) == self.num_examples for a in (y, weight)):
-            return False
-        classes, number = np.unique(np.asarray(y), return_inverse=True)
-        weights, kind = np.unique(np.asarray(weight), return_inverse=True)
-        pairs = np.unique(number.ravel() * len(weights) + kind.ravel())
-        is_function = len(pairs) == len(classes) <= self.num_examples // 2
-        return is_function and len(weights) > 1
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         arrays = tf.nest.flatten(self._arrays)

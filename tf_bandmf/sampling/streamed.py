@@ -49,10 +49,10 @@ class StreamedExamples(ExampleSource):
 
     Args:
       data: data set that yields `x`, `(x, y)` or `(x, y, sample_weight)`: a
-        `tf.data.Dataset` of single examples or of batches; a `keras.utils.PyDataset`, whose
-        batches are split; or a function without arguments that returns a new iterator of
-        single examples in each call. All examples must have one shape; sparse tensors are
-        made dense.
+        `tf.data.Dataset` of single examples, or of batches that `dataset.batch` made; a
+        `keras.utils.PyDataset`, whose batches are split; or a function without arguments
+        that returns a new iterator of single examples in each call. All examples must have
+        one shape; sparse tensors are made dense.
       num_examples: m, the plan's number of examples.
 
     Raises:
@@ -78,7 +78,7 @@ class StreamedExamples(ExampleSource):
         from_python = (_module_of(f).endswith("from_generator_op") for f in functions)
         if not isinstance(data, tf.data.Dataset) or any(from_python):
             self.remarks += (VOUCHED_ROWS,)
-        self._begin, self._next = _blocks_of(data, num_examples), num_examples
+        self._begin, self._next = _blocks_of(data), num_examples
         self._pass = self._new_pass()
         first = next(self._pass, None)
         if first is None:
@@ -91,7 +91,8 @@ class StreamedExamples(ExampleSource):
         if next(self._pass, None) is not None:
             raise ValueError(
                 f"The plan is for {num_examples} examples, but the data set has more. "
-                f"Make a plan for this data set, and omit repeat()."
+                f"Make a plan for this data set, and omit repeat(). If each element of a "
+                f"data set that calls batch is one example, pass dataset.batch(256)."
             )
         _warn_of_order(np.concatenate(labels))
 
@@ -156,10 +157,10 @@ def is_stream(data: Any) -> bool:
     return isinstance(data, tf.data.Dataset) or is_py_dataset or callable(data)
 
 
-def _blocks_of(data: Any, num_examples: int) -> Callable[[], Iterator[dict[str, Any]]]:
+def _blocks_of(data: Any) -> Callable[[], Iterator[dict[str, Any]]]:
     """Returns a function that starts a new pass over blocks of examples."""
     if isinstance(data, tf.data.Dataset):
-        return _blocks_of_dataset(data, num_examples)
+        return _blocks_of_dataset(data)
     if hasattr(data, "on_epoch_end"):
         return lambda: (named_parts(data[i]) for i in range(len(data)))
 
@@ -170,7 +171,7 @@ def _blocks_of(data: Any, num_examples: int) -> Callable[[], Iterator[dict[str, 
 
 
 def _blocks_of_dataset(
-    dataset: tf.data.Dataset, num_examples: int
+    dataset: tf.data.Dataset,
 ) -> Callable[[], Iterator[dict[str, Any]]]:
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
@@ -182,8 +183,9 @@ def _blocks_of_dataset(
             "The examples must be dense tensors of one shape, found ragged tensors. Pad "
             "them, for example by dataset.map and RaggedTensor.to_tensor(shape=...)."
         )
-    is_batched = _is_batched(dataset, num_examples)
     depth, functions = _made_by(dataset)
+    # The outermost batches of a data set are split into examples.
+    is_batched = depth > 0
     for function, name, seen in functions:
         # tf.data also calls internal functions, for example to split sparse batches.
         is_theirs = _module_of(function).startswith("tensorflow.python.data.")
@@ -192,8 +194,9 @@ def _blocks_of_dataset(
                 f"A function of the data set ({name}) sees several examples at once, so "
                 f"its result for one may depend on the others, which no noise hides. Apply "
                 f"it to single examples: call map before batch (in Keras' utilities: "
-                f"batch_size=None), or dataset.unbatch().map(function). Or pass arrays, "
-                f"and random functions as plan.batches(..., map=function)."
+                f"batch_size=None), or dataset.unbatch().map(function). If each element is "
+                f"one example, pass dataset.batch(256). Or pass arrays, and random functions "
+                f"as plan.batches(..., map=function)."
             )
 
     def dense(part: Any) -> Any:
@@ -204,28 +207,6 @@ def _blocks_of_dataset(
     blocks = dataset if is_batched else dataset.batch(_AT_ONCE)
     blocks = blocks.with_options(options)
     return lambda: (named_parts(tf.nest.map_structure(dense, b)) for b in blocks)
-
-
-def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
-    """Returns True if shapes and length show that a data set yields batches.
-
-    Raises:
-      ValueError: if shapes and length are ambiguous.
-    """
-    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
-    sizes = {shape[0] if shape.rank else 0 for shape in shapes}
-    length = int(dataset.cardinality())
-    if sizes == {None}:
-        return length != num_examples or num_examples == 1
-    if 0 in sizes or len(sizes) > 1 or length == num_examples:
-        return False
-    size = sizes.pop()
-    if length >= 0 and length * size == num_examples:
-        return True
-    raise ValueError(
-        f"The data set's elements may be examples or batches of {size}. Pass "
-        f"dataset.unbatch() if they are batches, dataset.batch(256) if they are examples."
-    )
 
 
 def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:

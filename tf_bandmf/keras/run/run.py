@@ -46,7 +46,7 @@ from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement, sentence
 from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.identity import remarks_of
-from tf_bandmf.sampling.sources import OF_CLASS_WEIGHTS
+from tf_bandmf.sampling.sources import OF_WEIGHTS
 
 HOW_TO_TRAIN = (
     "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
@@ -559,7 +559,7 @@ class Run:
         """The remarks that the statement of this run adds to the guarantee."""
         remarks = list(remarks_of(self.schedule_id))
         if self.weighs_classes:
-            remarks.append(OF_CLASS_WEIGHTS)
+            remarks.append(OF_WEIGHTS)
         if self.entry is not None:
             remarks.append(
                 f"Reserved in the budget of {self.plan.account}: entry {self.entry.name}."
