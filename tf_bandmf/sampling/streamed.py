@@ -194,9 +194,9 @@ def _blocks_of_dataset(
                 f"A function of the data set ({name}) sees several examples at once, so "
                 f"its result for one may depend on the others, which no noise hides. Apply "
                 f"it to single examples: call map before batch (in Keras' utilities: "
-                f"batch_size=None), or dataset.unbatch().map(function). If each element is "
-                f"one example, pass dataset.batch(256). Or pass arrays, and random functions "
-                f"as plan.batches(..., map=function)."
+                f"batch_size=None), or dataset.unbatch().map(function). If each element "
+                f"is one example, pass dataset.batch(256). Or pass arrays, and random "
+                f"functions as plan.batches(..., map=function)."
             )
 
     def dense(part: Any) -> Any:
