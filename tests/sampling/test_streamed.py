@@ -199,12 +199,10 @@ def test_examples_of_several_shapes_or_no_tensors_are_refused():
 
 def test_the_call_of_batch_says_that_elements_are_batches():
     rows = tf.data.Dataset.from_tensor_slices((X, X)).filter(lambda x, y: True)
-    assert StreamedExamples(rows, M).num_examples == M
-    assert StreamedExamples(rows.batch(256), M).num_examples == M
-    pairs = rows.batch(2)
+    for data in (rows, rows.batch(256)):
+        assert StreamedExamples(data, M).num_examples == M
     with pytest.raises(ValueError, match=r"has more.*pass dataset\.batch\(256\)"):
-        StreamedExamples(pairs, M // 2)
-    assert StreamedExamples(pairs.batch(256), M // 2).num_examples == M // 2
+        StreamedExamples(rows.batch(2), M // 2)
 
 
 def test_sparse_examples_become_dense():
