@@ -73,7 +73,7 @@ CEILINGS = {
     "accounting": (2_053, 2_150),
     "planning": (2_185, 1_900),
     "strategies": (1_386, 1_600),
-    "sampling": (1_421, 1_300),
+    "sampling": (1_401, 1_300),
     "noise": (1_096, 1_050),
     "optimize": (963, 1_000),
     "ledger": (632, 650),
