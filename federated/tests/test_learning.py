@@ -76,28 +76,6 @@ def test_updates_are_the_plan_s_noise_on_clipped_means():
     assert 0.1 < np.linalg.norm(some[0] - none[0]) <= 2.0 / 3.0 + 1e-6
 
 
-def test_early_broken_and_empty_clients_have_no_influence():
-    _, state = run(in_state(), [first_time(0), []])
-    alone = in_state().next(state, first_time(1, now=2))
-    early = tag_dataset(examples(0), 0, 1, 2)
-    broken = tag_dataset(examples(5, bad=True), -1, 0, 2)
-    worn_out = tag_dataset(examples(6), 0, 2, 2)
-    empty = tag_dataset(examples(0).take(0), -1, 0, 2)
-    clients = [early, broken, worn_out, empty, *first_time(1, now=2)]
-    both = in_state().next(state, clients)
-    np.testing.assert_array_equal(
-        weights_of(in_state(), both.state), weights_of(in_state(), alone.state)
-    )
-    counts = both.metrics["aggregator"]
-    assert counts["early_clients"] == 2
-    assert counts["non_finite_clients"] == 1
-    assert counts["contributing_clients"] == 1
-    _, state = run(in_state(), [[]], state)
-    on_time = in_state().next(state, [tag_dataset(examples(0), 0, 1, 3)])
-    on_time = on_time.metrics["aggregator"]
-    assert on_time["contributing_clients"] == 1
-
-
 def test_rounds_are_counted_and_skipped():
     process = in_state()
     state = process.initialize()

@@ -9,11 +9,9 @@ import tensorflow_federated as tff
 from ledgers import begin_round
 from plans import min_sep_plan
 
-import tf_bandmf
 from tf_bandmf_federated import (
     Ledger,
     SimulatedClients,
-    diurnal,
 )
 
 N, B, K = 10, 3, 2
@@ -126,18 +124,3 @@ def test_says_beforehand_that_there_are_too_few_clients(ledger, size, rounds, ne
             poor.cohorts(ledger, size, rounds)
         fewer = source_of(clients=make_clients(count), on_shortage="fewer")
         fewer.cohorts(ledger, size, rounds)
-
-
-def test_wrong_arguments_are_refused():
-    amplified = min_sep_plan("identity", N, B, K, sampling=tf_bandmf.Poisson(100, 10))
-    for options, message in (
-        (dict(clients={}), "clients must not be empty"),
-        (dict(clients={3: lambda: examples(0)}), "must be strings, found 3"),
-        (dict(plan=amplified), "must have sampling=MinSep"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=message):
-            source_of(**options)
-    with pytest.raises(ValueError, match=r"probabilities in \[0, 1\]"):
-        source_of(availability=lambda t, name: 1.5).available(0)
-    with pytest.raises(ValueError, match="trough in"):
-        diurnal(24, peak=0.2, trough=0.3)

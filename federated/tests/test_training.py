@@ -3,10 +3,7 @@
 import asyncio
 import contextlib
 import functools
-import importlib
-import signal
 import sqlite3
-import types
 
 import numpy as np
 import pytest
@@ -162,29 +159,6 @@ def test_releases_hold_no_secret(tmp_path, process):
     assert any(secret) and len(secret) >= 32
     contents = [path.read_bytes() for path in released.rglob("*") if path.is_file()]
     assert contents and not any(secret[:16] in content for content in contents)
-
-
-def test_it_runs_in_a_federated_context_of_tff_s_programs(
-    tmp_path, process, monkeypatch
-):
-    # The service is killed, because it may ignore TFF's interrupt, and TFF would wait
-    # for it without limit.
-    monkeypatch.setattr(
-        importlib.import_module(
-            "tensorflow_federated.python.core.impl.executor_stacks.executor_factory"
-        ),
-        "signal",
-        types.SimpleNamespace(SIGINT=signal.SIGKILL),
-    )
-    models = Models()
-    context = tff.program.NativeFederatedContext(
-        tff.backends.native.create_async_local_cpp_execution_context()
-    )
-    with tff.framework.get_context_stack().install(context):
-        train(tmp_path, process, models, total_rounds=2)
-    # The process can continue the same run in another execution context of TFF.
-    train(tmp_path, process, models)
-    assert [key for key, _ in models.releases] == list(range(1, N + 1))
 
 
 def test_a_changed_process_is_refused(tmp_path):

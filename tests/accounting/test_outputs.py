@@ -48,19 +48,6 @@ def test_dp_accountings_own_accountant_confirms_the_plan(kind):
     assert made.epsilon < by_rdp < 1.5 * made.epsilon
 
 
-@pytest.mark.parametrize("kind", ["fixed", "cyclic"])
-def test_the_event_s_privacy_loss_composes_with_other_releases(kind):
-    made = plan_under(kind)
-    loss = event_losses.of_event(made.dp_event(), 1e-3)
-    delta = loss.get_delta_for_epsilon(made.epsilon)
-    assert delta == pytest.approx(made.delta, rel=0.02)
-    twice = loss.compose(loss).get_epsilon_for_delta(made.delta)
-    composed = dp_accounting.SelfComposedDpEvent(made.dp_event(), 2)
-    accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
-    assert twice == pytest.approx(epsilon_by(accountant, composed), rel=1e-3)
-    assert made.epsilon < twice < 2.0 * made.epsilon
-
-
 @pytest.mark.slow
 def test_fixed_size_has_an_event_for_replacing_one_only():
     made = plan_under("fixed_size")

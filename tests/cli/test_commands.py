@@ -109,21 +109,3 @@ def test_advice_is_that_of_python(run, json_of):
     )
     assert str(advice) in run(*ADVISE)
     assert json_of(*ADVISE)["batch_size"] == advice.setting.batch_size
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([*PLAN, "--mechanism", "magic"], "mechanism must be one of"),
-        ([*PLAN, "--batch-size", "2001"], "from 1 to --num-examples = 2000"),
-        ([*PLAN, "--min-separation", "3", "--sampling", "poisson"], "multiple values"),
-        ([*PLAN, "--out", "nowhere/plan.json"], "The folder of nowhere"),
-        (["compare", "--num-steps", "10"], "missing. Pass --num-examples"),
-        (["show", "none.json"], "none.json"),
-        (["comprae"], "Did you mean 'compare'?"),
-    ],
-)
-def test_bad_arguments_exit_with_2_and_one_line(run, arguments, message):
-    # The error is the last line, because earlier lines announce slow computations.
-    error = run(*arguments, code=2).splitlines()[-1]
-    assert message in error and error.startswith("tf-bandmf: error: ")

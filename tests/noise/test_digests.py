@@ -72,20 +72,6 @@ def test_pieces_are_hashed_apart_and_then_together(sizes):
     np.testing.assert_array_equal(digest, reference(key, cut, more))
 
 
-def test_it_does_not_depend_on_what_was_digested_before():
-    key = tf.constant(digest_key(bytes(32), "plan"))
-    words = tf.range(21)
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
-    def of_any_length(words):
-        return digests.digest_of_any_length(key, words)
-
-    of_any_length(words)
-    value = np.arange(7, dtype="f4")
-    digest = keyed_digest(key, tf.constant(value), compiles=True)
-    np.testing.assert_array_equal(digest, reference(key, [value]))
-
-
 @pytest.mark.slow_cases("2047", "70001", "1025")
 @pytest.mark.parametrize("size", [1, 7, 512, 513, 1024, 1025, 2047, 70_001])
 def test_it_is_what_its_formula_says(size):

@@ -43,19 +43,6 @@ def test_rows_say_what_a_mechanism_costs_and_how_it_was_found(table):
     assert table.best().rmse <= 1.01 * min(row.rmse for row in table)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mechanisms": []}, "at least one of amplified, banded, .*, found \\[\\]"),
-        ({"mechanisms": ["bsr:61"]}, "bands must be .* from 1 to num_steps = 60"),
-        ({"mechanisms": ["bsr:4"], "max_memory_vectors": 2}, "found 3"),
-    ],
-)
-def test_wrong_arguments_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        tf_bandmf.compare(**{"mechanisms": ["identity"], **RATES, **options})
-
-
 def test_without_memory_only_what_keeps_nothing_is_compared():
     table = tf_bandmf.compare(CLOSED, max_memory_vectors=0, **DATA, **BUDGET)
     assert all(row.memory_vectors == 0 for row in table)

@@ -3,7 +3,6 @@
 import pytest
 
 import tf_bandmf
-from tf_bandmf import noise
 from tf_bandmf.participation import MinSep
 
 
@@ -29,14 +28,3 @@ def test_scaling_up_examples(parameters, devices, vectors):
     assert actual == vectors + 1
     needed = plan_of(f"bsr:{actual}", 5000).memory(parameters, devices)
     assert needed.buffer_bytes == gigabyte
-
-
-@pytest.mark.parametrize("keep_normals", [False, True])
-@pytest.mark.parametrize("name", ["bsr", "bisr"])
-def test_the_generator_keeps_what_is_said(name, keep_normals):
-    plan = plan_of(f"{name}:5")
-    needed = plan.memory(100_000, keep_normals=keep_normals)
-    generator = noise.NoiseGenerator(plan.strategy, 100_000, keep_normals=keep_normals)
-    assert needed.vectors == generator.memory_vectors
-    assert needed.buffer_bytes == 4 * generator.memory_vectors * 100_000
-    assert needed.vectors + needed.regenerations_per_step == 4

@@ -11,19 +11,6 @@ def make_plan(num_examples=20, batch_size=6, epochs=3):
     return small_plan("identity", num_examples, batch_size, epochs)
 
 
-@pytest.mark.invariant(2)
-def test_every_example_once_per_epoch_at_the_same_position():
-    plan = make_plan()
-    ids = np.arange(20)
-    epochs = [[] for _ in range(3)]
-    for batch in plan.batches(ids):
-        step = int(batch["step"])
-        epochs[step // 4].append(batch["x"].numpy().tolist())
-    assert epochs[0] == epochs[1] == epochs[2]
-    assert sorted(i for batch in epochs[0] for i in batch) == ids.tolist()
-    assert {len(batch) for batch in epochs[0]} == {5}
-
-
 def test_order_depends_on_its_seed_only():
     def order(seed):
         participation = tf_bandmf.FixedEpochOrder(20, 6, 3, order_seed=seed)

@@ -30,12 +30,6 @@ def test_square_roots_are_roots_of_the_workload_cut_off_at_their_bands(workload)
         np.testing.assert_allclose(dense[4:, 0], 0.0, atol=1e-13)
 
 
-def test_lambda_cgd_matrices():
-    strategy = strategies.lambda_cgd(4, 0.5)
-    powers = 0.5 ** np.subtract.outer(np.arange(4), np.arange(4))
-    np.testing.assert_allclose(strategy.matrix.to_dense(), np.tril(powers))
-
-
 @pytest.mark.parametrize(("n", "b", "k"), [(60, 12, 5), (200, 200, 1), (64, 8, 8)])
 def test_optimized_lambda_beats_its_neighbours(n, b, k):
     workload, participation = workloads.prefix_sum(n), MinSep(b, k)

@@ -36,15 +36,6 @@ def test_names_with_two_values():
         registry.parse("bisr:4:0.6")
 
 
-def test_plan_takes_gamma_or_finds_it():
-    data = {"num_examples": 2000, "batch_size": 100, "epochs": 4}
-    budget = {"epsilon": 2.0, "delta": 1e-5}
-    given = tf_bandmf.plan("bifr:4:0.6", **budget, **data)
-    assert given.strategy.parameters["gamma"] == 0.6
-    actual = tf_bandmf.plan("bifr:4", **budget, **data)
-    assert actual.rmse() < given.rmse()
-
-
 def test_amplified_gamma_is_smaller_and_better_than_the_unamplified_one():
     participation = BallsInBins(2000, 100, 4)
     workload = workloads.prefix_sum(80)

@@ -71,8 +71,6 @@ def with_activation():
 IMAGE, SEQUENCE, TOKENS = (8, 8, 3), (6, 4), (7,)
 LAYERS = {
     IMAGE: {
-        "conv_strided_same": lambda: L.Conv2D(4, 3, strides=(2, 3), padding="same"),
-        "conv_large": lambda: L.Conv2D(1600, 3, strides=3),
         "depthwise": lambda: L.DepthwiseConv2D(3, depth_multiplier=2),
         "depthwise_strided": lambda: L.DepthwiseConv2D(3, strides=2, padding="same"),
         "conv_groups": lambda: L.Conv2D(6, 3, strides=2, groups=3, padding="same"),

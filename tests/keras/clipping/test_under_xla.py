@@ -29,14 +29,6 @@ def narrow_convolution():
     return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(h)))
 
 
-def shared_convolution():
-    """Builds a model with two calls of a wide convolution, whose patches are joined."""
-    inputs = keras.Input((SIDE, SIDE, 64))
-    convolution = layers.Conv2D(64, 3, padding="same", activation="relu")
-    h = convolution(convolution(inputs))
-    return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(h)))
-
-
 def attention():
     inputs = keras.Input((SIDE, SIDE, 64))
     h = layers.Reshape((SIDE * SIDE, 64))(inputs)
@@ -74,14 +66,11 @@ def traced_for(monkeypatch):
     return lambda kind: monkeypatch.setattr(norms, "device_kind", lambda: kind)
 
 
-@pytest.mark.parametrize(
-    "make", [wide_convolution, narrow_convolution, shared_convolution, attention]
-)
+@pytest.mark.parametrize("make", [wide_convolution, narrow_convolution, attention])
 @pytest.mark.parametrize("kind", ["CPU", "GPU"])
 @pytest.mark.slow_cases(
     "CPU-*",
     "GPU-narrow*",
-    "*-shared*",
     "GPU-attention",
     "GPU-wide_convolution",
 )

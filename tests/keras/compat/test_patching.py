@@ -1,6 +1,5 @@
-"""Patches can be nested, affect only their own thread, and are removed after errors."""
+"""Patches affect only their own thread, and are removed after errors."""
 
-import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,25 +14,6 @@ def double(original, x):
 class Owner:
     def value(self, x):
         return x + 1
-
-
-class Functions(dict):
-    """A dictionary of functions, with a method that calls one of the functions."""
-
-    def value(self, x):
-        return self["value"](x)
-
-
-@pytest.mark.parametrize(
-    "owner",
-    [Owner(), types.SimpleNamespace(value=lambda x: x + 1), Functions(value=abs)],
-    ids=["method", "attribute", "dictionary"],
-)
-def test_the_innermost_calls_the_next_outer_one(owner):
-    before, value = dict(vars(owner)), owner.value(1)
-    with patched(owner, "value", double), patched(owner, "value", double):
-        assert owner.value(1) == 4 * value
-    assert owner.value(1) == value and vars(owner) == before
 
 
 def test_an_error_sets_it_back():

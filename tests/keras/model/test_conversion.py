@@ -28,23 +28,6 @@ class WithConfig(Subclassed):
         return {"units": self.hidden.units, "name": self.name}
 
 
-@keras.saving.register_keras_serializable(package="test_conversion")
-class FunctionalSubclass(keras.Model):
-    def __init__(self, units):
-        inputs = keras.Input((5,))
-        super().__init__(
-            inputs, keras.layers.Dense(3)(keras.layers.Dense(units)(inputs))
-        )
-        self.units = units
-
-    def get_config(self):
-        return {"units": self.units}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
-
-
 def adapted():
     layers = [keras.layers.Dense(4), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((5,)), *layers])
@@ -63,10 +46,7 @@ def assert_same_outputs(model, other, x):
     np.testing.assert_allclose(model(x), other(x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: WithConfig(4), lambda: FunctionalSubclass(4), adapted]
-)
-@pytest.mark.slow_cases(but=["<lambda>0", "adapted"])
+@pytest.mark.parametrize("make", [lambda: WithConfig(4), adapted])
 def test_a_model_trains_is_saved_and_becomes_plain(make, tmp_path):
     model = train(make())
     kind, x = type(make()), data[0]

@@ -116,16 +116,6 @@ def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(mechanism, ch
     assert_steps_scale(scaled, plain, plan.batches(*data))
 
 
-@pytest.mark.slow
-def test_a_step_of_views_is_scaled_after_the_views_are_averaged():
-    def jitter(x, seed):
-        return x + 0.1 * tf.random.stateless_normal(tf.shape(x), seed)
-
-    plan = make_plan(epochs=1)
-    scaled, plain = make_scaled(plan, scaling="second_moment"), make_scaled(plan)
-    assert_steps_scale(scaled, plain, plan.batches(*data, map=jitter, views=3))
-
-
 def assert_steps_scale(scaled, plain, schedule):
     """Asserts that a step is the scaled sum plus usual noise, divided by the scales."""
     plan = scaled.optimizer.plan

@@ -87,18 +87,6 @@ def test_one_of_two_replicas_writes_the_steps_down(after_an_epoch):
 
 
 @pytest.mark.slow
-@pytest.mark.on_cpu
-def test_train_on_batch_in_the_scope_of_one_replica(alone):
-    one = tf.distribute.MirroredStrategy(["CPU:0"])
-    plan = make_plan("bsr")
-    model = train(plan, one, INNER["clipped"], epochs=None)
-    for batch in plan.batches(*data).dataset(0):
-        model.train_on_batch(batch)
-    assert model.optimizer.steps_taken == plan.num_steps
-    assert_close(model, alone("bsr", "clipped"), 0.0)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["identity", "lambda_cgd", "bsr"])
 def test_two_replicas_train_like_one(mechanism, together, alone):
     assert_close(together(mechanism), alone(mechanism))

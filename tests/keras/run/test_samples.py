@@ -1,7 +1,6 @@
 """The secret sample of a run depends only on the run's key."""
 
 import itertools
-import json
 
 import keras
 import numpy as np
@@ -11,7 +10,6 @@ from same_weights import refused
 from small_models import data, make_plan, make_private_model
 
 import tf_bandmf
-from tf_bandmf.keras.resume.private_file import PrivateFile
 from tf_bandmf.noise.keys import NoiseKey
 
 MECHANISMS = {
@@ -61,27 +59,6 @@ def test_two_runs_on_one_object_have_two_samples(sampling, drawn):
     # The original batches object belongs to no run, and has a sample of its own.
     samples.append([batch.indices.tolist() for batch in batches.indices()])
     assert all(a != b for a, b in itertools.combinations(samples, 2))
-
-
-@pytest.mark.invariant(11)
-def test_a_run_resumes_its_sample_with_nothing_but_the_key(tmp_path):
-    plan = make_plan("lambda_cgd", sampling="balls-in-bins", **SECRET)
-    model, path = make_model(plan), tmp_path / "run.private"
-    begun = model.begin_run(plan.batches(*data), path)
-    model.optimizer.run.file = None
-    kept = PrivateFile(str(path), model)
-    kept._read()
-    seed = model.optimizer.run.secrets.key.sampler_seed()
-    assert seed.hex() not in json.dumps(kept._header)
-    assert not [name for name in kept._header if "sampler" in name]
-    assert plan.batches(*data).join(seed).schedule_id == begun.schedule_id
-    # Simulates a new process, with a new batches object and the key from the file.
-    other = make_model(plan)
-    other.set_weights(model.get_weights())
-    del kept
-    resumed = other.begin_run(plan.batches(*data), path)
-    for one, again in zip(begun.indices(5), resumed.indices(5), strict=True):
-        np.testing.assert_array_equal(one.indices, again.indices)
 
 
 @pytest.mark.invariant(19)

@@ -470,13 +470,3 @@ def test_rows_that_were_not_looked_up_before_the_pass_are_not_read():
     # An example whose row is not a number contributes zero.
     is_there = np.isfinite(read(tf.constant([2, 9, 4, -1])))
     np.testing.assert_array_equal(is_there[:, 0], [True, False, True, False])
-
-
-def test_the_sums_of_a_row_are_added_up():
-    model = prepare(reader(), make_plan())
-    model._prepare(None)
-    ids = tf.constant([4, -1, 2, 4], tf.int64)
-    values = tf.reshape(tf.range(4.0 * WIDTH), [4, WIDTH])
-    (same,) = model.optimizer.run.tables.row_sums([tf.IndexedSlices(values, ids)])
-    np.testing.assert_array_equal(same.indices, [4, 2])
-    np.testing.assert_array_equal(same.values, [values[0] + values[3], values[2]])
