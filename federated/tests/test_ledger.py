@@ -87,19 +87,19 @@ def test_a_round_that_is_begun_again_elsewhere_has_another_point(path, tmp_path)
 
 
 def test_cohorts_and_history_are_read_again(path):
-    strange = ('"\u20ac\u4e2d', "'; DROP TABLE entries", "b")
+    strange = ('"\u20ac\u4e2d', "'; DROP TABLE entries", "b", "a\0b")
     with Ledger(path, RUN) as ledger:
         begin(ledger)
         run_round(ledger, 0)
         with pytest.raises(ValueError, match="twice"):
             ledger.started(1, ("a", "a"))
-        with pytest.raises(ValueError, match="zero character"):
-            ledger.started(1, ("a\0b",))
+        with pytest.raises(TypeError, match="must be strings"):
+            ledger.started(1, (1, 2))
         run_round(ledger, 1, strange)
     with Ledger(path, RUN) as ledger:
         assert [ledger.cohort(i) for i in (0, 1)] == [COHORT, tuple(sorted(strange))]
-        actual = ledger.history(["b", "new", strange[0]], 2).tolist()
-        assert actual == [[1, 2], [-1, 0], [1, 1]]
+        actual = ledger.history(["b", "new", strange[0], "a\0b"], 2).tolist()
+        assert actual == [[1, 2], [-1, 0], [1, 1], [1, 1]]
         assert ledger.history(["b"], 1).tolist() == [[0, 1]]  # as before round 1
         assert ledger.point_with("a", 0) == ledger.rounds[0].point
         assert ledger.point_with("a", 1) is None
@@ -126,7 +126,6 @@ def test_entries_in_a_wrong_order_are_refused_and_not_written(path):
 
 DAMAGES = {
     "an entry's text": "UPDATE entries SET entry = replace(entry, '1', '2')",
-    "a cohort": "UPDATE entries SET names = '[\"z\"]' WHERE number = 4",
     "a removed entry": "DELETE FROM entries WHERE number = 3",
     "no JSON": "UPDATE entries SET entry = 'no JSON' WHERE number = 3",
     "a removed participation": "DELETE FROM participations WHERE device = 'a'",
@@ -137,7 +136,7 @@ DAMAGES = {
     "moved entries": "UPDATE entries SET number = 9 WHERE number = 2;"
     "UPDATE entries SET number = 2 WHERE number = 3;"
     "UPDATE entries SET number = 3 WHERE number = 9",
-    "names that are no list": "UPDATE entries SET names = ''",  # with an unchanged digest
+    "one more of a later round": "INSERT INTO participations VALUES ('z', 7)",
     "a device twice": "ALTER TABLE participations RENAME TO old;"
     "CREATE TABLE participations (device TEXT, round INTEGER);"
     "INSERT INTO participations VALUES ('a', 0), ('a', 0); DROP TABLE old",
@@ -285,7 +284,7 @@ def test_states_of_every_layout_come_back_and_other_structures_are_refused(path)
             assert np.asarray(actual[name]).dtype == np.asarray(value).dtype
             np.testing.assert_array_equal(actual[name], value)
         for wrong in (np.zeros([1], np.float64), np.zeros([1, 1], np.uint64)):
-            with pytest.raises(ValueError, match=r"another process: it has \d keys of"):
+            with pytest.raises(ValueError, match="another process: it holds"):
                 ledger.state({**saved, "keys": wrong})
         with pytest.raises(ValueError, match="by another process: it holds"):
             ledger.state({"else": 0})

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from plans import min_sep_plan
 
 from tf_bandmf_federated import tag_dataset
-from tf_bandmf_federated.tff.aggregators import AdmittingFactory
-from tf_bandmf_federated.tff.tags import DEVICE_TAGS
+from tf_bandmf_federated.tff.aggregators import admitting_process
 
 N, CLIENTS = 10, 5
 B, K = 3, 2
@@ -23,7 +22,7 @@ VALUE_TYPE = tff.TensorType(np.float32, [CLIENTS])
 @functools.cache
 def devices():
     plan = min_sep_plan("lambda_cgd", N, B, K, noise_multiplier=0.01, test_seed=0)
-    return AdmittingFactory(plan, 1.0).create(VALUE_TYPE, DEVICE_TAGS)
+    return admitting_process(plan, 1.0, VALUE_TYPE)
 
 
 def one_hot(client):

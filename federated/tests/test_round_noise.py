@@ -100,7 +100,7 @@ def test_a_state_brings_its_key(tmp_path):
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_it_is_allocated():
-    with pytest.raises(MemoryError, match="has 2 vectors"):
+    with pytest.raises(MemoryError, match="stores 2 vectors"):
         RoundNoise(PLANS["ring buffer"], 10**13)
     RoundNoise(PLANS["regenerated"], 10**9)
 

@@ -16,7 +16,7 @@ from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf_federated import ledger as ledger_module
 from tf_bandmf_federated import measure_participation
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
-from tf_bandmf_federated.health import Health
+from tf_bandmf_federated.health import line_of
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.rounds import LEDGER_FILE
 from tf_bandmf_federated.server_optimizers import ServerYogi
@@ -248,14 +248,14 @@ def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):
 
 def test_the_health_line_has_counts_and_a_growing_epsilon(tmp_path):
     devices = make_devices(tmp_path)
-    health, lines = Health(PLAN), []
+    lines = []
 
     def after_round(state):
         number = len(state.state["noise"]["digests"]) - 1
         measured = measure_participation(
             dict(enumerate(n for _, _, n in devices.asked))
         )
-        lines.append(health.line(number, state.metrics, measured))
+        lines.append(line_of(PLAN, number, state.metrics, measured))
 
     finish(tmp_path, devices, after_round=after_round)
     assert re.match(

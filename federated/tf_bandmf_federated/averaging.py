@@ -123,8 +123,8 @@ class FederatedAveraging:
             "server_optimizer": self._optimizer.get_config(),
         }
 
-    def note_rounds(self, rounds: int) -> None:
-        self._noise.note_rounds(rounds)
+    def note_rounds(self, state: Any, rounds: int) -> None:
+        self._noise.note_rounds(state["noise"], rounds)
 
     async def initial_state(self) -> collections.OrderedDict:
         """Returns the state before round 0 of a new run."""
@@ -139,7 +139,10 @@ class FederatedAveraging:
         return collections.OrderedDict(state, noise=noise)
 
     async def weights(self, state: Any) -> list[np.ndarray]:
-        return [np.asarray(w) for w in state["weights"]]
+        weights = [np.asarray(w) for w in state["weights"]]
+        for weight in weights:
+            weight.flags.writeable = False  # an engine cannot write to them by mistake
+        return weights
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
         """Runs one round: exchange, sum of clipped updates, noise, optimizer step."""
@@ -147,15 +150,13 @@ class FederatedAveraging:
         request = Request(
             self._noise.name_of(state["noise"]),
             len(state["noise"]["digests"]),
-            _read_only(weights),
+            weights,
             selected.names,
         )
         total = ExactSum(
             int(self._ends[-1]), self.plan.l2_norm_clip, len(selected.names)
         )
-        counts = dict.fromkeys(
-            ("misshapen", "contributing", "non_finite", "clipped_again"), 0
-        )
+        metrics = self.no_metrics()
         left = set(selected.names)
 
         def add(name: str, update: Sequence[np.ndarray]) -> None:
@@ -172,12 +173,12 @@ class FederatedAveraging:
                 arrays = []  # a malformed update must not stop the training
             kinds = [(array.shape, array.dtype.kind) for array in arrays]
             if kinds != [(shape, "f") for shape in self._shapes]:
-                counts["misshapen"] += 1
+                metrics["failed"] += 1
                 return
             bounded = total.add(arrays)
-            counts["contributing"] += bounded.is_finite
-            counts["non_finite"] += not bounded.is_finite
-            counts["clipped_again"] += bounded.was_clipped
+            metrics["contributing"] += bounded.is_finite
+            metrics["non_finite"] += not bounded.is_finite
+            metrics["clipped_again"] += bounded.was_clipped
 
         replies = self._exchange(request, add)
         noise, kept = self._noise.bound_to(state["noise"], total.units, point)
@@ -186,15 +187,14 @@ class FederatedAveraging:
         direction = [part.reshape(s) for part, s in zip(parts, self._shapes)]
         weights, slots = self._optimizer.apply(weights, direction, state["optimizer"])
         after = collections.OrderedDict(noise=kept, weights=weights, optimizer=slots)
-        metrics = collections.OrderedDict(
+        metrics.update(
             available=selected.available,
             eligible=selected.eligible,
             selected=len(selected.names),
             reported=len(selected.names) - len(left),
             refused=replies.refused,
             late=replies.late,
-            failed=replies.failed + counts.pop("misshapen"),
-            **counts,
+            failed=metrics["failed"] + replies.failed,
             skipped=0,
         )
         return after, metrics
@@ -211,11 +211,3 @@ class FederatedAveraging:
             "non_finite clipped_again"
         )
         return collections.OrderedDict(dict.fromkeys(names.split(), 0), skipped=1)
-
-
-def _read_only(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns read-only views, to which an engine cannot write by mistake."""
-    views = [weight.view() for weight in weights]
-    for view in views:
-        view.flags.writeable = False
-    return views

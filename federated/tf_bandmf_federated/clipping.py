@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -101,7 +101,7 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
     accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993, eq. 2.6). For
     up to 10^9 numbers, the factor that rounds the norm up exceeds both errors.
     """
-    total, _ = _added_up(_squares, arrays)
+    total = math.fsum(in_chunks(_squares, arrays))
     return math.sqrt(total) * (1.0 + _NORM_ERROR) if math.isfinite(total) else math.nan
 
 
@@ -112,18 +112,11 @@ def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
     (Higham, as in `norm_of`); therefore the relative error of the norm is below 2^-19.
     The result is NaN if overflow or underflow of squares could make the error larger.
     """
-    total, size = _added_up(_quick_squares, arrays)
+    total = math.fsum(in_chunks(_quick_squares, arrays))
+    size = sum(array.size for array in arrays)
     if not (math.isfinite(total) and total >= size * _SMALLEST_MEAN):
         return math.nan
     return math.sqrt(total) * (1.0 + _QUICK_ERROR)
-
-
-def _added_up(
-    squares: Callable[[np.ndarray], float], arrays: Sequence[np.ndarray]
-) -> tuple[float, int]:
-    """Returns the sum of squares over all arrays, and the total number of entries."""
-    total = math.fsum(in_chunks(squares, arrays))
-    return total, sum(array.size for array in arrays)
 
 
 def _quick_squares(part: np.ndarray) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import functools
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -15,8 +14,6 @@ import numpy as np
 BLOCK = 1 << 15  # number of entries that NumPy processes at a time
 _CHUNK = 1 << 20  # number of entries that a thread processes at a time
 _THREADS = min(4, os.cpu_count() or 1)
-
-Part = tuple[int, slice]  # index of an array, and slice of this array
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -29,11 +26,10 @@ def blocks(start: int, end: int, size: int = BLOCK) -> Iterator[slice]:
 
 
 def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
-    """Calls `work(chunk, ...)` for all chunks of arrays, in threads; keeps their order.
+    """Calls `work(chunk, ...)` for all chunks of arrays, in threads, in any order.
 
-    The division into chunks does not depend on the number of threads. A thread processes
-    several arrays together if they are smaller than a chunk. NumPy releases Python's global
-    lock during its operations.
+    The division into chunks does not depend on the number of threads. NumPy releases
+    Python's global lock during its operations.
 
     Args:
       work: function whose arguments are one-dimensional chunks, one chunk per group;
@@ -47,48 +43,29 @@ def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
         for number, vector in enumerate(flat[0])
         for part in blocks(0, vector.size, _CHUNK)
     ]
+    size = sum(vector.size for vector in flat[0])
+    threads = min(_THREADS, -(-size // _CHUNK))  # small vectors take one thread
 
-    def of_thread(some: list[Part]) -> list[T]:
+    def of_thread(first: int) -> list[T]:
+        some = parts[first::threads]
         return [work(*(vectors[i][part] for vectors in flat)) for i, part in some]
 
-    return list(itertools.chain(*ahead(of_thread, _together(parts))))
+    return list(itertools.chain.from_iterable(ahead(of_thread, range(threads))))
 
 
-def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
+def ahead(work: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:
     """Yields `work(item)` for each item, in order; threads compute the next few results.
 
     The items must not depend on each other.
     """
-    items = list(items)
     if len(items) < 2 or _THREADS < 2:
         yield from map(work, items)
         return
-    begun: collections.deque[concurrent.futures.Future[T]] = collections.deque()
-    try:
-        for item in items:
-            begun.append(_pool(_THREADS).submit(work, item))
-            if len(begun) > _THREADS:
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
-    finally:
-        for one in begun:
-            one.cancel()
-        concurrent.futures.wait(begun)  # after an error, threads may still run
-
-
-def _together(parts: list[Part]) -> Iterator[list[Part]]:
-    """Groups consecutive parts into lists whose total size is at most one chunk."""
-    some: list[Part] = []
-    size = 0
-    for number, part in parts:
-        if some and size + part.stop - part.start > _CHUNK:
-            yield some
-            some, size = [], 0
-        some.append((number, part))
-        size += part.stop - part.start
-    if some:
-        yield some
+    begun: Iterator[T] = iter(())
+    for some in blocks(0, len(items), _THREADS):
+        before, begun = begun, _pool(_THREADS).map(work, items[some])
+        yield from before
+    yield from begun
 
 
 @functools.cache

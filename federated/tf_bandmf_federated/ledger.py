@@ -10,20 +10,19 @@ the round was released, and the noise is bound to the sum.
 The file is an SQLite database. Its journal ensures that an entry is written completely
 or not at all, and is on disk before the call returns. It has three tables:
 
-`entries`: each entry has a SHA-256 of its content and the previous entry's digest. The
-order of entries is fixed: `run`; then `finished` and `released` for the initial state,
-as round -1; then `started`, `finished` and `released` for each round.
+`entries`: each entry has a SHA-256 of its content, the round's cohort, and the previous
+entry's digest. The order of entries is fixed: `run`; then `finished` and `released` for
+the initial state, as round -1; then `started`, `finished` and `released` for each round.
 
 | entry | fields |
 |---|---|
 | `run` | the plan's fingerprint, and the engine's settings; a secret |
-| `started` | round, a random number, the measured participation; names of the cohort |
+| `started` | round, a random number, the measured participation |
 | `finished` | round, digest of the new state, reason for skipping the round, or null |
 | `released` | round |
 
 `participations`: device and round of each participation, which determine the devices
-  that may take part. The table repeats the cohorts in `entries`; the ledger compares
-  the two when it opens the file.
+  that may take part, and the cohort of each round.
 `states`: the arrays of the newest state; each `finished` entry replaces them.
 
 A skipped round has no result, so the model stays unchanged. The file contains device
@@ -52,7 +51,7 @@ from tf_bandmf_federated.state_rows import digest_of_rows, rows_of, state_of
 
 # The version of the digests is part of the format, because a repeated round must
 # produce the same digests.
-_FORMAT = f"tf-bandmf-federated ledger 9, digests {digests.VERSION}"
+_FORMAT = f"tf-bandmf-federated ledger 10, digests {digests.VERSION}"
 _BEFORE_FIRST = "0" * 64
 _AFTER = {
     "run": "finished",
@@ -75,32 +74,21 @@ _PRAGMAS = (
 _TABLES = (
     """\
 CREATE TABLE entries (
-    number INTEGER PRIMARY KEY, entry TEXT NOT NULL, names TEXT, sha256 TEXT NOT NULL)""",
+    number INTEGER PRIMARY KEY, entry TEXT NOT NULL, sha256 TEXT NOT NULL)""",
     """\
 CREATE TABLE participations (
     device TEXT NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (device, round)
 ) WITHOUT ROWID""",
+    "CREATE INDEX cohorts ON participations (round, device)",
     """\
 CREATE TABLE states (
     number INTEGER PRIMARY KEY, name TEXT, dtype TEXT, shape TEXT, content BLOB)""",
 )
-# Selects, for each name, the last participation before round ?1 (or `NEVER`) and the
-# number of participations before round ?1.
+# Selects a device's last round before a round (or `NEVER`), and its participations.
 _HISTORY = """
-SELECT
-    (SELECT ifnull(max(round), -1) FROM participations WHERE device = value AND round < ?1),
-    (SELECT count(*) FROM participations WHERE device = value AND round < ?1)
-FROM json_each(?2)
+SELECT ifnull(max(round), -1), count(*) FROM participations WHERE device = ? AND round < ?
 """
-# Checks that the table of participations equals the cohorts in the entries: the numbers
-# of rows are equal, and each row has a match. CROSS JOIN fixes the join order, so that
-# SQLite uses the table's key.
-_IS_WHOLE = """
-SELECT count(*) = (SELECT count(*) FROM participations)
-    AND count(*) = (SELECT count(*) FROM entries, json_each(names))
-FROM entries CROSS JOIN json_each(names) CROSS JOIN participations
-    ON device = value AND round = json_extract(entry, '$.round')
-"""
+_COHORT = "SELECT device FROM participations WHERE round = ? ORDER BY device"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +130,6 @@ class Ledger:
 
     def __init__(self, path: str, run: dict[str, Any]) -> None:
         self._path = path
-        self._owner = os.getpid()
         try:
             self._lock = LedgerLock(path)
         except BlockingIOError as error:
@@ -151,7 +138,6 @@ class Ledger:
         self._rounds: list[RoundRecord] = []
         self._state_digest = ""
         self.expected = ("run", _NO_ROUND)
-        self._database: sqlite3.Connection | None = None
         with self._guarded():
             # This opens only a new file. If this process already had the file open
             # elsewhere, closing it here would release SQLite's locks.
@@ -159,8 +145,9 @@ class Ledger:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             # SQLite gives its journal the same mode as this file.
             private_files.check_mode(path)
-            self._database = sqlite3.connect(path, _WAIT, isolation_level=None)
-            self._read(run)
+            database = sqlite3.connect(path, _WAIT, isolation_level=None)
+            self._lock.database = database
+            self._read(database, run)
 
     def __enter__(self) -> Ledger:
         return self
@@ -170,11 +157,6 @@ class Ledger:
 
     def close(self) -> None:
         """Closes the connection and releases the lock; does nothing in a forked process."""
-        if os.getpid() != self._owner:
-            return
-        if self._database is not None:
-            self._database.close()
-            self._database = None
         self._lock.close()
 
     @property
@@ -193,10 +175,8 @@ class Ledger:
 
     def cohort(self, round_number: int) -> tuple[str, ...]:
         """Returns the sorted names of the devices in the cohort of a round."""
-        query = "SELECT device FROM participations WHERE round = ? ORDER BY device"
         with self._transaction() as database:
-            rows = database.execute(query, [round_number]).fetchall()
-        return tuple(name for (name,) in rows)
+            return tuple(name for (name,) in database.execute(_COHORT, [round_number]))
 
     def history(self, names: Sequence[str], round_number: int) -> np.ndarray:
         """Returns the participation record of each device before a round.
@@ -205,17 +185,17 @@ class Ledger:
           int64, shape [names, 2]: last round (`NEVER` if there is none), and number of
           participations.
         """
-        query = [round_number, json.dumps(list(names))]
         with self._transaction() as database:
-            rows = database.execute(_HISTORY, query).fetchall()
+            rows = [
+                database.execute(_HISTORY, [name, round_number]).fetchone()
+                for name in names
+            ]
         return np.array(rows, np.int64).reshape(-1, 2)
 
     def point_with(self, device: str, round_number: int) -> str | None:
         """Returns a round's `point` if the device took part in the round, else None."""
-        query = "SELECT 1 FROM participations WHERE device = ? AND round = ?"
-        with self._transaction() as database:
-            took_part = database.execute(query, [device, round_number]).fetchone()
-        return self._rounds[round_number].point if took_part else None
+        last_round, _ = self.history([device], round_number + 1)[0]
+        return self._rounds[round_number].point if last_round == round_number else None
 
     def seal(self, text: str) -> str:
         """Returns a digest of a text under this ledger's secret key."""
@@ -250,12 +230,13 @@ class Ledger:
         """Records that a round begins, and a participation for each device in the cohort.
 
         Raises:
+          TypeError: if a name is not a string.
           ValueError: if a different entry is expected next, or a name occurs twice.
         """
+        if not all(isinstance(name, str) for name in cohort):
+            raise TypeError(f"Device names must be strings, found {list(cohort)}.")
         if len(set(cohort)) != len(cohort):
             raise ValueError("A cohort must have each device once, found one twice.")
-        if any("\0" in name for name in cohort):  # SQLite's JSON truncates there
-            raise ValueError("Device names must not contain a zero character (NUL).")
         measured = self._rounds[-1].measured if self._rounds else NOTHING
         for last, count in self.history(cohort, round_number).tolist():
             measured = measured.with_one(round_number, last, count)
@@ -299,37 +280,35 @@ class Ledger:
     def _append(
         self,
         entry: dict[str, Any],
-        cohort: Sequence[str] | None = None,
+        cohort: Sequence[str] = (),
         state: Any = None,
     ) -> None:
         self._check_order(entry)
-        names = None if cohort is None else json.dumps(list(cohort))
         with self._transaction() as database:
             if state is not None:
                 entry["state"] = _replace_state(database, state)
             text = json.dumps(entry, separators=(",", ":"))
-            digest = _chained(self._digest, text, names)
+            digest = _chained(self._digest, text, sorted(cohort))
             database.execute(
-                "INSERT INTO entries (entry, names, sha256) VALUES (?, ?, ?)",
-                [text, names, digest],
+                "INSERT INTO entries (entry, sha256) VALUES (?, ?)", [text, digest]
             )
             database.executemany(
                 "INSERT INTO participations VALUES (?, ?)",
-                [(name, entry["round"]) for name in cohort or ()],
+                [(name, entry["round"]) for name in cohort],
             )
         self._take(entry, digest)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Opens a transaction; at its end, all of its changes or none are on disk."""
-        if os.getpid() != self._owner or self._database is None:
+        if self._lock.database is None:
             raise ValueError(
                 f"{self._path} is closed, or was opened by the parent of this process. "
                 f"Two programs that continue the same run would spend more than its plan "
                 f"permits: end the other program, and call again."
             )
         with self._guarded():
-            with self._database as database:  # commits, or rolls back
+            with self._lock.database as database:  # commits, or rolls back
                 database.execute("BEGIN")
                 yield database
             self._lock.check()
@@ -344,10 +323,8 @@ class Ledger:
             if "locked" in str(error):
                 raise self._open_elsewhere() from error
             is_other = isinstance(error, sqlite3.OperationalError)
-            # SQLite reports these errors if a table or a column is missing, or if names
-            # are not JSON.
-            is_damage = any(word in str(error) for word in ("no such", "malformed"))
-            if not is_other or is_damage:
+            # SQLite reports this error if a table or a column is missing.
+            if not is_other or "no such" in str(error):
                 raise ValueError(self._damaged(str(error))) from error
             raise OSError(
                 f"{self._path} cannot be used now ({error}): the disk may be full or "
@@ -364,19 +341,24 @@ class Ledger:
             f"spend more than its plan permits. End the other program first."
         )
 
-    def _read(self, run: dict[str, Any]) -> None:
-        assert self._database is not None
+    def _read(self, database: sqlite3.Connection, run: dict[str, Any]) -> None:
         for pragma in _PRAGMAS:
-            self._database.execute(f"PRAGMA {pragma}")
+            database.execute(f"PRAGMA {pragma}")
         expected = {"entry": "run", "round": _NO_ROUND, "format": _FORMAT, **run}
-        if not self._database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            self._database.executescript(f"BEGIN; {'; '.join(_TABLES)}; COMMIT;")
-        self._lock.watch(self._database)
-        query = "SELECT number, entry, names, sha256 FROM entries ORDER BY number"
-        for number, (position, text, names, stated) in enumerate(
-            self._database.execute(query), start=1
+        if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
+            database.executescript(f"BEGIN; {'; '.join(_TABLES)}; COMMIT;")
+        self._lock.watch()
+        query = "SELECT number, entry, sha256 FROM entries ORDER BY number"
+        participations = 0
+        for number, (position, text, stated) in enumerate(
+            database.execute(query), start=1
         ):
-            digest = _chained(self._digest, text, names)
+            cohort: list[str] = []
+            if self.expected[0] == "started":
+                rows = database.execute(_COHORT, [self.expected[1]])
+                cohort = [name for (name,) in rows]
+            participations += len(cohort)
+            digest = _chained(self._digest, text, cohort)
             if (position, stated) != (number, digest):
                 raise ValueError(self._damaged(f"Its entry {position}"))
             entry = json.loads(text)
@@ -390,9 +372,10 @@ class Ledger:
         # The schema must be exactly this one: with another schema, a file could contain
         # duplicate rows, or triggers that change values.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
-        if self._database.execute(tables).fetchall() != [(sql,) for sql in _TABLES]:
+        if database.execute(tables).fetchall() != [(sql,) for sql in sorted(_TABLES)]:
             raise ValueError(self._damaged("Its tables"))
-        if self._database.execute(_IS_WHOLE).fetchone() != (1,):
+        count = "SELECT count(*) FROM participations"
+        if database.execute(count).fetchone() != (participations,):
             raise ValueError(self._damaged("Its table of participations"))
 
     def _of_another_run(self, entry: dict[str, Any], expected: dict[str, Any]) -> str:
@@ -461,6 +444,6 @@ def _replace_state(database: sqlite3.Connection, state: Any) -> str:
     return digest_of_rows(written())
 
 
-def _chained(before: str, entry: str, names: str | None) -> str:
-    content = "\n".join((before, entry, names or ""))
+def _chained(before: str, entry: str, cohort: Sequence[str]) -> str:
+    content = "\n".join((before, entry, json.dumps(cohort)))
     return hashlib.sha256(content.encode()).hexdigest()

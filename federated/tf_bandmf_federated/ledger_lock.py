@@ -1,4 +1,4 @@
-"""A lock that gives one program exclusive use of a ledger, in addition to SQLite's.
+"""A connection to a ledger, with a lock that gives one program exclusive use of it.
 
 SQLite uses POSIX locks, which a process loses when it closes any descriptor of the
 file, for example after copying the file. Therefore this module locks a second file. It
@@ -22,6 +22,10 @@ class LedgerLock:
     Args:
       path: path of the ledger.
 
+    Attributes:
+      database: the connection, set by the ledger; None if it is closed, and in a forked
+        process.
+
     Raises:
       BlockingIOError: if another program, or another ledger object of this program, has
         the lock.
@@ -32,7 +36,7 @@ class LedgerLock:
     def __init__(self, path: str) -> None:
         path = os.path.realpath(path)  # SQLite creates its journal next to this path
         self._paths = (path, f"{path}-wal")
-        self._database: sqlite3.Connection | None = None
+        self.database: sqlite3.Connection | None = None
         self._numbers: list[int] = []
         self._lock = Lock(f"{path}.lock")
         if os.path.exists(path) and os.stat(path).st_nlink > 1:
@@ -44,9 +48,9 @@ class LedgerLock:
             )
         _LOCKS.add(self)
 
-    def watch(self, database: sqlite3.Connection) -> None:
+    def watch(self) -> None:
         """Records the files that the connection has open, for `check`."""
-        self._database, self._numbers = database, self._file_numbers()
+        self._numbers = self._file_numbers()
 
     def check(self) -> None:
         """Raises OSError if the connection's files were deleted, moved or replaced."""
@@ -62,17 +66,19 @@ class LedgerLock:
             )
 
     def close(self) -> None:
-        """Releases the lock."""
+        """Closes the connection and releases the lock; only the latter in a fork."""
+        if self.database is not None:
+            self.database.close()
+            self.database = None
         self._lock.close()
-        self._database = None
 
     def leave(self) -> None:
         """In a forked process, leaves the connection and the lock to the parent."""
-        if self._database is not None:
+        if self.database is not None:
             # The additional reference keeps Python from freeing, and thereby closing,
             # the connection.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
-        self._database = None
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.database))
+        self.database = None
 
     def _file_numbers(self) -> list[int]:
         # If a file was replaced, its path has another inode number than the open file.

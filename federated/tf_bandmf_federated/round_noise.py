@@ -56,11 +56,10 @@ class RoundNoise:
         )
         shape = [self._generator.memory_vectors, self._generator.shard_size]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
-        self._position = 0  # the round that the ring buffer can generate next
-        self._reserved: str | None = None  # name of the run in the plan's ledger
+        # The digests of the rounds in the ring buffer; None if its content is unknown.
+        self._drawn: np.ndarray | None = np.zeros([0], np.int64)
         self._secret = b""  # secret key of the last state used
         self._row = tf.function(self._row_in_place)
-        self._part = tf.function(self._part_of_row)
 
     def initial_state(self) -> OrderedDict[str, np.ndarray]:
         """Returns a state with a fresh 256-bit key from the operating system."""
@@ -74,10 +73,9 @@ class RoundNoise:
         self._take_key(state)
         return hooks.name_of(self._key)
 
-    def note_rounds(self, rounds: int) -> None:
+    def note_rounds(self, state: Mapping[str, np.ndarray], rounds: int) -> None:
         """Reports the number of completed rounds to the plan's ledger."""
-        if self._reserved is not None:
-            hooks.note_steps(self._plan, self._reserved, rounds)
+        hooks.note_steps(self._plan, self.name_of(state), rounds)
 
     def _digest(self, number: int, total: np.ndarray, point: str) -> int:
         """Returns a keyed digest of the sum to which a round's noise will be added.
@@ -110,8 +108,7 @@ class RoundNoise:
         If a round is repeated from an older state and its sum differs, the noise is
         independent of the earlier noise, so the difference of the two releases is still
         noisy. If the sum and the point are the same, the noise is the same. Therefore
-        no record of earlier releases is needed. The first call reserves the run's
-        budget in the ledger to which the plan is bound.
+        no record of earlier releases is needed.
 
         Args:
           state: state after the previous rounds, with the digests of these rounds.
@@ -130,14 +127,10 @@ class RoundNoise:
         """
         number = len(state["digests"])
         after = self.after(state, total, point)
-        if self._reserved is None and hooks.is_needed(self._plan):
-            name = hooks.name_of(self._key)
-            hooks.begin(self._plan, name)
-            self._reserved = name
         bound = np.pad(after["digests"], (0, self._plan.num_steps - number - 1))
         keys = tf.constant(self._generator.bound_key(self._keys, bound))
         if self._generator.memory_vectors:
-            parts = iter([self._from_buffer(keys, number, after["digests"])])
+            parts = iter([self._from_buffer(keys, after["digests"])])
         else:
             parts = self._parts(keys, number)
         return (np.asarray(memoryview(part)) for part in parts), after
@@ -145,10 +138,13 @@ class RoundNoise:
     def after(
         self, state: Mapping[str, np.ndarray], total: np.ndarray, point: str
     ) -> OrderedDict[str, np.ndarray]:
-        """Returns the state after a round, with the round's digest; see `bound_to`."""
+        """Returns the state after a round, with the round's digest; see `bound_to`.
+
+        Reserves the run's budget, once, in the ledger to which the plan is bound.
+        """
         number = len(state["digests"])
         check_horizon(self._plan, number)
-        self._take_key(state)
+        hooks.begin(self._plan, self.name_of(state))
         digest = np.int64(self._digest(number, total, point))
         return OrderedDict(state, digests=np.append(state["digests"], digest))
 
@@ -157,18 +153,13 @@ class RoundNoise:
         secret = np.asarray(state["key"]).tobytes()
         if secret == self._secret:
             return
-        self._secret, self._reserved = secret, None
+        if self._secret:
+            self._drawn = None  # the ring buffer has noise of another key
+        self._secret = secret
         self._key = NoiseKey(secret)
         if self._plan.test_seed is not None:
             self._key = NoiseKey.for_testing(self._plan.test_seed)
         self._keys = self._generator.step_keys(self._key)
-        self._restart()
-
-    def _restart(self) -> None:
-        """Resets the buffer to its content before round 0."""
-        if self._position:
-            self._buffer.assign(tf.zeros_like(self._buffer))
-        self._position, self._digests = 0, np.zeros([0], np.int64)
 
     def _parts(self, keys: tf.Tensor, number: int) -> Iterator[tf.Tensor]:
         """Yields a noise vector in parts, for strategies without a ring buffer.
@@ -180,40 +171,32 @@ class RoundNoise:
         step, length = tf.constant(number, tf.int64), self._generator.shard_size
 
         def part(shard: int) -> tf.Tensor:
-            return self._part(keys, step, tf.constant(shard))[
-                : self._size - shard * length
-            ]
+            row = self._row(keys, step, tf.constant(shard))
+            return row[: self._size - shard * length]
 
         return ahead(part, range(self._generator.num_shards))
 
-    def _from_buffer(
-        self, keys: tf.Tensor, number: int, digests: np.ndarray
-    ) -> tf.Tensor:
-        """Returns a round's noise vector, after computing the earlier ones it needs."""
-        position = self._position
-        drawn = self._digests[:position]
-        if number < position or not np.array_equal(drawn, digests[:position]):
-            self._restart()
-        for step in range(self._position, number + 1):
-            # If this step is interrupted, the state of the buffer is unknown. The
-            # position that is set here then makes the next call restart from round 0.
-            self._position = self._plan.num_steps + 1
-            row = self._row(keys, tf.constant(step, tf.int64))
-            self._position = step + 1
-        self._digests = digests
+    def _from_buffer(self, keys: tf.Tensor, digests: np.ndarray) -> tf.Tensor:
+        """Returns the noise of the last of these rounds, after drawing earlier ones."""
+        drawn, first = self._drawn, 0
+        # If a step is interrupted, the content of the buffer stays unknown.
+        self._drawn = None
+        if drawn is not None and np.array_equal(drawn, digests[:-1][: len(drawn)]):
+            first = len(drawn)
+        else:
+            self._buffer.assign(tf.zeros_like(self._buffer))
+        for step in range(first, len(digests)):
+            row = self._row(keys, tf.constant(step, tf.int64), tf.constant(0))
+        self._drawn = digests
         return row
 
-    def _row_in_place(self, keys: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Returns the noise of a step; advances the buffer to the next step."""
+    def _row_in_place(
+        self, keys: tf.Tensor, step: tf.Tensor, shard: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the noise of a step; advances the ring buffer, if there is one."""
         step = self._generator.checked_step(step)
-        noise, updates = self._generator.row(keys, self._buffer, step)
+        noise, updates = self._generator.row(keys, self._buffer, step, shard)
         with tf.control_dependencies([noise]):
             for update in updates:
                 self._buffer.scatter_update(update)
         return noise
-
-    def _part_of_row(
-        self, keys: tf.Tensor, step: tf.Tensor, shard: tf.Tensor
-    ) -> tf.Tensor:
-        step = self._generator.checked_step(step)
-        return self._generator.row(keys, self._buffer, step, shard)[0]

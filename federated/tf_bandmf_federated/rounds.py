@@ -36,7 +36,7 @@ class Engine(Protocol):
     plan: Plan
     settings: dict[str, Any]
 
-    def note_rounds(self, rounds: int) -> None:
+    def note_rounds(self, state: Any, rounds: int) -> None:
         """Reports the number of completed rounds to the plan's ledger."""
 
     async def initial_state(self) -> Any:
@@ -153,11 +153,13 @@ class Run:
                 )
             cohorts = self.cohorts(ledger)
             state = await self._begin(ledger)
-            for number in range(ledger.expected[1], total):
+            left = range(ledger.expected[1], total)
+            for number in left:
                 state = await self._run_round(ledger, cohorts, state, number)
                 if self.after_round is not None:
                     self.after_round(state)
-            engine.note_rounds(total)
+            if left:
+                engine.note_rounds(state.state, total)
             return state, ledger.measured(total)
 
     async def _begin(self, ledger: Ledger) -> ProgramState:

@@ -6,12 +6,12 @@ A state may contain the noise key, so only the owner may read the database.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tree
 
 from tf_bandmf_federated.large_vectors import blocks
@@ -29,7 +29,7 @@ def rows_of(state: Any) -> Iterator[Row]:
       TypeError: if a leaf is neither an array nor a number.
     """
     for name, leaf in _named(state):
-        value = np.asarray(leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf)
+        value = np.asarray(leaf)
         if value.dtype.hasobject:
             raise TypeError(
                 f"A state must be arrays and numbers, found {type(leaf).__name__}."
@@ -56,32 +56,24 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
       ValueError: if the arrays of `structure` have other names, dtypes or numbers of
         dimensions.
     """
-    kinds: dict[str, tuple[str, str]] = {}
-    parts: dict[str, list[bytes]] = {}
-    for name, dtype, shape, content in rows:
-        kinds[name] = dtype, shape
-        parts.setdefault(name, []).append(content)
+    saved: dict[str, np.ndarray] = {}
+    for (name, dtype, shape), parts in itertools.groupby(rows, lambda row: row[:3]):
+        content = b"".join(part for *_, part in parts)
+        saved[name] = np.frombuffer(content, dtype).reshape(json.loads(shape))
     expected = dict(_named(structure))
-    other = "The run's state was saved by another process: it "
-    if list(parts) != list(expected):
-        raise ValueError(f"{other}holds {[*parts]}, expected {[*expected]}.")
-    leaves = []
-    for name, template in expected.items():
-        dtype, shape = kinds[name][0], json.loads(kinds[name][1])
-        wanted = np.asarray(template)
-        is_plain = isinstance(template, (bool, int, float))  # they have no dtype
-        same = is_plain or wanted.dtype.str == dtype
-        if not same or wanted.ndim != len(shape):
-            raise ValueError(
-                f"{other}has {name} of dtype {dtype} and shape {shape}, expected "
-                f"{wanted.dtype.str} and as many dimensions as {wanted.shape}."
-            )
-        value = np.empty(shape, dtype)
-        flat, start = value.reshape(-1).view(np.uint8), 0
-        for content in parts.pop(name):
-            flat[start : start + len(content)] = np.frombuffer(content, np.uint8)
-            start += len(content)
-        leaves.append(type(template)(value) if is_plain else value)
+    kinds, wanted = (
+        [(name, np.asarray(a).dtype.str, np.ndim(a)) for name, a in arrays.items()]
+        for arrays in (saved, expected)
+    )
+    if kinds != wanted:
+        raise ValueError(
+            f"The run's state was saved by another process: it holds {kinds} (names, "
+            f"dtypes, numbers of dimensions), expected {wanted}."
+        )
+    leaves = [
+        type(leaf)(saved[name]) if isinstance(leaf, (bool, int, float)) else saved[name]
+        for name, leaf in expected.items()
+    ]
     return tree.unflatten_as(structure, leaves)
 
 

@@ -12,15 +12,16 @@ import collections
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from logging import WARNING, getLogger
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from tf_bandmf_federated.cohorts import shuffled
+from tf_bandmf_federated.flower import receipts
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
-from tf_bandmf_federated.flower.receipts import Receipts
+from tf_bandmf_federated.ledger import Ledger
 
 log = getLogger("flwr").log  # Flower's logger
 # Seconds between a failed query and the next query to the same node. The pause doubles
@@ -38,9 +39,8 @@ class Devices:
     Args:
       grid: Flower's grid.
       plan: the plan's fingerprint; devices with another plan are ignored.
-      begun: function that returns the number of rounds that the server has begun. A
-        device that claims to have taken part in a later round is ignored.
-      receipts: the run's receipts.
+      ledger: the run's ledger. A device that claims to have taken part in a round that
+        the ledger lacks is ignored.
       timeout: seconds to wait for the answers of queried nodes.
 
     Attributes:
@@ -51,14 +51,12 @@ class Devices:
         self,
         grid: Grid,
         plan: str,
-        begun: Callable[[], int],
-        receipts: Receipts,
-        timeout: float = 60.0,
+        ledger: Ledger,
+        timeout: float,
     ) -> None:
         self._grid = grid
         self._plan = plan
-        self._begun, self._receipts = begun, receipts
-        self._timeout = timeout
+        self._ledger, self._timeout = ledger, timeout
         self.nodes: list[int] = []  # updated by `present`; up to a million nodes
         self._names: dict[int, str] = {}  # device names of usable nodes
         self._problems: dict[int, str] = {}  # reasons why nodes are unusable
@@ -77,9 +75,9 @@ class Devices:
         self._look()
         return list(self._names.values())
 
-    def problems(self) -> dict[str, int]:
+    def problems(self) -> collections.Counter[str]:
         """Counts, for each reason, the connected nodes that cannot take part."""
-        return dict(collections.Counter(self._problems.values()))
+        return collections.Counter(self._problems.values())
 
     def ask(self, count: int) -> bool:
         """Asks more nodes for their names.
@@ -170,8 +168,8 @@ class Devices:
         last_round = about.get("last_round")
         if not isinstance(last_round, int):
             return False
-        self._receipts.check(name, about)
-        if last_round < self._begun():
+        receipts.check(self._ledger, name, about)
+        if last_round < len(self._ledger.rounds):
             return True
         log(
             WARNING,

@@ -17,46 +17,43 @@ from flwr.app import ConfigRecord
 from tf_bandmf_federated.ledger import Ledger
 
 
-class Receipts:
-    """Issues and checks receipts, each for one device, one round and the round's start.
+def give(ledger: Ledger, devices: Iterable[str], round_number: int) -> dict[str, str]:
+    """Returns the receipts for a round that has begun, by device name."""
+    draw = ledger.rounds[round_number].point[:32]
+    return {name: _receipt(ledger, name, round_number, draw) for name in devices}
+
+
+def check(ledger: Ledger, device: str, about: ConfigRecord) -> None:
+    """Raises an error if a device's valid receipt contradicts the ledger.
+
+    A receipt from another server, or for another device, is ignored.
 
     Args:
       ledger: the run's ledger.
+      device: the device's name.
+      about: what the device says about itself.
+
+    Raises:
+      RuntimeError: if the receipt is valid, but the ledger lacks this participation.
     """
+    number, shown = about.get("last_round"), str(about.get("receipt", ""))
+    draw = shown.partition(".")[0]
+    if not isinstance(number, int) or not hmac.compare_digest(
+        shown.encode(), _receipt(ledger, device, number, draw).encode()
+    ):
+        return
+    point = ledger.point_with(device, number)
+    if point is None or point[:32] != draw:
+        raise RuntimeError(
+            f"A device has this server's receipt for round {number}, but private_dir "
+            f"does not match it: {len(ledger.rounds)} rounds were begun there. It is an "
+            f"old copy (a backup, a snapshot), or another program uses a copy of it. No "
+            f"noise is used twice, but both histories together spend more than the plan "
+            f"permits. Restore the newest private_dir, or begin a new run with a new "
+            f"plan and new device stores."
+        )
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
 
-    def give(self, devices: Iterable[str], round_number: int) -> dict[str, str]:
-        """Returns the receipts for a round that has begun, by device name."""
-        draw = self._ledger.rounds[round_number].point[:32]
-        return {name: self._receipt(name, round_number, draw) for name in devices}
-
-    def check(self, device: str, about: ConfigRecord) -> None:
-        """Raises an error if a device's valid receipt contradicts the ledger.
-
-        A receipt from another server, or for another device, is ignored.
-
-        Raises:
-          RuntimeError: if the receipt is valid, but the ledger lacks this
-            participation.
-        """
-        number, shown = about.get("last_round"), str(about.get("receipt", ""))
-        draw = shown.partition(".")[0]
-        if not isinstance(number, int) or not hmac.compare_digest(
-            shown.encode(), self._receipt(device, number, draw).encode()
-        ):
-            return
-        point = self._ledger.point_with(device, number)
-        if point is None or point[:32] != draw:
-            raise RuntimeError(
-                f"A device has this server's receipt for round {number}, but private_dir "
-                f"does not match it: {len(self._ledger.rounds)} rounds were begun there. "
-                f"It is an old copy (a backup, a snapshot), or another program uses a copy "
-                f"of it. No noise is used twice, but both histories together spend more "
-                f"than the plan permits. Restore the newest private_dir, or begin a new "
-                f"run with a new plan and new device stores."
-            )
-
-    def _receipt(self, device: str, round_number: int, draw: str) -> str:
-        return f"{draw}.{self._ledger.seal(f'{round_number} {device} {draw}')}"
+def _receipt(ledger: Ledger, device: str, round_number: int, draw: str) -> str:
+    """Returns the receipt for one device, one round and the round's start."""
+    return f"{draw}.{ledger.seal(f'{round_number} {device} {draw}')}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,11 +27,10 @@ from tf_bandmf import Plan
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.averaging import Add, FederatedAveraging, Replies, Request
 from tf_bandmf_federated.cohorts import Cohorts
-from tf_bandmf_federated.flower import devices, messages
+from tf_bandmf_federated.flower import devices, messages, receipts
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 from tf_bandmf_federated.flower.devices import Devices
-from tf_bandmf_federated.flower.receipts import Receipts
-from tf_bandmf_federated.health import Health
+from tf_bandmf_federated.health import line_of
 from tf_bandmf_federated.large_vectors import blocks
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan, cohort_size, statement_of
@@ -47,6 +47,7 @@ _SHOWN = 200  # maximum number of characters of a device's answer in a log line
 _PULLED_BYTES = 1 << 26  # bytes per pull; at least one update is pulled
 
 
+@dataclasses.dataclass(eq=False)
 class PrivateFedAvg(Strategy):
     """Federated averaging with correlated noise, enforced min separation and a ledger.
 
@@ -104,39 +105,29 @@ class PrivateFedAvg(Strategy):
       TypeError, ValueError: if an argument is invalid.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        private_dir: str,
-        *,
-        clients_per_round: int | None = None,
-        server_optimizer: ServerOptimizer | None = None,
-        over_selection: float = 1.0,
-        min_available: int | None = None,
-        max_wait: float = 60.0,
-        query_timeout: float = 60.0,
-        not_trained: Iterable[str] = (),
-        models: Releasing | None = None,
-        interrupted_round: str = "replay",
-    ) -> None:
-        self._participation = check_plan(plan)
-        check_outside_of_apps(private_dir, "private_dir")
-        self.plan, self._fingerprint = plan, plan.fingerprint
-        self._private_dir = private_dir
-        self._wanted = cohort_size(plan, clients_per_round)
-        self._optimizer = server_optimizer
-        self._over_selection = over_selection
-        self._min_available = self._wanted if min_available is None else min_available
-        self._max_wait = max_wait
-        self._query_timeout = query_timeout
-        self._not_trained = list(not_trained)
-        self._models = models
-        self._interrupted_round = interrupted_round
-        self._health = Health(plan)
+    plan: Plan
+    private_dir: str
+    _: dataclasses.KW_ONLY
+    clients_per_round: int | None = None
+    server_optimizer: ServerOptimizer | None = None
+    over_selection: float = 1.0
+    min_available: int | None = None
+    max_wait: float = 60.0
+    query_timeout: float = 60.0
+    not_trained: Iterable[str] = ()
+    models: Releasing | None = None
+    interrupted_round: str = "replay"
+
+    def __post_init__(self) -> None:
+        self._participation = check_plan(self.plan)
+        check_outside_of_apps(self.private_dir, "private_dir")
+        self._wanted = cohort_size(self.plan, self.clients_per_round)
+        self._needed = (
+            self._wanted if self.min_available is None else self.min_available
+        )
+        self._fixed_names = list(self.not_trained)
         self._measured: MeasuredParticipation | None = None
         self._devices: Devices  # `start` sets this attribute
-        self._sent: ArrayRecord  # the model of the current round
-        self._receipts: Receipts
         self._ledger: Ledger
         self._waiting_since: float | None = None
         self._unanswered: list[str] = []  # ids of the last round's messages
@@ -192,7 +183,7 @@ class PrivateFedAvg(Strategy):
                 "evaluate_config must be None: evaluation results of devices are not "
                 "private. Evaluate on public data with evaluate_fn."
             )
-        if timeout is None and self._over_selection > 1.0:
+        if timeout is None and self.over_selection > 1.0:
             raise ValueError(
                 "With over_selection > 1, start must get a timeout in seconds. Without "
                 "it, a round would end when enough devices have answered, so a device's "
@@ -200,13 +191,13 @@ class PrivateFedAvg(Strategy):
             )
         self.summary()
         arrays = dict(initial_arrays.items())
-        missing = set(self._not_trained) - set(arrays)
+        missing = set(self._fixed_names) - set(arrays)
         if missing:
             raise ValueError(
                 f"not_trained must contain names from initial_arrays, {list(arrays)}, "
                 f"found the unknown names {sorted(missing)}."
             )
-        self._fixed = {name: arrays[name] for name in self._not_trained}
+        self._fixed = {name: arrays[name] for name in self._fixed_names}
         self._order = list(arrays)
         self._names = names = [name for name in arrays if name not in self._fixed]
         self._grid = grid
@@ -217,7 +208,7 @@ class PrivateFedAvg(Strategy):
             [arrays[name].numpy() for name in names],
             self._exchange,
             clients_per_round=self._wanted,
-            optimizer=self._optimizer,
+            optimizer=self.server_optimizer,
         )
         rows = {name: rows_of(array.numpy()) for name, array in self._fixed.items()}
         fixed = {name: digest_of_rows(parts) for name, parts in rows.items()}
@@ -226,20 +217,15 @@ class PrivateFedAvg(Strategy):
 
         def cohorts(ledger: Ledger) -> Cohorts:
             self._ledger = ledger
-            self._receipts = Receipts(ledger)
             self._devices = Devices(
-                grid,
-                self._fingerprint,
-                begun=lambda: len(ledger.rounds),
-                receipts=self._receipts,
-                timeout=self._query_timeout,
+                grid, self.plan.fingerprint, ledger, self.query_timeout
             )
             return Cohorts(
                 ledger,
                 lambda round_number: self._devices.present(),
                 self._participation,
-                self._over_selection,
-                self._min_available,
+                self.over_selection,
+                self._needed,
                 self._wait,
                 self._search,
             )
@@ -247,7 +233,7 @@ class PrivateFedAvg(Strategy):
         def after_round(state: ProgramState) -> None:
             done = len(self._ledger.rounds)
             measured = self._ledger.measured(done)
-            log(INFO, "%s", self._health.line(done - 1, state.metrics, measured))
+            log(INFO, "%s", line_of(self.plan, done - 1, state.metrics, measured))
             result.train_metrics_clientapp[done] = MetricRecord(
                 {name: int(count) for name, count in state.metrics.items()}
             )
@@ -261,11 +247,11 @@ class PrivateFedAvg(Strategy):
         run = Run(
             engine=engine,
             cohorts=cohorts,
-            private_dir=self._private_dir,
+            private_dir=self.private_dir,
             clients_per_round=self._wanted,
             total_rounds=num_rounds,
-            models=self._models,
-            interrupted_round=self._interrupted_round,
+            models=self.models,
+            interrupted_round=self.interrupted_round,
             after_round=after_round,
         )
         done, self._measured = asyncio.run(run.finish())
@@ -299,16 +285,16 @@ class PrivateFedAvg(Strategy):
           RuntimeError: if there is no eligible device after `max_wait`; a round without
             devices would waste one of the plan's rounds on noise.
         """
-        wanted = math.ceil(self._wanted * self._over_selection)
-        lacking = max(wanted, self._min_available) - eligible
+        wanted = math.ceil(self._wanted * self.over_selection)
+        lacking = max(wanted, self._needed) - eligible
         awaits = self._devices.ask(max(_ASKED - available, 2 * lacking))
-        if eligible >= self._min_available and (lacking <= 0 or not awaits):
+        if eligible >= self._needed and (lacking <= 0 or not awaits):
             self._waiting_since = None
             self._warn_of_too_few()
             return False
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
-        limit = max(self._max_wait, self._query_timeout if awaits else 0.0)
+        limit = max(self.max_wait, self.query_timeout if awaits else 0.0)
         if time.monotonic() - self._waiting_since <= limit:
             time.sleep(_PAUSE)
             return True
@@ -319,7 +305,7 @@ class PrivateFedAvg(Strategy):
             WARNING,
             "%d devices are eligible, fewer than min_available = %d. They run the round.",
             eligible,
-            self._min_available,
+            self._needed,
         )
         return False
 
@@ -355,15 +341,13 @@ class PrivateFedAvg(Strategy):
         problems = self._devices.problems()
         reasons = {
             "have the policy of another plan: put DevicePolicy.from_plan(plan) of this "
-            "run's plan into their app": problems.get(devices.OTHER_PLAN, 0),
+            "run's plan into their app": problems[devices.OTHER_PLAN],
             "answer the query for their name with an error: their app needs "
-            "private_client_app, or ParticipationMod.install": problems.get(
-                devices.FAILED, 0
-            ),
+            "private_client_app, or ParticipationMod.install": problems[devices.FAILED],
             "claim that they took part in rounds that this run has not begun: an earlier "
             "run of the plan began them, and both runs together would spend more than the "
             "plan permits. Continue with that run's private_dir, or begin a new run with a "
-            "new plan and new device stores": problems.get(devices.STRANGER, 0),
+            "new plan and new device stores": problems[devices.STRANGER],
             f"took part {k} times, the plan's maximum: connect other devices": spent,
             f"must pause for {b - 1} rounds: rounds of {wanted} devices with a min "
             f"separation of {b} need {wanted * b} devices. Connect more devices and call "
@@ -371,7 +355,7 @@ class PrivateFedAvg(Strategy):
             f"separation": (len(names) - spent),
             "have not answered": len(self._devices.nodes)
             - len(names)
-            - sum(problems.values()),
+            - problems.total(),
         }
         counted = " ".join(f"{n} {text}." for text, n in reasons.items() if n > 0)
         return (
@@ -425,20 +409,21 @@ class PrivateFedAvg(Strategy):
             {
                 **self._config,
                 "server-round": request.round_number + 1,
-                messages.PLAN: self._fingerprint,
+                messages.PLAN: self.plan.fingerprint,
                 messages.RUN: request.run,
                 messages.ROUND: request.round_number,
-                messages.NOT_TRAINED: self._not_trained,
+                messages.NOT_TRAINED: self._fixed_names,
             }
         )
-        self._sent = self._record(request.weights)
-        receipts = self._receipts.give(nodes, request.round_number)
         # The messages to all devices share these records, because making a record costs
         # as much as adding an update.
-        common = {messages.ARRAYS: self._sent, messages.CONFIG: config}
+        model = self._record(request.weights)
+        common = {messages.ARRAYS: model, messages.CONFIG: config}
         given = {
             name: ConfigRecord({messages.RECEIPT: receipt})
-            for name, receipt in receipts.items()
+            for name, receipt in receipts.give(
+                self._ledger, nodes, request.round_number
+            ).items()
         }
         requests = [
             Message(
@@ -463,10 +448,10 @@ class PrivateFedAvg(Strategy):
         about = reply.content.get(messages.REPLY)
         if not isinstance(about, ConfigRecord):
             return "the device does not run ParticipationMod; its answer is not used"
-        self._receipts.check(name, about)
+        receipts.check(self._ledger, name, about)
         if about.get("problem"):
             return str(about["problem"])
-        expected = (self._fingerprint, request.run, request.round_number, name)
+        expected = (self.plan.fingerprint, request.run, request.round_number, name)
         stated = tuple(about.get(key) for key in ("plan", "run", "round", "device"))
         if stated != expected:
             return "the answer belongs to another request or another device"
@@ -474,20 +459,6 @@ class PrivateFedAvg(Strategy):
         if not isinstance(arrays, ArrayRecord) or list(arrays.keys()) != self._names:
             return "the device did not send exactly the arrays of the model"
         try:
-            return [_numbers(arrays[name], self._sent[name]) for name in self._names]
+            return [arrays[name].numpy() for name in self._names]
         except Exception as error:  # a malformed reply must not stop the training
             return f"the arrays cannot be read: {type(error).__name__}"
-
-
-def _numbers(array: Array, sent: Array) -> np.ndarray:
-    """Returns `array.numpy()`, without a copy if its header equals the header of `sent`.
-
-    For a small array, parsing the header takes as long as all other operations.
-    """
-    start = len(sent.data) - 4 * math.prod(sent.shape)  # float32 data
-    header = sent.data[:start]
-    is_known = array.data.startswith(header) and len(array.data) == len(sent.data)
-    if is_known and array.stype == sent.stype and b"'fortran_order': False" in header:
-        values = np.frombuffer(array.data, np.float32, offset=start)
-        return values.reshape(sent.shape)
-    return array.numpy()

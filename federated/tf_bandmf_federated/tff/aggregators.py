@@ -1,7 +1,7 @@
 """Aggregation factories with bounded sums, correlated noise, and a public denominator.
 
 `CorrelatedNoiseFactory` is a drop-in `model_aggregator` for TFF's
-`build_unweighted_fed_avg`. `AdmittingFactory`, which `build_fed_avg` uses, also rejects
+`build_unweighted_fed_avg`. `admitting_process`, which `build_fed_avg` uses, also rejects
 clients that the plan does not permit to take part. It gets the clients' tags where TFF
 normally passes the clients' weights, because a private mean must not be weighted.
 """
@@ -67,25 +67,19 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         Raises:
           TypeError: if a leaf is not float32 or its shape is not static.
         """
-        core = _Core(self._plan, self._denominator, value_type)
+        size = num_parameters_of(value_type)
 
-        @tff.tensorflow.computation(value_type)
-        def record_of(value):
+        @tff.tensorflow.computation(value_type, np.int64)
+        def record_of(value, round_number):
             return bounded_record(value, self._plan.l2_norm_clip)
 
-        @tff.federated_computation(
-            core.initialize.type_signature.result,
-            tff.FederatedType(value_type, tff.CLIENTS),
-        )
-        def next_fn(state, value):
-            total = tff.federated_sum(tff.federated_map(record_of, value))
-            return core.output(state, total)
-
-        return tff.templates.AggregationProcess(core.initialize, next_fn)
+        return _process(self._plan, self._denominator, size, record_of)
 
 
-class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
-    """`CorrelatedNoiseFactory` that admits a client only if the plan's `MinSep` permits.
+def admitting_process(
+    plan: Plan, denominator: float, value_type: tff.Type
+) -> tff.templates.AggregationProcess:
+    """Returns the process of `CorrelatedNoiseFactory`, with admission by `MinSep`.
 
     If a client takes part too early or too often, its update is replaced by exact zeros
     on the client, before the sum. `early_clients` counts these clients. Only the
@@ -95,47 +89,26 @@ class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
     Args:
       plan: plan with `MinSep` participation; the caller reserves its budget in a ledger.
       denominator: the public constant by which the noisy sum is divided.
+      value_type: type of an update, a structure of float32 tensors.
+
+    Raises:
+      TypeError: if a leaf is not float32 or its shape is not static.
     """
+    participation, size = check_plan(plan), num_parameters_of(value_type)
 
-    def __init__(self, plan: Plan, denominator: float) -> None:
-        self._participation = check_plan(plan)
-        self._plan, self._denominator = plan, denominator
-
-    def create(
-        self, value_type: tff.Type, weight_type: tff.Type
-    ) -> tff.templates.AggregationProcess:
-        """Creates the aggregation process for tags and a structure of float32 tensors.
-
-        Raises:
-          TypeError: if a leaf is not float32.
-        """
-        core = _Core(self._plan, self._denominator, value_type)
-        tags_type = tff.to_type(DEVICE_TAGS)
-
-        @tff.tensorflow.computation(value_type, tags_type, np.int64)
-        def record_of(value, tags, round_number):
-            with tf.control_dependencies([check_round(tags, round_number)]):
-                early = is_early(tags, round_number, self._participation)
-            clip = self._plan.l2_norm_clip
-            present = tags["round"] > NEVER
-            finite = tags["weight"] > 0.0
-            record, counts = bounded_record(value, clip, finite, present & ~early)
-            counts["early_clients"] = tf.cast(present & early, tf.int32)
-            return record, counts
-
-        @tff.federated_computation(
-            core.initialize.type_signature.result,
-            tff.FederatedType(value_type, tff.CLIENTS),
-            tff.FederatedType(tags_type, tff.CLIENTS),
+    @tff.tensorflow.computation(value_type, tff.to_type(DEVICE_TAGS), np.int64)
+    def record_of(value, tags, round_number):
+        with tf.control_dependencies([check_round(tags, round_number)]):
+            early = is_early(tags, round_number, participation)
+        present = tags["round"] > NEVER
+        finite = tags["weight"] > 0.0
+        record, counts = bounded_record(
+            value, plan.l2_norm_clip, finite, present & ~early
         )
-        def next_fn(state, value, tags):
-            round_number = tff.federated_broadcast(
-                tff.federated_map(core.round_of, state)
-            )
-            records = tff.federated_map(record_of, (value, tags, round_number))
-            return core.output(state, tff.federated_sum(records))
+        counts["early_clients"] = tf.cast(present & early, tf.int32)
+        return record, counts
 
-        return tff.templates.AggregationProcess(core.initialize, next_fn)
+    return _process(plan, denominator, size, record_of)
 
 
 def num_parameters_of(value_type: tff.Type) -> int:
@@ -156,56 +129,63 @@ def num_parameters_of(value_type: tff.Type) -> int:
     raise TypeError(f"Updates must be structures of tensors, found {value_type}.")
 
 
-class _Core:
-    """The TFF computations that the two factories of this module share."""
+def _process(
+    plan: Plan, denominator: float, size: int, record_of: tff.Computation
+) -> tff.templates.AggregationProcess:
+    """Returns a process that adds up the clients' records, and then adds noise.
 
-    def __init__(self, plan: Plan, denominator: float, value_type: tff.Type) -> None:
-        size = num_parameters_of(value_type)
-        check_fits(plan, size)
-        noise = NoiseInState(plan, size)
+    Args:
+      plan: plan that determines the noise.
+      denominator: the public constant by which the noisy sum is divided.
+      size: number of floats in an update.
+      record_of: computation that maps a client's update, the other values that the
+        client sends, and the round, to the clipped update and its counts.
+    """
+    *sent_types, _ = record_of.type_signature.parameter.children()
+    check_fits(plan, size)
+    noise = NoiseInState(plan, size)
 
-        @tff.tensorflow.computation()
-        def initial_state():
-            return collections.OrderedDict(
-                round=tf.constant(0, tf.int64),
-                plan_id=tf.constant(plan.plan_id, tf.int64),
-                noise=noise.initial_state(),
-            )
+    @tff.tensorflow.computation()
+    def initial_state():
+        return collections.OrderedDict(
+            round=tf.constant(0, tf.int64),
+            plan_id=tf.constant(plan.plan_id, tf.int64),
+            noise=noise.initial_state(),
+        )
 
-        @tff.federated_computation()
-        def initialize():
-            return tff.federated_eval(initial_state, tff.SERVER)
+    @tff.federated_computation()
+    def initialize():
+        return tff.federated_eval(initial_state, tff.SERVER)
 
-        self.initialize = initialize
-        state_type = initial_state.type_signature.result
+    @tff.tensorflow.computation(initial_state.type_signature.result)
+    def round_of(state):
+        return state["round"]
 
-        @tff.tensorflow.computation(state_type)
-        def round_of(state):
-            return state["round"]
+    @tff.tensorflow.computation(initial_state.type_signature.result, sent_types[0])
+    def noised(state, total):
+        same_plan = tf.debugging.assert_equal(
+            state["plan_id"],
+            tf.constant(plan.plan_id, tf.int64),
+            "The state belongs to another plan. Continue with that plan.",
+        )
+        with tf.control_dependencies([same_plan]):
+            round_number = tf.identity(state["round"])
+        row, new = noise.next(state["noise"], round_number, flat(total))
+        result = add_noise(total, row, plan.noise_stddev, denominator)
+        new_state = collections.OrderedDict(
+            round=round_number + 1, plan_id=state["plan_id"], noise=new
+        )
+        return new_state, result
 
-        self.round_of = round_of
+    at_clients = [tff.FederatedType(sent, tff.CLIENTS) for sent in sent_types]
 
-        @tff.tensorflow.computation(state_type, value_type)
-        def noised(state, total):
-            same_plan = tf.debugging.assert_equal(
-                state["plan_id"],
-                tf.constant(plan.plan_id, tf.int64),
-                "The state belongs to another plan. Continue with that plan.",
-            )
-            with tf.control_dependencies([same_plan]):
-                round_number = tf.identity(state["round"])
-            row, new = noise.next(state["noise"], round_number, flat(total))
-            result = add_noise(total, row, plan.noise_stddev, denominator)
-            new_state = collections.OrderedDict(
-                round=round_number + 1, plan_id=state["plan_id"], noise=new
-            )
-            return new_state, result
+    @tff.federated_computation([initialize.type_signature.result, *at_clients])
+    def next_fn(arguments):
+        state, *sent = arguments
+        round_number = tff.federated_broadcast(tff.federated_map(round_of, state))
+        records = tff.federated_map(record_of, (*sent, round_number))
+        total, counts = tff.federated_sum(records)
+        new_state, result = tff.federated_map(noised, (state, total))
+        return tff.templates.MeasuredProcessOutput(new_state, result, counts)
 
-        self._noised = noised
-
-    def output(
-        self, state: tff.Value, total: tff.Value
-    ) -> tff.templates.MeasuredProcessOutput:
-        """Adds noise: maps state and (sum, counts) to state, noisy mean and counts."""
-        new_state, result = tff.federated_map(self._noised, (state, total[0]))
-        return tff.templates.MeasuredProcessOutput(new_state, result, total[1])
+    return tff.templates.AggregationProcess(initialize, next_fn)

@@ -40,10 +40,9 @@ from tf_bandmf_federated.plan_checks import (
     clients_per_round_of,
     statement_of,
 )
-from tf_bandmf_federated.tff.aggregators import AdmittingFactory, num_parameters_of
+from tf_bandmf_federated.tff.aggregators import admitting_process, num_parameters_of
 from tf_bandmf_federated.tff.client_work import tagged_client_work
 from tf_bandmf_federated.tff.state_noise import NoiseInState, number_of_inputs
-from tf_bandmf_federated.tff.tags import DEVICE_TAGS
 
 # The templates from which TFF composes its own learning processes.
 _TEMPLATES = tff.learning.templates
@@ -87,7 +86,6 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         self.settings = dict(settings)
         # (run, round) pairs that already have a result.
         self._done: set[tuple[bytes, int]] = set()
-        self._reserved: set[str] = set()
 
     def statement(self) -> PrivacyStatement:
         """Returns the plan's privacy statement, with a device as the privacy unit."""
@@ -136,6 +134,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         """
         current = self.round_number(state)
         check_horizon(self.plan, current)
+        hooks.begin(self.plan, _name_of(_secret(state)))
         self._done.add((_secret(state), current))
         noise = NoiseInState(self.plan, self.num_parameters)
         after = noise.skip(_aggregator(state)["noise"], current, inputs or draw())
@@ -164,11 +163,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
                     "The plan is bound to a ledger: call next on a state of this process."
                 ) from None
             return None
-        if hooks.is_needed(self.plan):
-            name = hooks.name_of(NoiseKey(hashlib.sha256(secret).digest()))
-            if name not in self._reserved:
-                hooks.begin(self.plan, name)
-                self._reserved.add(name)
+        hooks.begin(self.plan, _name_of(secret))
         if self.plan.test_seed is not None or is_repeatable:
             return None
         use = (secret, current)
@@ -184,10 +179,9 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         """Records that a round which `begin` permitted has failed, without a result."""
         self._done.discard(use)
 
-    def note_rounds(self, rounds: int) -> None:
+    def note_rounds(self, state: Any, rounds: int) -> None:
         """Reports the number of completed rounds to the plan's ledger."""
-        for name in self._reserved:
-            hooks.note_steps(self.plan, name, rounds)
+        hooks.note_steps(self.plan, _name_of(_secret(state)), rounds)
 
 
 class _NextOnce(tff.framework.ConcreteComputation):
@@ -236,6 +230,11 @@ def _aggregator(state: Any) -> Any:
 def _secret(state: Any) -> bytes:
     """Returns the digest key, a secret that all states of a run share."""
     return np.asarray(_aggregator(state)["noise"]["digest_key"]).tobytes()
+
+
+def _name_of(secret: bytes) -> str:
+    """Returns the name, in the plan's ledger, of the run with this digest key."""
+    return hooks.name_of(NoiseKey(hashlib.sha256(secret).digest()))
 
 
 def _with_noise(state: Any, noise: Any, round_number: int | None = None) -> Any:
@@ -303,7 +302,7 @@ def build_fed_avg(
         initial_weights,
         _TEMPLATES.build_broadcast_process(weights_type),
         tagged_client_work(work),
-        AdmittingFactory(plan, denominator).create(weights_type.trainable, DEVICE_TAGS),
+        admitting_process(plan, denominator, weights_type.trainable),
         _TEMPLATES.build_apply_optimizer_finalizer(server_optimizer_fn, weights_type),
     )
     settings = {
@@ -316,33 +315,13 @@ def build_fed_avg(
 
 def _initial_weights(model_fn: Model) -> tff.Computation:
     """Builds the initial weights in the same way as TFF's `build_weighted_fed_avg`."""
-    if isinstance(model_fn, tff.learning.models.FunctionalModel):
-        trainable, non_trainable = model_fn.initial_weights
-
-        @tff.tensorflow.computation()
-        def functional_weights():
-            return tff.learning.models.ModelWeights(
-                tuple(tf.convert_to_tensor(w) for w in trainable),
-                tuple(tf.convert_to_tensor(w) for w in non_trainable),
-            )
-
-        return functional_weights
-    if not callable(model_fn):
-        raise TypeError(
-            f"model_fn must be a function without arguments that builds a "
-            f"tff.learning.models.VariableModel, or a FunctionalModel, found "
-            f"{type(model_fn).__name__}."
-        )
 
     @tff.tensorflow.computation()
     def weights():
-        model = model_fn()
-        if not isinstance(model, tff.learning.models.VariableModel):
-            raise TypeError(
-                f"model_fn must return a tff.learning.models.VariableModel, found "
-                f"{type(model).__name__}."
-            )
-        return tff.learning.models.ModelWeights.from_model(model)
+        if isinstance(model_fn, tff.learning.models.FunctionalModel):
+            parts = [map(tf.convert_to_tensor, w) for w in model_fn.initial_weights]
+            return tff.learning.models.ModelWeights(*map(tuple, parts))
+        return tff.learning.models.ModelWeights.from_model(model_fn())
 
     return weights
 

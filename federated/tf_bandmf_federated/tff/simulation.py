@@ -6,6 +6,7 @@ outcome = asyncio.run(train_model(process, source, private_dir="run/private"))
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ Clients = Union[
 ]
 
 
+@dataclasses.dataclass(eq=False)
 class SimulatedClients:
     """Clients with data on this machine, for `train_model`.
 
@@ -57,35 +59,25 @@ class SimulatedClients:
       TypeError, ValueError: if an argument is invalid.
     """
 
-    def __init__(
-        self,
-        clients: Clients,
-        plan: Plan,
-        *,
-        availability: Availability = lambda round_number, name: 1.0,
-        preprocess: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None,
-        on_shortage: str = "error",
-        seed: int | None = None,
-    ) -> None:
-        self.participation = check_plan(plan)
-        self.plan = plan
-        if not callable(availability):
-            raise TypeError(
-                f"availability must be a function of round and name, found "
-                f"{type(availability).__name__}."
-            )
-        self.availability = availability
-        self.names, self._make_dataset = _clients(clients)
-        if on_shortage not in _SHORTAGES:
+    clients: Clients
+    plan: Plan
+    _: dataclasses.KW_ONLY
+    availability: Availability = lambda round_number, name: 1.0
+    preprocess: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None
+    on_shortage: str = "error"
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        self.participation = check_plan(self.plan)
+        self.names, self._make_dataset = _clients(self.clients)
+        if self.on_shortage not in _SHORTAGES:
             raise ValueError(
-                f"on_shortage must be one of {_SHORTAGES}, found {on_shortage!r}."
+                f"on_shortage must be one of {_SHORTAGES}, found {self.on_shortage!r}."
             )
-        self.on_shortage = on_shortage
-        self._preprocess = preprocess
-        if seed is None:
+        if self.seed is None:
             self._seed = secrets.token_bytes(32)
         else:
-            number = whole_number("seed", seed, least=0)
+            number = whole_number("seed", self.seed, least=0)
             self._seed = hashlib.sha256(b"tf-bandmf cohorts %d" % number).digest()
 
     def available(self, round_number: int) -> list[str]:
@@ -155,8 +147,8 @@ class SimulatedClients:
         for name, (last_round, count) in zip(selected.names, selected.past.tolist()):
             if name in names:
                 dataset = self._make_dataset(name)
-                if self._preprocess is not None:
-                    dataset = self._preprocess(dataset)
+                if self.preprocess is not None:
+                    dataset = self.preprocess(dataset)
                 datasets.append(tag_dataset(dataset, last_round, count, round_number))
         return datasets
 
@@ -177,9 +169,4 @@ def _clients(
         )
     if not names:
         raise ValueError("clients must not be empty.")
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"Names of clients must be strings, found {name!r}.")
-    if len(set(names)) != len(names):
-        raise ValueError("clients must have distinct names, found a name twice.")
     return tuple(sorted(names)), make

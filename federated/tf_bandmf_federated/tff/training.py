@@ -106,7 +106,8 @@ async def train_model(
         belongs to another run, plan or model. Errors within a round are not caught;
         call `train_model` again to continue.
     """
-    _check_same_plan(process, clients)
+    if clients.plan.fingerprint != process.plan.fingerprint:
+        raise ValueError("process and clients must have the same plan, found two.")
     first = await tff.program.materialize_value(process.initialize())
     # The ledger compares the hyperparameters, because TFF would silently use those of
     # the restored state.
@@ -161,22 +162,6 @@ class _TffEngine:
     async def weights(self, state: Any) -> tff.learning.models.ModelWeights:
         weights = self._process.get_model_weights(state)
         return await tff.program.materialize_value(weights)
-
-
-def _check_same_plan(
-    process: PrivateLearningProcess, clients: SimulatedClients
-) -> None:
-    """Raises an error unless `process` is private and has the plan of `clients`."""
-    if not isinstance(process, PrivateLearningProcess):
-        raise TypeError(
-            f"process must come from build_fed_avg, found {type(process).__name__}."
-        )
-    if not isinstance(clients, SimulatedClients):
-        raise TypeError(
-            f"clients must be SimulatedClients, found {type(clients).__name__}."
-        )
-    if clients.plan.fingerprint != process.plan.fingerprint:
-        raise ValueError("process and clients must have the same plan, found two.")
 
 
 def _zeros(tensor_type: tff.TensorType) -> np.ndarray:
