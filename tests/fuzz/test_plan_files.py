@@ -15,16 +15,17 @@ JUNK = [None, True, 0, -1, 0.5, 1e308, float("nan"), 10**30, "", "x", [], [1.0],
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Saves a plan that has arrays; returns the path and the parsed content."""
+    """Saves a plan that has arrays and a reserved part; returns the path."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    small_plan(
+    plan = small_plan(
         "bsr:2",
         40,
         10,
         2,
         epsilon=2.0,
         workload=tf_bandmf.workloads.prefix_sum(8, np.linspace(1.0, 0.3, 8)),
-    ).save(path)
+    )
+    plan.reserve(counts=0.02, metrics=0.1, evaluations=8).save(path)
     return path
 
 

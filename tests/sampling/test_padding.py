@@ -54,19 +54,6 @@ def test_weights_of_the_caller_are_kept():
         np.testing.assert_array_equal(batch["sample_weight"].numpy()[real], expected)
 
 
-def test_one_trace_for_all_sizes_and_empty_batches():
-    traces = []
-
-    @tf.function
-    def step(batch):
-        traces.append(1)
-        return tf.reduce_sum(batch["sample_weight"])
-
-    schedule = make(tf_bandmf.Poisson(M, 1), True)
-    counts = [float(step(batch)) for batch in schedule.dataset()]
-    assert 0.0 in counts and len(set(counts)) > 2 and len(traces) == 1
-
-
 def test_the_padded_size_is_exceeded_with_probability_1e_12_at_most():
     poisson = tf_bandmf.CyclicPoisson(100_003, 300, 7)
     size = poisson.largest_batch_size(5000, 1e-12)

@@ -1,4 +1,4 @@
-"""Training on batches padded to a constant size, compared with unpadded batches."""
+"""The metrics of training on batches padded to a constant size."""
 
 import keras
 import numpy as np
