@@ -16,23 +16,26 @@ def rows_of(dense, bands):
     return rows
 
 
-def feasible(c):
-    """Scales the columns of C to norm 1."""
-    return c / np.linalg.norm(c, axis=0)
+def feasible(c, separation):
+    """Scales C so that the squared norms of the columns i, i + b, ... sum to 1."""
+    n = len(c)
+    squared = np.zeros(separation)
+    np.add.at(squared, np.arange(n) % separation, (c**2).sum(axis=0))
+    return c / np.sqrt(squared[np.arange(n) % separation])
 
 
 def weighted_error(c, a, weights):
     return float(weights @ ((a @ np.linalg.inv(c)) ** 2).sum(axis=1))
 
 
-def bounds(c, a, weights, bands):
+def bounds(c, a, weights, bands, separation):
     """Returns both lower bounds on the weighted error, and the bound that is used."""
     inverse = np.linalg.inv(c.T @ c)
     gram = rows_of(inverse @ a.T @ np.diag(weights) @ a @ inverse, bands)
     value, norms = weighted_error(c, a, weights), np.linalg.norm(c, axis=0)
-    first = value**2 / certificate.dual_bound(gram, norms)
+    first = value**2 / certificate.dual_bound(gram, norms, separation)
     product = rows_of(c @ np.linalg.inv(a), len(c))
-    rest = (gram, norms, rows_of(c, bands), product, weights)
+    rest = (gram, norms, separation, rows_of(c, bands), product, weights)
     at = certificate.Tangent(value, *rest)
     return first, certificate.corrected_bound(at), certificate.lower_bound(at)
 
@@ -41,7 +44,7 @@ def bounds(c, a, weights, bands):
 def problems(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n = draw(st.integers(1, 9))
-    bands = draw(st.integers(1, n))
+    bands, separation = draw(st.integers(1, n)), draw(st.integers(1, n))
     rates = rng.uniform(0.3, 1.0, n)
     momentum = draw(st.sampled_from([0.0, 0.9]))
     a = workloads.momentum_sgd(n, momentum, 1.0, rates).to_dense()
@@ -55,14 +58,22 @@ def problems(draw):
     c = banded(draw(st.sampled_from([0.05, 0.3, 1.0])))
     others = [banded(0.5) for _ in range(20)]
     others += [c + 0.1 * (banded(0.5) - c) for _ in range(20)]
-    return feasible(c), a, weights, bands, [feasible(other) for other in others]
+    actual = feasible(c, separation)
+    return (
+        actual,
+        a,
+        weights,
+        bands,
+        separation,
+        [feasible(o, separation) for o in others],
+    )
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(problems())
 def test_no_strategy_is_below_a_bound(problem):
-    c, a, weights, bands, others = problem
-    first, second, best = bounds(c, a, weights, bands)
+    c, a, weights, bands, separation, others = problem
+    first, second, best = bounds(c, a, weights, bands, separation)
     assert best == max(first, second)
     least = min(weighted_error(other, a, weights) for other in [c, *others])
     assert best <= least * (1.0 + 1e-9)
@@ -72,7 +83,7 @@ def test_dual_bound_is_reached_by_columns_that_are_nearly_parallel():
     """The bound for two unit columns is 2 + 2 a; nearly parallel columns attain it."""
     a = 0.7
     rows = np.array([[1.0, 0.0], [1.0, a]])
-    dual = certificate.dual_bound(rows, np.ones(2))
+    dual = certificate.dual_bound(rows, np.ones(2), 2)
     c = np.array([[1e-4, 0.0], [np.sqrt(1.0 - 1e-8), 1.0]])
     reached = np.sum(np.array([[1.0, a], [a, 1.0]]) * (c.T @ c))
     assert reached <= dual <= reached + 1e-6

@@ -10,13 +10,15 @@ import pytest
 
 from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
+from tf_bandmf.strategies.banded import optimized_banded
 from tf_bandmf.strategies.multi_epoch import dense
 
 N, B = 2052, 342
 FIXED, MIN_SEP, ONCE = FixedEpochOrder(B, 1, 6), MinSep(B), MinSep(N, 1)
 WORKLOAD = workloads.prefix_sum(N)
 
-equal = functools.partial(strategies.optimized_banded, WORKLOAD, FIXED)
+equal = functools.partial(optimized_banded, WORKLOAD)
+free = functools.partial(equal, column_normalized=False, participation=FIXED)
 
 
 @functools.cache
@@ -38,6 +40,8 @@ def optimum_of_equal_norms():
         (optimum_of_equal_norms, "0.41 1.13", "1.01 1.14"),
         (lambda: equal(128), "0.41 1.00", "1.27 1.27"),
         (lambda: equal(342), "0.41 1.00", "1.05 1.05"),
+        (lambda: free(128), "0.52 1.04", "1.23 1.29"),
+        (lambda: free(342), "0.52 1.04", "1.04 1.08"),
     ],
 )
 def test_table_2(build, sensitivities, errors):

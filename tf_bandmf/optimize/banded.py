@@ -1,13 +1,16 @@
 """Optimal banded strategies `C` with general columns.
 
-This module solves Problem 2.1 of arXiv:2405.15913 in the parametrization of its section
-3.1, with the O(n bands^2) recursion of `analysis.gram_recursion` in place of Algorithm 2.
+With equal column norms, this module solves Problem 2.1 of arXiv:2405.15913 in the
+parametrization of its section 3.1, with the O(n bands^2) recursion of
+`analysis.gram_recursion` in place of Algorithm 2. Without equal column norms, it solves
+the problem of arXiv:2306.08153, Appendix B.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, Callable
 
 import numpy as np
@@ -15,25 +18,38 @@ import tensorflow as tf
 
 from tf_bandmf.analysis import gram_recursion
 from tf_bandmf.files import configs
-from tf_bandmf.optimize import banded_matrices, certificate, lbfgs, maximum
+from tf_bandmf.optimize import (
+    banded_matrices,
+    certificate,
+    lbfgs,
+    maximum,
+    objectives,
+)
+from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
 # Compiling with XLA is worthwhile if the number of entries of C is in this range, and C
 # has at most this many bands.
 _XLA_ENTRIES, _MOST_XLA_BANDS = range(2**15, 2**21), 64
+_NAMED = (objectives.MEAN, objectives.MAX)
 
 
 class _Problem:
     """The optimization problem: variables, and errors as functions of the variables.
 
-    The variables `y` are the entries below the diagonal, divided by the diagonal and by a
-    scale `s_j` of the column: column `j` is `[1, s_j y_1j, s_j y_2j, ...] / norm`.
+    For column-normalized strategies the variables `y` are the entries below the diagonal,
+    divided by the diagonal and by a scale `s_j` of the column: column `j` is
+    `[1, s_j y_1j, s_j y_2j, ...] / norm`. Otherwise the variables are all entries, scaled
+    such that the squared norms of the columns `i, i + b, ...` sum to 1. In
+    measurements, each problem was solved faster in its own parametrization than in that
+    of the other problem.
 
     Args:
       workload: A.
-      objective: "mean" or "max" of the per-step squared errors.
+      objective: objective of the per-step squared errors.
       bands: number of bands of C.
+      separation: b, or None for column-normalized strategies.
 
     Attributes:
       minimizer: minimizer of the objective.
@@ -41,33 +57,52 @@ class _Problem:
         of the errors.
     """
 
-    def __init__(self, workload: Workload, objective: str, bands: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        objective: Objective,
+        bands: int,
+        separation: int | None,
+    ) -> None:
         n = workload.num_steps
-        self._workload, self._bands = workload, bands
+        self._workload, self._bands, self._separation = workload, bands, separation
         self._scale = _column_scale(n, objective)
-        self._num_variables = (bands - 1) * n
-        self.maximum = maximum.SmoothMaximum(n) if objective == "max" else None
-        reduction = self.maximum or tf.reduce_mean
+        self._num_variables = (bands - (separation is None)) * n
+        is_maximum = objective == objectives.MAX
+        self.maximum = maximum.SmoothMaximum(n) if is_maximum else None
+        reduction = self.maximum or objective.reduction
 
         def log_loss(position: tf.Tensor) -> tf.Tensor:
             return tf.math.log(reduction(self.errors(self.columns(position))))
 
         # XLA was measured to be 1.6 times as fast for 32 bands, and slower for 128;
-        # compiling takes 1.3 s.
-        by_xla = bands <= _MOST_XLA_BANDS and bands * n in _XLA_ENTRIES
+        # compiling takes 1.3 s. A custom objective may contain operations that XLA does not
+        # compile.
+        suits_xla = objective in (*_NAMED, objectives.LAST) and bands <= _MOST_XLA_BANDS
+        by_xla = suits_xla and bands * n in _XLA_ENTRIES
         self.minimizer = lbfgs.Minimizer(log_loss, self._num_variables, by_xla)
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
         """Returns the columns of C, shape [bands, n], from the variables."""
         n = self._workload.num_steps
-        columns = tf.reshape(position, [-1, n]) * self._scale
-        columns = tf.concat([tf.ones([1, n], tf.float64), columns], axis=0)
+        columns = tf.reshape(position, [-1, n])
+        if self._separation is None:
+            columns *= self._scale
+            columns = tf.concat([tf.ones([1, n], tf.float64), columns], axis=0)
         columns *= banded_matrices.inside(self._bands, n)
-        return columns * tf.math.rsqrt(tf.reduce_sum(columns**2, axis=0))
+        squared = tf.reduce_sum(columns**2, axis=0)
+        if self._separation is not None:
+            epochs = -(-n // self._separation)
+            missing = epochs * self._separation - n
+            table = tf.reshape(tf.pad(squared, [[0, missing]]), [epochs, -1])
+            squared = tf.tile(tf.reduce_sum(table, axis=0), [epochs])[:n]
+        return columns * tf.math.rsqrt(squared)
 
     def position(self, columns: np.ndarray) -> np.ndarray:
         """Returns the variables for columns [bands, n] with a positive diagonal."""
-        return (columns[1:] / columns[:1] / self._scale).reshape(-1)
+        if self._separation is None:
+            return (columns[1:] / columns[:1] / self._scale).reshape(-1)
+        return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
 
     def errors(self, columns: tf.Tensor) -> tf.Tensor:
         """Returns the per-step squared errors, shape [n]."""
@@ -75,17 +110,26 @@ class _Problem:
         return gram_recursion.inverse_row_norms(rows)
 
     def bound(
-        self, position: np.ndarray, weights: np.ndarray
+        self,
+        position: np.ndarray,
+        support: Callable[[np.ndarray], tuple[np.ndarray, float]],
     ) -> tuple[float, np.ndarray]:
-        """Returns a lower bound on feasible strategies' weighted error, and the errors."""
+        """Returns a lower bound on the objective of feasible strategies, and the errors.
+
+        Args:
+          position: variables.
+          support: function from errors to weights and an offset; see `Objective.support`.
+        """
         variables, (errors_at, band_at) = tf.constant(position), self._programs
         errors, norms = (x.numpy() for x in errors_at(variables))
+        groups = self._separation or self._workload.num_steps
+        weights, offset = support(errors)
         band, rows, product = (
             x.numpy() for x in band_at(variables, tf.constant(weights))
         )
         error = float(weights @ errors)
-        at = certificate.Tangent(error, band, norms, rows, product, weights)
-        return certificate.lower_bound(at), errors
+        at = certificate.Tangent(error, band, norms, groups, rows, product, weights)
+        return certificate.lower_bound(at) + offset, errors
 
     @functools.cached_property
     def _programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -120,21 +164,22 @@ class _Problem:
         )
 
 
-def _column_scale(num_steps: int, objective: str) -> np.ndarray:
+def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
     """Returns scales of columns, shape [n], that make second derivatives about equal.
 
     For the mean error, second derivatives decrease like the square root of the number of
     remaining steps. This was measured for prefix sums and for momentum.
     """
-    if objective == "max":
+    if objective != objectives.MEAN:
         return np.ones(num_steps)
     return (num_steps / (num_steps - np.arange(num_steps))) ** 0.25
 
 
 def optimize(
     workload: Workload,
-    objective: str,
+    objective: Objective,
     start: np.ndarray,
+    separation: int | None,
     options: lbfgs.Options,
     is_certified: bool = True,
 ) -> tuple[np.ndarray, OptimizationResult]:
@@ -142,47 +187,67 @@ def optimize(
 
     Args:
       workload: A.
-      objective: "mean" or "max" of the per-step squared errors at unit sensitivity.
+      objective: objective of the per-step squared errors at unit sensitivity.
       start: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
         a positive diagonal.
+      separation: None for columns of norm 1; or b, if the squared norms of the columns
+        `i, i + b, ...` must sum to 1.
       options: stopping rules.
       is_certified: True to certify the gap, which takes as long as a dozen iterations.
 
     Returns:
-      The columns of norm 1, shape [bands, n], and the result, with a certified gap if
-      `is_certified` is True. The result's value is the objective for the returned columns.
+      The columns, shape [bands, n], and the result, with a certified gap if the objective
+      is convex and `is_certified` is True. The result's value is the objective for the
+      returned columns.
     """
     config = configs.dumps(workload.to_config())
-    problem = _traced(config, objective, len(start))
-    position, bound = problem.position(start), problem.bound if is_certified else None
+    # A custom objective is traced in every call, because what it computes may have
+    # changed.
+    trace = _traced if objective in _NAMED else _traced.__wrapped__
+    problem = trace(config, objective, len(start), separation)
+    is_certified = is_certified and objective.is_convex
+    position = problem.position(start)
     minimize = functools.partial(
         problem.minimizer.minimize, scale=float(workload.num_steps), options=options
     )
+    # Every iterate gives a valid lower bound on the optimum; `best` is the largest one.
+    best = -math.inf
 
     def errors_of(at: np.ndarray) -> np.ndarray:
         return np.asarray(problem.errors(problem.columns(tf.constant(at))))
 
+    def gap(at: np.ndarray) -> float:
+        nonlocal best
+        bound, errors = problem.bound(at, objective.support)
+        best = max(best, bound)
+        # At an exact optimum, rounding may push the bound above the value.
+        return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(errors))))
+
+    def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
+        return problem.bound(at, lambda errors: (weights, 0.0))
+
     if problem.maximum is None:
-        equal = np.full(workload.num_steps, 1.0 / workload.num_steps)
-        gap = None if bound is None else certificate.Gap(bound, equal)
-        result = minimize(position, gap=gap)
+        result = minimize(position, gap=gap if is_certified else None)
     else:
+        bound = weighted if is_certified else None
         result = maximum.minimize(
             problem.maximum, minimize, errors_of, bound, position, options
         )
     columns = problem.columns(tf.constant(result.position))
-    reduction = tf.reduce_mean if problem.maximum is None else tf.reduce_max
-    value = float(reduction(problem.errors(columns)))
+    value = float(objective.reduction(problem.errors(columns)))
     return columns.numpy(), dataclasses.replace(result, value=value)
 
 
 # The last problem is cached because the same problem is usually solved twice: first for
 # a draft, then for a plan.
 @functools.lru_cache(maxsize=1)
-def _traced(config: str, objective: str, bands: int) -> _Problem:
+def _traced(
+    config: str, objective: Objective, bands: int, separation: int | None
+) -> _Problem:
     """Returns the traced problem that `optimize` solves.
 
     The workload is passed as its configuration, because a cached function needs
     hashable arguments.
     """
-    return _Problem(Workload.from_config(configs.loads(config)), objective, bands)
+    workload = Workload.from_config(configs.loads(config))
+    return _Problem(workload, objective, bands, separation)

@@ -2,10 +2,12 @@
 
 The weighted error `f(X) = tr(Omega A X^-1 A^T)` is convex in `X = C^T C` with gradient
 `-H`, `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Take any feasible `X'` with the
-same bands, that is, with `X'_jj <= 1` for every column. By
-`|X'_ij| <= sqrt(X'_ii X'_jj)` and `2 |H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
+same bands, that is, with `sum over j in group g of X'_jj <= 1` for every group of
+columns in which one example can take part. By `|X'_ij| <= sqrt(X'_ii X'_jj)` and
+`2 |H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
 
-    <H, X'> <= U = sum over i of H_ii + sum_{j != i} |H_ij| s_j / s_i
+    <H, X'> <= U = sum over groups of max over i in the group of
+                   H_ii + sum_{j != i} |H_ij| s_j / s_i
 
 for any positive `s`; `s_i = sqrt(X_ii)` makes the bound tight at the optimum, where `H`
 has no off-diagonal entries in the band. The tangent at `t X` instead of `X` bounds
@@ -30,52 +32,33 @@ entries are of second order; they are added to `E`, and so on. All factors are b
 first bound, `U`, applies to this matrix as to `H`; with `t Z` in place of `Z`,
 
     f(X') >= (tr Z)^2 / U    where tr Z > 0.
+
+The groups are single columns for column-normalized strategies, and columns
+`i, i + b, i + 2 b, ...` for (k, b)-participation (arXiv:2306.08153, Prop. B.1).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable
 
 import numpy as np
 
+# The minimum weight of a step, relative to the maximum weight. Smaller weights have no
+# useful inverse.
+_LEAST_WEIGHT = 1e-12
 # The number of rounds in which off-diagonal entries are removed. In rows where more
 # than the fraction _KEPT of these entries would remain, they are removed only in part.
 _CORRECTIONS, _KEPT = 3, 0.5
 
-# A function of variables and of weights of the steps that returns a lower bound on the
-# weighted error of every feasible strategy, and the errors at the variables.
-Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
-
-class Gap:
-    """The certified gap of a weighted error, a function of variables.
-
-    Args:
-      bound: function that returns lower bounds.
-      weights: weights of the steps, shape [n], > 0.
-
-    Attributes:
-      least: the largest lower bound of all variables so far; each is valid.
-    """
-
-    def __init__(self, bound: Bound, weights: np.ndarray) -> None:
-        self._bound, self._weights, self.least = bound, weights, 0.0
-
-    def __call__(self, position: np.ndarray) -> float:
-        """Returns the relative gap between the error at the variables and the bound."""
-        below, errors = self._bound(position, self._weights)
-        self.least = max(self.least, below)
-        # At an exact optimum, rounding may push the bound above the value.
-        return max(0.0, 1.0 - self.least / float(self._weights @ errors))
-
-
-def dual_bound(gram_band: np.ndarray, norms: np.ndarray) -> float:
+def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> float:
     """Returns the bound `U` on `<H, X'>` over all feasible `X'`.
 
     Args:
       gram_band: `H[i, i-j]`, shape [n, bands], zero left of the matrix.
       norms: column norms of `C`, shape [n].
+      separation: b; columns `i, i + b, ...` form a group whose squared norms sum to at
+        most 1. If b = n, every column forms a separate group.
 
     Returns:
       U.
@@ -86,7 +69,9 @@ def dual_bound(gram_band: np.ndarray, norms: np.ndarray) -> float:
         magnitude = np.abs(gram_band[j:, j])
         reach[j:] += magnitude * norms[:-j] / norms[j:]
         reach[:-j] += magnitude * norms[j:] / norms[:-j]
-    return float(np.sum(reach))
+    groups = min(separation, n)
+    reach = np.pad(reach, (0, -n % groups)).reshape(-1, groups)
+    return float(np.sum(np.max(reach, axis=0)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,6 +82,7 @@ class Tangent:
       weighted_error: f(X).
       gram_band: `H[i, i-j]`, shape [n, bands], zero left of the matrix.
       norms: column norms of `C`, shape [n].
+      separation: b, see `dual_bound`.
       rows: `C[i, i-j]`, shape [n, bands].
       product: `M[i, i-j]`, `M = C A^-1`, shape [n, w]; entries left of the matrix are
         ignored.
@@ -106,6 +92,7 @@ class Tangent:
     weighted_error: float
     gram_band: np.ndarray
     norms: np.ndarray
+    separation: int
     rows: np.ndarray
     product: np.ndarray
     weights: np.ndarray
@@ -141,7 +128,9 @@ def corrected_bound(at: Tangent) -> float:
         trace = at.weighted_error - sum(
             float(gram[k] @ diagonal) for k, diagonal in removed.items()
         )
-        best = max(best, max(trace, 0.0) ** 2 / dual_bound(left, at.norms))
+        best = max(
+            best, max(trace, 0.0) ** 2 / dual_bound(left, at.norms, at.separation)
+        )
         # In rows where H is small compared to E, a full correction would add more than
         # it removes.
         more = _row_sums(quarter, n)
@@ -209,6 +198,12 @@ def _product(
 
 
 def lower_bound(at: Tangent) -> float:
-    """Returns the larger of the two lower bounds on the weighted error."""
-    first = at.weighted_error**2 / dual_bound(at.gram_band, at.norms)
+    """Returns the larger of the two lower bounds on the weighted error.
+
+    If some weights are (nearly) 0, only the first bound applies.
+    """
+    dual = dual_bound(at.gram_band, at.norms, at.separation)
+    first = at.weighted_error**2 / dual
+    if not at.weights.min() > _LEAST_WEIGHT * at.weights.max():
+        return first
     return max(first, corrected_bound(at))

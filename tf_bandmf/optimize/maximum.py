@@ -20,7 +20,6 @@ from typing import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.optimize.certificate import Bound, Gap
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 
@@ -41,6 +40,9 @@ _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 # A function of variables, options, and optionally a function that returns the certified
 # gap at some variables.
 Minimize = Callable[..., OptimizationResult]
+# A function of variables and of the steps' weights. It returns a lower bound on the
+# weighted mean, and the errors.
+Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 
 class SmoothMaximum:
@@ -106,7 +108,14 @@ def minimize(
         multipliers /= multipliers.mean()
         multipliers = (1.0 - _ALIKE) * multipliers + _ALIKE
         smooth.assign(1.0, multipliers)
-        gap_of_mean = Gap(bound, multipliers / multipliers.size)
+        shares, least = multipliers / multipliers.size, 0.0
+
+        def gap_of_mean(position: np.ndarray) -> float:
+            nonlocal least
+            below, errors = bound(position, shares)
+            least = max(least, below)
+            return max(0.0, 1.0 - least / float(shares @ errors))
+
         longer = dataclasses.replace(
             options,
             max_iterations=_MORE_ITERATIONS * options.max_iterations,
@@ -114,7 +123,7 @@ def minimize(
             gap_tolerance=max(options.gap_tolerance, _BOUND_GAP),
         )
         results.append(minimize_smooth(position, options=longer, gap=gap_of_mean))
-        gap = max(0.0, 1.0 - gap_of_mean.least / value)
+        gap = max(0.0, 1.0 - least / value)
         if gap <= options.gap_tolerance:
             converged, message = True, f"certified gap <= {options.gap_tolerance:g}"
     return dataclasses.replace(

@@ -1,25 +1,30 @@
 """Optimal Toeplitz strategies with banded `C` or `C^-1`, by a descent in NumPy.
 
-If `A C^-1` is Toeplitz, the errors never decrease from step to step. Then the mean and the
-maximum error, and their gradients, are computed without TensorFlow by a few recurrences of
-`n` terms, in O(n p). `traced_toeplitz` computes all other errors.
+If `A C^-1` is Toeplitz and the objective is the mean or the last per-step error, its
+value and gradient are computed without TensorFlow by a few recurrences of `n` terms, in
+O(n p). `traced_toeplitz` computes all other errors.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from tf_bandmf.accounting.checks import check_word
 from tf_bandmf.optimize import descent
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity, correlate
 from tf_bandmf.workloads import Workload
 
+if TYPE_CHECKING:
+    from tf_bandmf.optimize.objectives import ObjectiveLike
+
+# Each named objective, with the objective that equals it if errors never decrease from
+# step to step.
+_OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
 # The maximum change of a coefficient in the first step. If the descent starts from the
 # square root of the workload, a longer step would leave the region of stable inverses.
 _FIRST_STEP = 0.05
@@ -36,12 +41,12 @@ Error = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
 
 def optimize(
     workload: Workload,
-    objective: str,
+    objective: ObjectiveLike,
     start: np.ndarray,
     sensitivity: SquaredSensitivity,
     options: Options,
     inverse: bool = False,
-) -> tuple[np.ndarray, OptimizationResult]:
+) -> tuple[np.ndarray, OptimizationResult, str, Callable[..., Any]]:
     """Returns the Toeplitz coefficients with the smallest error at unit sensitivity.
 
     The minimized function is the objective of the per-step errors times the squared
@@ -52,7 +57,7 @@ def optimize(
 
     Args:
       workload: A.
-      objective: "mean" or "max" of the per-step squared errors.
+      objective: a name, or a function of the per-step squared errors.
       start: coefficients to start from, shape [bands], the first one not zero.
       sensitivity: function that computes the squared sensitivity.
       options: stopping rules, with `LEAST_DECREASE` or `DRAFT` as `decrease_tolerance`.
@@ -60,24 +65,30 @@ def optimize(
         section 5), False if they belong to `C`.
 
     Returns:
-      The coefficients, shape [bands], with a leading 1, and the result.
+      The coefficients, shape [bands], with a leading 1; the result; the objective's name;
+      and the objective as a function of the errors.
 
     Raises:
-      ValueError: if the objective is unknown, or is not finite at the start.
+      ValueError: for an unknown name, or if the objective is not finite at the start.
     """
-    check_word("objective", objective, ("mean", "max"))
     start = start / start[0]
-    if workload.is_toeplitz:
-        error = SeriesError(workload, objective, inverse)
+    name = None
+    if workload.is_toeplitz and isinstance(objective, str):
+        name = _OBJECTIVES.get(objective)
+    if name is not None:
+        error = SeriesError(workload, name, inverse)
         problem = ToeplitzProblem(error, sensitivity, inverse)
         result = problem.minimize(start[1:], options)
+        reduction: Callable[..., Any] = np.mean if name == "mean" else np.max
     else:
-        from tf_bandmf.optimize import traced_toeplitz
+        from tf_bandmf.optimize import objectives, traced_toeplitz
 
-        traced = traced_toeplitz.TracedError(workload, objective, start.size, inverse)
+        goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
+        name, reduction = goal.name, goal.reduction
+        traced = traced_toeplitz.TracedError(workload, goal, start.size, inverse)
         descend = ToeplitzProblem(traced, sensitivity, inverse).minimize
         result = traced.minimize(descend, start[1:], options)
-    return np.append(1.0, result.position), result
+    return np.append(1.0, result.position), result, name, reduction
 
 
 class ToeplitzProblem:
@@ -125,7 +136,7 @@ class SeriesError:
 
     Args:
       workload: A, Toeplitz.
-      objective: "mean", or "max", which is the last error.
+      objective: "mean" or "last".
       inverse: True for coefficients of `C^-1`, False for coefficients of `C`.
     """
 

@@ -1,7 +1,8 @@
 """The error of Toeplitz strategies in TensorFlow.
 
-This module covers learning-rate schedules, for which `A C^-1` is not Toeplitz. The
-recursion of `tf_bandmf.analysis.gram_recursion` computes the errors in O(n w^2).
+This module covers the cases that `toeplitz` does not: learning-rate schedules, for
+which `A C^-1` is not Toeplitz, and custom objectives. The recursion of
+`tf_bandmf.analysis.gram_recursion` computes the errors in O(n w^2).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.analysis import gram_recursion
-from tf_bandmf.optimize import banded_matrices, lbfgs, maximum
+from tf_bandmf.optimize import banded_matrices, lbfgs, maximum, objectives
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
@@ -34,18 +35,22 @@ class TracedError:
 
     Args:
       workload: A.
-      objective: "mean" or "max" of the per-step squared errors.
+      objective: objective of the per-step squared errors.
       bands: number of coefficients.
       inverse: True if the coefficients belong to `C^-1`.
     """
 
     def __init__(
-        self, workload: Workload, objective: str, bands: int, inverse: bool
+        self,
+        workload: Workload,
+        objective: objectives.Objective,
+        bands: int,
+        inverse: bool,
     ) -> None:
         self._workload, self._inverse = workload, inverse
-        is_max = objective == "max"
+        is_max = objective == objectives.MAX
         self._smooth = maximum.SmoothMaximum(workload.num_steps) if is_max else None
-        reduction = self._smooth or tf.reduce_mean
+        reduction = self._smooth or objective.reduction
         self._traced = lbfgs.value_and_gradient(
             lambda c: reduction(per_step_errors(c, workload, inverse)), bands
         )

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting.checks import check_word
 from tf_bandmf.optimize.options import Options
-from tf_bandmf.participation import MinSep, Participation
+from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, Refinement, register
@@ -23,7 +22,7 @@ from tf_bandmf.strategies.toeplitz import optimized_toeplitz
 from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.optimize.result import OptimizationResult
+    from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
 
 # The stopping rules: the error needs about three correct digits to compare strategies,
 # and six for a plan.
@@ -38,73 +37,148 @@ _START_GAP, _START_DECREASE = 5e-3, 1e-7
 
 def optimized_banded(
     workload: Workload,
-    participation: Participation,
     bands: int,
     *,
-    objective: str = "mean",
-    is_draft: bool = False,
+    objective: ObjectiveLike = "mean",
+    column_normalized: bool = True,
+    participation: Participation | None = None,
+    start: Strategy | None = None,
+    max_iterations: int = 500,
+    gap_tolerance: float = 1e-5,
+    gradient_tolerance: float = 1e-5,
+    decrease_tolerance: float = 1e-9,
 ) -> Strategy:
     """Returns the banded `C` with the smallest error at sensitivity 1, with a certificate.
 
-    All columns have norm 1. Then one strategy is optimal for every participation with a
-    min separation of at least `bands`: with k participations, `sens(C) = sqrt(k)`
-    (arXiv:2306.08153, Theorem 2).
+    With equal column norms, one strategy is optimal for every participation with a min
+    separation of at least `bands`: with k participations, `sens(C) = sqrt(k)`
+    (arXiv:2306.08153, Theorem 2). Without equal norms, the result is the best strategy
+    for the patterns of a fixed epoch order (Appendix B): slightly better for these
+    patterns, and slightly worse under b-min-separation.
 
     The problem is convex in `C^T C`. The diagnostics contain the certified
     `optimality_gap`: no other strategy with these bands and constraints (the class
     `optimal_among`) has an objective (a squared error) that is smaller by more than this
     fraction. Strategies outside the class, with columns of other norms, may be better. The
     certified gap is at least the true gap. Both shrink approximately like the square of the
-    gradient. `converged` is True if the gap, the gradient or the decrease met its
-    tolerance, and `message` tells which.
+    gradient, except if the error of some step has no weight, as for "last"; then the
+    certified gap shrinks like the gradient. `converged` is True if the gap, the gradient or
+    the decrease met its tolerance, and `message` tells which.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
-      participation: participation of the run. The result does not depend on it.
       bands: number of diagonals of `C`, 1 <= bands <= n.
-      objective: "mean" for the RMSE; "max" for the MaxSE, by p-norms of growing order.
-      is_draft: True to stop early, without a certificate: to about three correct digits of
-        the error, instead of six.
+      objective: "mean" for the RMSE; "max" for the MaxSE, by p-norms of growing order;
+        "last" for only the final model (no invertible `C` attains the infimum, so the
+        optimization stops unconverged); or a differentiable function of the per-step
+        squared errors (pass an `Objective` if it is convex and you need a gap).
+      column_normalized: True if all columns must have norm 1.
+      participation: required without column normalization; then a `FixedEpochOrder`
+        with at least as many steps per epoch as `C` has bands.
+      start: banded strategy to start from, with any number of bands. The default is the
+        optimal banded Toeplitz strategy or, for the mean error of prefix sums of more than
+        65,536 steps, an extrapolation of the optimum for a quarter of the steps.
+      max_iterations: maximum number of L-BFGS iterations per stage.
+      gap_tolerance: a result counts as converged if its certified relative gap is at
+        most this.
+      gradient_tolerance: a result counts as converged if no derivative of
+        `n log(objective)` exceeds this value.
+      decrease_tolerance: a result counts as converged if the objective decreases by at
+        most this fraction in 20 iterations; increase it for very large problems.
 
     Returns:
-      The strategy.
+      The strategy; without column normalization it has sensitivity 1.
 
     Raises:
-      ValueError: if an argument is out of range.
+      ValueError: if an argument is out of range, or the participation is unsuitable.
     """
     check_workload(workload)
-    check_word("objective", objective, ("mean", "max"))
+    options = Options(
+        max_iterations=max_iterations,
+        gap_tolerance=gap_tolerance,
+        gradient_tolerance=gradient_tolerance,
+        decrease_tolerance=decrease_tolerance,
+    )
     bands = optimized.check_bands(bands, workload.num_steps)
-    options = _DRAFT if is_draft else _PLAN
-    columns, result = optimal_columns(workload, bands, objective, options, not is_draft)
-    from tf_bandmf.optimize import banded_matrices
+    separation = None
+    if not column_normalized:
+        separation = _epoch(participation, bands, workload.num_steps)
+    return _optimized(workload, bands, objective, options, separation, start)
 
+
+def _optimized(
+    workload: Workload,
+    bands: int,
+    objective: ObjectiveLike,
+    options: Options,
+    separation: int | None = None,
+    start: Strategy | None = None,
+    is_certified: bool = True,
+) -> Strategy:
+    """Implements `optimized_banded`; if `separation` is None, columns have norm 1."""
+    from tf_bandmf.optimize import banded as problem
+    from tf_bandmf.optimize import banded_matrices, objectives
+
+    goal = objectives.resolve(objective)
+    if start is None:
+        columns = _default_columns(
+            workload, bands, goal, separation, options, is_certified
+        )
+    else:
+        columns = _start_columns(workload, start, bands)
+    columns, result = problem.optimize(
+        workload, goal, columns, separation, options, is_certified
+    )
     rows = banded_matrices.rows_from_columns(columns).numpy()
+    norms = ", columns of equal norm" if separation is None else ""
     return Strategy(
         "banded",
         matrices.RowBanded(rows),
-        {"bands": bands, "column_normalized": True},
+        {"bands": bands, "column_normalized": separation is None},
         {
-            **result.diagnostics(objective),
-            "optimal_among": f"{bands} band{'s' * (bands > 1)}, columns of equal norm",
+            **result.diagnostics(goal.name),
+            "optimal_among": f"{bands} band{'s' * (bands > 1)}{norms}",
         },
     )
 
 
-def optimal_columns(
-    workload: Workload, bands: int, objective: str, options: Options, is_certified: bool
-) -> tuple[np.ndarray, OptimizationResult]:
-    """Returns the optimal columns [bands, n], from the default start, and the result."""
-    from tf_bandmf.optimize import banded as problem
+def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarray:
+    """Returns the columns [bands, n] of the strategy to start from."""
+    n = workload.num_steps
+    if start.num_steps != n:
+        raise ValueError(
+            f"start must have {n} steps like the workload, found {start.num_steps}."
+        )
+    if start.is_inverse_banded:
+        raise ValueError(
+            f"start must be a banded strategy, found {start.family!r}, which only has "
+            f"a banded inverse."
+        )
+    rows = start.matrix.as_rows()
+    return optimized.fit_bands(matrices.columns_from_rows(rows), bands)
 
-    start = _default_columns(workload, bands, objective, options, is_certified)
-    return problem.optimize(workload, objective, start, options, is_certified)
+
+def _epoch(participation: Participation | None, bands: int, num_steps: int) -> int:
+    """Returns the steps per epoch, after checking that the participation is suitable."""
+    if not isinstance(participation, FixedEpochOrder):
+        raise ValueError(
+            f"participation must be a FixedEpochOrder if column_normalized is False, "
+            f"found {participation!r}."
+        )
+    participation.validate_num_steps(num_steps)
+    if bands > participation.separation():
+        raise ValueError(
+            f"bands must be <= steps_per_epoch = {participation.separation()} if "
+            f"column_normalized is False, found {bands}."
+        )
+    return participation.separation()
 
 
 def _default_columns(
     workload: Workload,
     bands: int,
-    objective: str,
+    objective: Objective,
+    separation: int | None,
     options: Options,
     is_certified: bool,
 ) -> np.ndarray:
@@ -115,13 +189,14 @@ def _default_columns(
     optimum for fewer steps. With momentum 0.9, an extrapolation was no better than the
     Toeplitz strategy in measurements up to 2^16 steps.
     """
-    from tf_bandmf.optimize import continuation
+    from tf_bandmf.optimize import continuation, objectives
 
     n = workload.num_steps
     fewer = -(-n // 4)
     if (
         _is_prefix_sum(workload)
-        and objective == "mean"
+        and separation is None
+        and objective == objectives.MEAN
         and n > _MOST_AT_ONCE
         and fewer >= _LEAST_PER_BAND * bands
     ):
@@ -131,12 +206,14 @@ def _default_columns(
             decrease_tolerance=max(options.decrease_tolerance, _START_DECREASE),
         )
         shorter = dataclasses.replace(workload, num_steps=fewer)
-        columns, _ = optimal_columns(shorter, bands, objective, options, is_certified)
-        return continuation.continued(columns, n)
+        strategy = _optimized(
+            shorter, bands, objective, options, is_certified=is_certified
+        )
+        return continuation.continued(_start_columns(shorter, strategy, bands), n)
     plain = dataclasses.replace(workload, learning_rates=None)
     once = MinSep(n, 1)
     start = optimized_toeplitz(plain, once, bands, gradient_tolerance=1e-5)
-    return matrices.columns_from_rows(start.matrix.as_rows())
+    return _start_columns(workload, start, bands)
 
 
 def _is_prefix_sum(workload: Workload) -> bool:
@@ -144,10 +221,23 @@ def _is_prefix_sum(workload: Workload) -> bool:
     return workload.learning_rates is None and np.array_equal(coefficients, [1.0, -1.0])
 
 
+def _build(
+    workload: Workload,
+    participation: Participation,
+    bands: int,
+    objective: str = "mean",
+    is_draft: bool = False,
+) -> Strategy:
+    check_workload(workload)
+    bands = optimized.check_bands(bands, workload.num_steps)
+    options = _DRAFT if is_draft else _PLAN
+    return _optimized(workload, bands, objective, options, is_certified=not is_draft)
+
+
 register(
     Family(
         "banded",
-        optimized_banded,
+        _build,
         (Option("bands"),),
         auto=8,
         banded="C",

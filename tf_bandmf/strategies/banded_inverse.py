@@ -26,6 +26,7 @@ from tf_bandmf.strategies.square_root import square_root_coefficients
 from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
+    from tf_bandmf.optimize.objectives import ObjectiveLike
     from tf_bandmf.optimize.result import OptimizationResult
 
 
@@ -34,8 +35,10 @@ def optimized_banded_inverse(
     participation: Participation,
     bands: int,
     *,
-    objective: str = "mean",
+    objective: ObjectiveLike = "mean",
     column_normalized: bool = False,
+    max_iterations: int = 500,
+    gradient_tolerance: float = 1e-7,
     is_draft: bool = False,
 ) -> Strategy:
     """Returns the Toeplitz `C` with banded inverse that has the smallest error.
@@ -52,8 +55,12 @@ def optimized_banded_inverse(
       participation: participation that determines the min separation b and the maximum
         number k of participations.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
-      objective: "mean" for the RMSE, "max" for the MaxSE.
+      objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
+        or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of `C` to norm 1, after the optimization.
+      max_iterations: maximum number of L-BFGS iterations.
+      gradient_tolerance: a result counts as converged if no derivative of the logarithm
+        of the squared error exceeds this.
       is_draft: True to stop within about 0.3% of the minimum error.
 
     Returns:
@@ -67,7 +74,7 @@ def optimized_banded_inverse(
     bands = optimized.check_bands(bands, n)
     participation.validate_num_steps(n)
     least = DRAFT if is_draft else LEAST_DECREASE
-    options = Options(gradient_tolerance=1e-7, decrease_tolerance=least)
+    options = Options(max_iterations, gradient_tolerance, decrease_tolerance=least)
     search = _Search(workload, participation, objective, options)
     strategy = search.with_continuation(bands)
     return strategy.normalize_columns() if column_normalized else strategy
@@ -80,14 +87,13 @@ class _Search:
         self,
         workload: Workload,
         participation: Participation,
-        objective: str,
+        objective: ObjectiveLike,
         options: Options,
     ) -> None:
         self._workload, self._participation = workload, participation
         # Results are cached because an upper bound on the sensitivity can take seconds.
         self._sensitivity = functools.cache(lambda x: x.sensitivity(participation))
         self._objective, self._options = objective, options
-        self._reduction = np.mean if objective == "mean" else np.max
 
     def with_continuation(self, bands: int) -> Strategy:
         """Returns the better optimum from BISR and from the optimum for half the bands.
@@ -109,7 +115,7 @@ class _Search:
         sensitivity = SquaredSensitivity(
             n, use.separation(), use.participations(n), use.has_fixed_positions
         )
-        coefficients, result = toeplitz.optimize(
+        coefficients, result, name, self._reduction = toeplitz.optimize(
             self._workload,
             self._objective,
             initial,
@@ -117,15 +123,15 @@ class _Search:
             self._options,
             inverse=True,
         )
-        optimum = self._strategy(coefficients, result)
+        optimum = self._strategy(coefficients, result, name)
         unchanged = dataclasses.replace(
             result, converged=False, message="no improvement over the start"
         )
-        start = self._strategy(initial / initial[0], unchanged)
+        start = self._strategy(initial / initial[0], unchanged, name)
         return min(optimum, start, key=self._error)
 
     def _strategy(
-        self, coefficients: np.ndarray, result: OptimizationResult
+        self, coefficients: np.ndarray, result: OptimizationResult, name: str
     ) -> Strategy:
         return Strategy(
             "bandinv",
@@ -133,7 +139,7 @@ class _Search:
                 matrices.ToeplitzBanded(coefficients, self._workload.num_steps)
             ),
             {"bands": coefficients.size},
-            result.diagnostics(self._objective),
+            result.diagnostics(name),
         )
 
     def _is_sound(self, strategy: Strategy) -> bool:

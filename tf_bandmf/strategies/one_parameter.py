@@ -7,7 +7,6 @@ from typing import Any, Callable
 
 import numpy as np
 
-from tf_bandmf.accounting.checks import check_word
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
@@ -46,7 +45,8 @@ def best_fraction(
     """
     import scipy.optimize  # slow to import
 
-    check_word("objective", objective, ("mean", "max"))
+    if objective not in ("mean", "max"):
+        raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
     measure = Strategy.rmse if objective == "mean" else Strategy.max_se
 
     def at(log_rest: float) -> float:

@@ -6,6 +6,8 @@ Private ML", arXiv:2405.15913, section 3.2.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tf_bandmf import matrices
 from tf_bandmf.optimize import toeplitz
 from tf_bandmf.optimize.options import Options
@@ -18,6 +20,9 @@ from tf_bandmf.strategies.registry import Family, Option, register
 from tf_bandmf.strategies.square_root import square_root_coefficients
 from tf_bandmf.workloads import Workload, check_workload
 
+if TYPE_CHECKING:
+    from tf_bandmf.optimize.objectives import ObjectiveLike
+
 _GRADIENT_TOLERANCE = 1e-7
 
 
@@ -26,8 +31,9 @@ def optimized_toeplitz(
     participation: Participation,
     bands: int,
     *,
-    objective: str = "mean",
+    objective: ObjectiveLike = "mean",
     column_normalized: bool = False,
+    max_iterations: int = 500,
     gradient_tolerance: float = _GRADIENT_TOLERANCE,
 ) -> Strategy:
     """Returns the banded Toeplitz `C` with the smallest error at sensitivity 1.
@@ -42,9 +48,11 @@ def optimized_toeplitz(
       participation: participation that determines the min separation b and the maximum
         number k of participations.
       bands: number of diagonals of `C`, 1 <= bands <= n.
-      objective: "mean" for the RMSE, "max" for the MaxSE.
+      objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
+        or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of the result to norm 1, after the
         optimization, as arXiv:2405.15913 recommends.
+      max_iterations: maximum number of L-BFGS iterations.
       gradient_tolerance: a result counts as converged if no derivative of the logarithm
         of the squared error exceeds this value.
 
@@ -60,20 +68,18 @@ def optimized_toeplitz(
     participation.validate_num_steps(n)
     separation = max(participation.separation(), bands)
     participations = min(participation.participations(n), -(-n // separation))
-    coefficients, result = toeplitz.optimize(
+    coefficients, result, name, _ = toeplitz.optimize(
         workload,
         objective,
         square_root_coefficients(workload, bands),
         SquaredSensitivity(n, separation, participations, fixed_order=False),
-        Options(
-            gradient_tolerance=gradient_tolerance, decrease_tolerance=LEAST_DECREASE
-        ),
+        Options(max_iterations, gradient_tolerance, decrease_tolerance=LEAST_DECREASE),
     )
     strategy = Strategy(
         "toeplitz",
         matrices.ToeplitzBanded(coefficients, n),
         {"bands": bands},
-        result.diagnostics(objective),
+        result.diagnostics(name),
     )
     return strategy.normalize_columns() if column_normalized else strategy
 
