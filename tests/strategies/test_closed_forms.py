@@ -34,7 +34,9 @@ def test_square_roots_are_roots_of_the_workload_cut_off_at_their_bands(workload)
 def test_optimized_lambda_beats_its_neighbours(n, b, k):
     workload, participation = workloads.prefix_sum(n), MinSep(b, k)
     for objective in ("mean", "max"):
-        best = strategies.optimized_lambda_cgd(workload, participation, objective)
+        best = strategies.optimized_lambda_cgd(
+            workload, participation, objective=objective
+        )
         metric = "rmse" if objective == "mean" else "max_se"
         value = getattr(best, metric)(workload, participation)
         for lambda_ in np.linspace(0.0, 0.999, 200):
