@@ -70,9 +70,9 @@ FOLDERS = {
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
     "keras": (7_840, 7_000),
-    "accounting": (2_052, 2_150),
+    "accounting": (2_047, 2_150),
     "planning": (2_143, 1_900),
-    "strategies": (1_386, 1_600),
+    "strategies": (1_365, 1_600),
     "sampling": (1_401, 1_300),
     "noise": (1_078, 1_050),
     "optimize": (963, 1_000),
@@ -86,7 +86,7 @@ CEILINGS = {
     "files": (185, 190),
     "other": (229, 290),
     "federated": (3_012, 3_200),
-    "tests": (22_332, 22_000),
+    "tests": (22_331, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
