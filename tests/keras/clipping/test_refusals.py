@@ -185,7 +185,7 @@ MODELS = {
     "custom loss": (lambda: custom(CustomLoss), "compute_loss"),
     "weight of the model": (lambda: custom(OwnsWeight), "a separate layer"),
     "tied": (tied, "ReversibleEmbedding"),
-    "tied in secret": (tied_in_secret, "does not own it"),
+    "tied in secret": (tied_in_secret, "outside the call"),
     "read by the loss": (read_by_the_loss, "outside the call"),
     "size of the batch": (
         lambda: model_with(L.Lambda(lambda x: tf.reshape(x, (6, 4)))),
@@ -255,7 +255,7 @@ def test_layers_are_restored_after_an_error():
 
     activation, model.layers[1].activation = model.layers[1].activation, fail
     check_supported(model)
-    with pytest.raises(KeyError):
+    with pytest.raises(UnsupportedModelError, match="on purpose"):
         reference.traced(model, x, y)
     assert not any("call" in vars(layer) for layer in model._flatten_layers())
     assert model.layers[1].activation is fail

@@ -101,9 +101,8 @@ class Factor(abc.ABC):
         Args:
           rows: K; rows [U * K, ...] become units [U, ...].
         """
-        gradients = self.instantiate()
-        shape = [-1, rows, *gradients.shape[1:]]
-        return Instantiated(tf.reduce_sum(tf.reshape(gradients, shape), axis=1))
+        of_rows = batches.split_first(self.instantiate(), -1, rows)
+        return Instantiated(tf.reduce_sum(of_rows, axis=1))
 
 
 def add_factors(factors: Sequence[Factor]) -> Factor:
@@ -242,10 +241,7 @@ def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
 
 def _tensordot(weights: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
     """Contracts weights [B] with gradients [B, ...]."""
-    shape = gradients.shape[1:]
-    if not shape.is_fully_defined() or shape.num_elements() == 0:
-        return tf.tensordot(weights, gradients, axes=1)
-    # `tf.tensordot` would take forty operations instead of four; each costs start-up
-    # time.
-    rows = tf.reshape(gradients, [-1, shape.num_elements()])
-    return tf.reshape(tf.linalg.matvec(rows, weights, transpose_a=True), shape)
+    # `tf.tensordot` would take forty operations; each costs start-up time.
+    rows = batches.flattened(gradients)
+    total = tf.linalg.matvec(rows, weights, transpose_a=True)
+    return tf.reshape(total, keras.ops.shape(gradients)[1:])

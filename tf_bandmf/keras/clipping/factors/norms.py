@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat.graphs import GraphOrParentsInXlaContext, gen_xla_ops
 from tf_bandmf.noise.devices import device_kind
 
@@ -134,11 +135,7 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
 
 def of_examples(gradients: tf.Tensor) -> Norms:
     """Computes the norms [B] of gradients [B, ...] that are formed."""
-    size = gradients.shape[1:].num_elements()
-    if gradients.shape.rank != 2:
-        rows = -1 if size else tf.shape(gradients)[0]
-        gradients = tf.reshape(gradients, [rows, -1 if size is None else size])
-    return of_last_axis(gradients)
+    return of_last_axis(batches.flattened(gradients))
 
 
 def _block(size: int) -> int | None:

@@ -13,13 +13,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 
-# The lowest compute capability with TensorFloat-32.
-_TENSOR_FLOAT_32_SINCE = (8, 0)
 # Environment variables that turn rounding on.
 _VARIABLES = (
     "TF_ENABLE_AUTO_MIXED_PRECISION",
@@ -32,8 +28,8 @@ _VARIABLES = (
 def prepare_process() -> None:
     """Turns TensorFloat-32 off; refuses other settings that would falsify norms.
 
-    TensorFloat-32 is on by default on GPUs that have it. A message says that it is
-    turned off. Devices are queried without initializing them, so that their memory can
+    TensorFloat-32 is on by default, for GPUs that have it. A message says that it is
+    turned off. Devices are listed without initializing them, so that their memory can
     still be configured. If TensorFlow ran all functions eagerly, there would be no graph
     of the step to analyze.
 
@@ -46,8 +42,8 @@ def prepare_process() -> None:
             "traced to be analysed. Call tf.config.run_functions_eagerly(False)."
         )
     precision = tf.config.experimental
-    gpus = map(precision.get_device_details, tf.config.get_visible_devices("GPU"))
-    if precision.tensor_float_32_execution_enabled() and any(map(_rounds, gpus)):
+    has_gpu = bool(tf.config.get_visible_devices("GPU"))
+    if has_gpu and precision.tensor_float_32_execution_enabled():
         precision.enable_tensor_float_32_execution(False)
         print(
             "tf_bandmf: TensorFloat-32 is turned off in this process: norms would come "
@@ -70,9 +66,3 @@ def prepare_process() -> None:
             f"variable), and use the dtype policy mixed_bfloat16 or mixed_float16 for "
             f"speed."
         )
-
-
-def _rounds(gpu: Mapping[str, Any]) -> bool:
-    """Returns whether a GPU has TensorFloat-32 or an unknown compute capability."""
-    capability = gpu.get("compute_capability")
-    return capability is None or tuple(capability) >= _TENSOR_FLOAT_32_SINCE

@@ -16,12 +16,6 @@ STEP_METHODS = ("train_step", "compute_loss", "make_train_function")
 _MODULES = ("keras.", "tf_bandmf.")
 
 
-def _is_quantized(layer: Any) -> bool:
-    return getattr(layer, "quantization_mode", None) is not None or isinstance(
-        layer.dtype_policy, keras.dtype_policies.QuantizedDTypePolicy
-    )
-
-
 # Unsupported layers and the reasons.
 _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
@@ -40,7 +34,7 @@ _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "per-example gradients. Remove it or augment examples one by one.",
     ),
     (
-        _is_quantized,
+        lambda layer: layer.quantization_mode is not None,
         "is quantized: its gradient is written by hand, and nothing shows that it "
         "keeps examples apart. Train the model before it is quantized, with LoRA "
         "(`enable_lora`) if it is large, and quantize the trained model.",

@@ -28,8 +28,8 @@ class Recorder:
     Attributes:
       start: number of operations in the graph before the pass.
       calls: the calls of tapped layers, in the order in which they begin.
-      spans: for each call, the numbers of the operations that it created, and the unit,
-        in the order in which calls end.
+      unit_of: for the number of each operation that a call created, the unit; that of
+        the innermost call.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Recorder:
         self._unit: Unit | None = None
         self.start = self._position()
         self.calls: list[tuple[Unit, LayerCall]] = []
-        self.spans: list[tuple[range, Unit]] = []
+        self.unit_of: dict[int, Unit] = {}
 
     @contextlib.contextmanager
     def tapping(self) -> Iterator[None]:
@@ -64,7 +64,8 @@ class Recorder:
         """Handles a call of a unit.
 
         Raises:
-          UnsupportedModelError: if the unit is called in a loop or a nested function.
+          UnsupportedModelError: if the unit is called in a loop or a nested function, or
+            in another order than on symbolic tensors.
         """
         around, layer = self._unit, unit.layer
         if around is not None and not around.rule.opens:
@@ -76,42 +77,18 @@ class Recorder:
                 "per-example gradients cannot be followed. Call it directly from "
                 "`call`, or put the loop and the layer's weights into one layer."
             )
-        start, self._unit = self._position(), unit
-        try:
-            return unit.rule.forward(self._described(unit, original, args, kwargs))
-        finally:
-            self.spans.append((range(start, self._position()), unit))
-            self._unit = around
-
-    def _position(self) -> int:
-        return len(self._graph.get_operations())
-
-    def unit_of(self, number: int) -> Unit | None:
-        """Returns the unit whose call created the operation of this number, or None."""
-        # Inner calls come first in `spans`, because they end first.
-        return next((unit for numbers, unit in self.spans if number in numbers), None)
-
-    def _described(
-        self,
-        unit: Unit,
-        original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> LayerCall:
-        """Returns the record of a call, with what is known about its batch axes."""
         # Calls are in the order in which they begin: the call of an opened layer comes
         # before the calls of its inner layers.
         shape = next(self._shapes, None)
-        if shape is None or shape.layer is not unit.layer:
+        if shape is None or shape.layer is not layer:
             raise UnsupportedModelError(
-                f"Layer {unit.layer.name!r} is called in another order when the model is "
+                f"Layer {layer.name!r} is called in another order when the model is "
                 "traced than on Keras' symbolic tensors, so its gradients cannot be "
                 "followed. Let `call` make the same calls in the same order each time."
             )
-        leaves = keras.tree.flatten((args, kwargs))
-        flags = zip(leaves, shape.batched)
+        flags = zip(keras.tree.flatten((args, kwargs)), shape.batched)
         call = LayerCall(
-            layer=unit.layer,
+            layer=layer,
             variables=list(unit.variables),
             original=original,
             args=args,
@@ -121,12 +98,19 @@ class Recorder:
         if not any(shape.batched):
             call.spread = self._repeat
         self.calls.append((unit, call))
-        return call
+        start, self._unit = self._position(), unit
+        try:
+            return unit.rule.forward(call)
+        finally:
+            for number in range(start, self._position()):
+                self.unit_of.setdefault(number, unit)
+            self._unit = around
+
+    def _position(self) -> int:
+        return len(self._graph.get_operations())
 
     def _repeat(self, tensor: tf.Tensor) -> tf.Tensor:
         """Repeats an output that all examples share, once per example."""
         if tuple(tensor.shape[:1]) != (1,):
             tensor = tensor[None]
-        shape = tf.concat([[self._size], tf.shape(tensor)[1:]], axis=0)
-        repeated = tf.broadcast_to(tensor, shape)
-        return tf.ensure_shape(repeated, [None, *tensor.shape[1:]])
+        return tf.broadcast_to(tensor, [self._size, *keras.ops.shape(tensor)[1:]])

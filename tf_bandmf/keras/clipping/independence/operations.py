@@ -61,10 +61,6 @@ Rule = Callable[[Call], list[Place]]
 Axes = Callable[[Any, int], Collection[int]]
 
 
-def _no_axis(op: Any, rank: int) -> Collection[int]:
-    return ()
-
-
 def _told(op: Any, rank: int) -> Collection[int]:
     """Returns the axes that attributes of an operation name; None means all axes."""
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
@@ -73,12 +69,6 @@ def _told(op: Any, rank: int) -> Collection[int]:
     told = [getattr(op, name) for name in names]
     chosen = [range(rank) if axis is None else np.atleast_1d(axis) for axis in told]
     return {int(one) % rank if rank else 0 for axes in chosen for one in axes}
-
-
-def _repeated(op: Any, rank: int) -> Collection[int]:
-    """Returns the axes that `Tile` repeats."""
-    repeats = np.atleast_1d(op.repeats)[::-1]
-    return {rank - 1 - place for place, count in enumerate(repeats) if count != 1}
 
 
 def _padded(op: Any, rank: int) -> Collection[int]:
@@ -123,27 +113,28 @@ def _kept(call: Call, place: Place) -> list[Place]:
     return places
 
 
-def _apart(crossed: Axes, several: bool = False) -> Rule:
+def _apart(crossed: Axes | None = None, several: bool = False) -> Rule:
     """Returns a rule for operations that mix entries only along some axes.
 
     Args:
-      crossed: function of an operation and a rank that returns these axes.
+      crossed: function of an operation and a rank that returns these axes; None if no
+        entries are mixed.
       several: True if several arguments, which are broadcast, may have examples; False
         if only the first one may.
     """
 
     def rule(call: Call) -> list[Place]:
         place, rank = _common(call, several)
-        if place.axis in crossed(call.op, rank):
+        if crossed is not None and place.axis in crossed(call.op, rank):
             raise Mixes("works along the axis of the examples")
         return _kept(call, place)
 
     return rule
 
 
-ENTRY_BY_ENTRY = _apart(_no_axis, several=True)
+ENTRY_BY_ENTRY = _apart(several=True)
 _ALONG = _apart(_told)
-_MOVES = _apart(_no_axis)
+_MOVES = _apart()
 
 
 def _take(call: Call) -> list[Place]:
@@ -221,13 +212,12 @@ _TABLE: list[tuple[Rule, str]] = [
         "Normalize Glu Roll Diagonal Trace Split ArraySplit Repeat",
     ),
     (_apart(_told, several=True), "TakeAlongAxis Concatenate"),
-    (_apart(_no_axis, several=True), "Stack"),
+    (_apart(several=True), "Stack"),
     (
         _MOVES,
         "BroadcastTo Digitize ExpandDims FullLike Moveaxis OneHot OnesLike Squeeze "
         "Swapaxes Transpose ZerosLike",
     ),
-    (_apart(_repeated), "Tile"),
     (_apart(_padded), "Pad"),
     (
         _apart(_within(3), several=True),
@@ -260,11 +250,12 @@ def _classes(names: str) -> list[type]:
 OPERATIONS: dict[type, Rule] = {
     kind: rule for rule, names in _TABLE for kind in _classes(names)
 }
-# Operations that rearrange entries, as functions of an array in the tensor's shape, the
-# operation, and its other arguments.
+# Operations that rearrange or repeat entries, as functions of an array in the tensor's
+# shape, the operation, and its other arguments.
 _ARRANGED: dict[str, Callable[..., Any]] = {
     "GetItem": lambda array, op, key: array[key],
     "Reshape": lambda array, op: array.reshape(op.newshape),
     "Ravel": lambda array, op: np.ravel(array),
+    "Tile": lambda array, op: np.tile(array, op.repeats),
 }
 ARRANGED = {kind: of for name, of in _ARRANGED.items() for kind in _classes(name)}

@@ -34,14 +34,11 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
     Raises:
       TypeError: if it is not a layer class.
     """
-    if not (isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)):
+    is_layer = isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)
+    if not is_layer or issubclass(layer_class, keras.Model):
         raise TypeError(
-            f"layer_class must be a subclass of keras.layers.Layer, found {layer_class!r}."
-        )
-    if issubclass(layer_class, keras.Model):
-        raise TypeError(
-            f"layer_class must be a layer, not a model, found {layer_class.__name__}: "
-            "vouch for the layers in it."
+            f"layer_class must be a subclass of keras.layers.Layer, and not a model, found "
+            f"{layer_class!r}. For a model, vouch for the layers in it."
         )
     _vouched.add(layer_class)
     return layer_class

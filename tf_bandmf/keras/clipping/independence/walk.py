@@ -183,7 +183,7 @@ class Walk:
         tensors = tensors_of((args, kwargs))
         of_examples = [t for t in tensors if place_of(t) is not None]
         try:
-            if arrange is not None:
+            if arrange is not None and of_examples:
                 outputs = self._arranged(arrange, args[0], op, *args[1:])
             else:
                 outputs = op.compute_output_spec(*args, **kwargs)
@@ -214,17 +214,18 @@ class Walk:
 
     def _arranged(self, arrange: Callable[..., Any], x: Any, *others: Any) -> Any:
         """Returns the result of indexing or a reshape, and notes the example place."""
-        place, shape = self.place(x), self.shape(x)
+        place = self.place(x)
         if place is None:
-            sizes = arrange(np.broadcast_to(np.int8(0), shape), *others).shape
-        else:
-            place, sizes = arranged(
-                place, shape, self.size, lambda array: arrange(array, *others)
-            )
-            if None in x.shape:
-                sizes = (*sizes[: place.axis], None, *sizes[place.axis + 1 :])
-        made = KerasTensor(sizes, keras.backend.standardize_dtype(x.dtype))
-        return self.put(made, place or self._by_size(made))
+            raise CannotOpen("an index that depends on the example")
+        place, shape = arranged(
+            place, self.shape(x), self.size, lambda array: arrange(array, *others)
+        )
+        sizes: list[int | None] = list(shape)
+        if None in x.shape:
+            sizes[place.axis] = None
+        return self.put(
+            KerasTensor(sizes, keras.backend.standardize_dtype(x.dtype)), place
+        )
 
     def _by_size(self, tensor: Any) -> Place | None:
         """Returns the axis along which values may be repeated for each example."""
@@ -386,14 +387,11 @@ class Walk:
         leaves = keras.tree.flatten(inputs)
         if not any(isinstance(leaf, KerasTensor) for leaf in leaves):
             return original(*args, **kwargs)
-        time = 0 if given["time_major"] else 1
         masks = [] if mask is None else [mask]
         places = [p for t in [*leaves, *masks] if (p := self.place(t)) is not None]
-        if same(places).axis != 1 - time:
+        if given["time_major"] or same(places).axis != 0:
             raise Mixes("loops from one example to the next")
-        first = keras.tree.map_structure(
-            lambda t: t[0] if time == 0 else t[:, 0], inputs
-        )
+        first = keras.tree.map_structure(lambda t: t[:, 0], inputs)
         constants = given["constants"] or []
 
         before = list(given["initial_states"])
@@ -401,8 +399,8 @@ class Walk:
         pairs = zip(keras.tree.flatten(before), keras.tree.flatten(states), strict=True)
         if any(self.place(one) != self.place(other) for one, other in pairs):
             raise CannotOpen("a loop whose state changes places")
-        count = leaves[0].shape[time] if given["return_all_outputs"] else 1
-        outputs = keras.ops.repeat(keras.ops.expand_dims(output, time), count, time)
+        count = leaves[0].shape[1] if given["return_all_outputs"] else 1
+        outputs = keras.ops.repeat(keras.ops.expand_dims(output, 1), count, 1)
         return output, outputs, states
 
 

@@ -11,6 +11,7 @@ shapes and dtypes.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -78,17 +79,22 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
         together = _gradients(loss, made)
     except Exception:
         return  # The training step will fail, too, and give the reason.
-    try:
+    names = ", ".join(repr(part.loss.name) for part in loss_parts(loss))
+    cosines = [0.0]
+    with contextlib.suppress(Exception):
         each = [_gradients(loss, one) for one in batches.single_examples(made)]
-    except Exception as error:
-        raise _refusal(model, loss, f"fails ({type(error).__name__})") from error
-    alone = [np.concatenate(parts) for parts in zip(*each, strict=True)]
-    cosines = [_cosine(*pair) for pair in zip(together, alone, strict=True)]
+        alone = [np.concatenate(parts) for parts in zip(*each, strict=True)]
+        cosines = [_cosine(*pair) for pair in zip(together, alone, strict=True)]
     if 0.0 in cosines:
-        raise _refusal(model, loss, "has no gradient")
+        raise UnsupportedModelError(
+            f"The loss {names} of model {model.name!r} would teach nothing. In private "
+            f"training it is computed for each example alone. There it fails or has no "
+            f"gradient on made-up outputs, unlike the loss of several examples together: "
+            f"it compares the examples of a batch. {_WAY_OUT}"
+        )
     if min(cosines) < 1.0:
         warnings.warn(
-            f"The loss {_names(loss)} of model {model.name!r} combines the examples of a "
+            f"The loss {names} of model {model.name!r} combines the examples of a "
             f"batch: on made-up outputs, its gradient is not the mean of those of single "
             f"examples (cosine {min(cosines):.2f}). Private training computes the loss of "
             f"each example alone and trains on the mean, which is another loss. The loss "
@@ -143,28 +149,11 @@ def _made_up(y: Any, y_pred: Any, weight: Any) -> Any:
 
     def with_ones(target: tf.Tensor) -> tf.Tensor:
         # Floats may be classes, of which 1 is the usual one.
-        ones = tf.ones_like(target)
-        return (
-            tf.where(target > 0.5, ones, target) if target.dtype.is_floating else target
-        )
+        is_one = tf.cast(target, tf.float32) > 0.5
+        return tf.where(is_one, tf.ones_like(target), target)
 
     return (
         batches.map_tensors(with_ones, made[0]),
         made[1],
         batches.map_tensors(tf.ones_like, made[2]),
-    )
-
-
-def _names(loss: CompileLoss) -> str:
-    return ", ".join(repr(part.loss.name) for part in loss_parts(loss))
-
-
-def _refusal(
-    model: keras.Model, loss: CompileLoss, problem: str
-) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"The loss {_names(loss)} of model {model.name!r} would teach nothing. In "
-        f"private training it is computed for each example alone. There it {problem} on "
-        f"made-up outputs, unlike the loss of several examples together: it compares the "
-        f"examples of a batch. {_WAY_OUT}"
     )

@@ -35,10 +35,6 @@ class _SilentCompileLoss(CompileLoss):
         # The base class pairs losses with metrics, so it needs one entry per loss.
         return [None] * len(loss_parts(self))
 
-    @property
-    def variables(self) -> list[Any]:
-        return []
-
 
 def compiled_loss(model: keras.Model) -> CompileLoss:
     """Returns a copy of a model's compiled loss without side effects.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,16 +13,10 @@ from tf_bandmf.keras.clipping.independence.places import ROWS, CallShape, Mixes
 from tf_bandmf.keras.clipping.independence.walk import Walk
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.keras.compat.keras_objects import all_layers
 
 # Pairs of batch sizes. Only by chance does one of them occur in a model; then the second
 # pair is tried.
 _SIZES = ((179, 181), (191, 193))
-_OF_SHAPES = (ValueError, tf.errors.OpError)
-# Structures that `find_layers_alone` found, for the next trace of each model.
-_AHEAD: weakref.WeakKeyDictionary[Any, tuple[Any, Structure]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 class Structure(NamedTuple):
@@ -59,36 +52,6 @@ def structure_of(
       UnsupportedModelError: if examples of a batch meet outside of a layer, or a layer's
         gradients of single examples cannot be told apart.
     """
-    key, structure = _AHEAD.pop(model, (None, None))
-    if structure is None or key != _key(model, x, variables, training):
-        structure = _judged(model, x, variables, training)
-    return structure
-
-
-def find_layers_alone(model: keras.Model, x: Any) -> tuple[Any, ...]:
-    """Finds the layers that a step will execute on each example alone.
-
-    The next trace of the step uses the same judgement. The arguments and errors are
-    those of `structure_of`, for a model in training.
-    """
-    x, variables = batches.to_tensors(x), model.trainable_variables
-    structure = structure_of(model, x, variables)
-    _AHEAD[model] = _key(model, x, variables, True), structure
-    return structure.alone
-
-
-def _key(model: keras.Model, x: Any, variables: Sequence[Any], training: bool) -> Any:
-    """Returns what a judgement depends on, apart from the attributes of layers."""
-    return (
-        tuple(map(id, (*variables, *all_layers(model)))),
-        batches.specs_of(x),
-        training,
-    )
-
-
-def _judged(
-    model: keras.Model, x: Any, variables: Sequence[Any], training: bool
-) -> Structure:
     for sizes in _SIZES:
         try:
             return _tried(model, x, variables, training, sizes)
@@ -101,6 +64,14 @@ def _judged(
     raise UnsupportedModelError(
         f"Model {model.name!r}, in {where}: {mixed}. {mixed.advice}"
     ) from mixed
+
+
+def find_layers_alone(model: keras.Model, x: Any) -> tuple[Any, ...]:
+    """Finds the layers that a step will execute on each example alone.
+
+    The arguments and errors are those of `structure_of`, for a model in training.
+    """
+    return structure_of(model, batches.to_tensors(x), model.trainable_variables).alone
 
 
 def _tried(
@@ -118,14 +89,14 @@ def _tried(
     alone: list[Any] = []
     while True:
         units = find_units(model, variables, alone)
-        if any(layer is model for layer in alone):
+        if model in alone:
             of_inputs = tuple(map(tf.is_tensor, keras.tree.flatten(x)))
             return Structure(tuple(alone), units, (CallShape(model, of_inputs),))
         walks: list[Walk] = []
         for size in sizes:
             walks.append(Walk(size, alone, units, walks[0].log if walks else None))
             _run(walks[-1], model, x, training)
-            if len(walks[-1].alone) > len(alone):
+            if walks[-1].alone != alone:
                 break
         else:
             if walks[0].log != walks[1].log:  # Custom code caught the error.
@@ -140,30 +111,15 @@ def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> None:
     Raises:
       Mixes: if examples meet outside of a layer.
     """
-
-    def symbolic(leaf: Any) -> Any:
-        if leaf is None:
-            return None
-        return walk.tensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
-
-    alone = list(walk.alone)
     try:
-        outputs = walk.run(model, keras.tree.map_structure(symbolic, x), training)
+        inputs = batches.map_tensors(lambda t: walk.tensor(t.shape, t.dtype.name), x)
+        outputs = walk.run(model, inputs, training)
         places = [walk.place(leaf) for leaf in keras.tree.flatten(outputs)]
     except Mixes:
         raise
-    except Exception as error:
-        # Cut off Keras' list of arguments, whose shapes contain the batch size.
-        said = str(error).partition("Arguments received by")[0]
-        if str(walk.size) in said and isinstance(error, _OF_SHAPES):
-            raise Mixes(
-                f"does not run on a batch of {walk.size} examples, on which it is tried "
-                f"({type(error).__name__}: {error})",
-                "A model must accept any batch size: do not write one into a reshape or a "
-                "layer; in a reshape use ops.shape(x)[0].",
-            ) from error
+    except Exception:
         # If the model cannot run at all, tracing it in TensorFlow raises the reason.
-        walk.alone = [*alone, model]
-    is_alone = any(layer is model for layer in walk.alone)
-    if not is_alone and any(place != ROWS for place in places):
+        walk.alone = [model]
+        return
+    if model not in walk.alone and any(place != ROWS for place in places):
         raise Mixes("returns a tensor whose first axis is not that of the examples")

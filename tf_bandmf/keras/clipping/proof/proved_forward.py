@@ -130,34 +130,23 @@ def _check_reads(
         its random numbers cannot be repeated.
     """
     owners = {key: variable for variable in variables for key in handles([variable])}
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    for number in range(recorder.start, len(operations)):
-        for tensor in operations[number].inputs:
-            if tensor.dtype != tf.resource:
+    operations = tf.compat.v1.get_default_graph().get_operations()[recorder.start :]
+    for number, operation in enumerate(operations, recorder.start):
+        unit = recorder.unit_of.get(number)
+        read = {id(origin(t)) for t in operation.inputs if t.dtype == tf.resource}
+        for handle in owners.keys() & read:
+            if unit is not None and handle in handles(unit.variables):
                 continue
-            variable = owners.get(id(origin(tensor)))
-            if variable is None:
-                continue
-            unit = recorder.unit_of(number)
-            if unit is not None and any(variable is each for each in unit.variables):
-                continue
-            where = "outside the call of its own layer"
-            if unit is not None:
-                where = (
-                    f"in the call of layer {unit.layer.name!r}, which does not own it"
-                )
             raise UnsupportedModelError(
-                f"Weight {variable.path!r} of model {model.name!r} is read {where}. "
-                "That part of its gradient would escape clipping. Use the weight in one "
-                "layer only; to share it, call that layer twice (for a tied output "
+                f"Weight {owners[handle].path!r} of model {model.name!r} is read outside "
+                f"the call of its own layer, by operation {operation.name!r}. That part "
+                "of its gradient would escape clipping. Use the weight in one layer "
+                "only; to share it, call that layer twice (for a tied output "
                 "projection, `keras.layers.ReversibleEmbedding`)."
             )
-    for numbers, unit in recorder.spans:
-        layer = unit.layer
-        for operation in operations[numbers.start : numbers.stop]:
-            if unit.rule.runs_again and side_effects(operation) & DRAWS:
-                raise UnsupportedModelError(
-                    f"Layer {layer.name!r} ({type(layer).__name__}) draws random "
-                    f"numbers with {operation.type}, which cannot be repeated. Use "
-                    "`keras.random` with a `keras.random.SeedGenerator`."
-                )
+        if unit and unit.rule.runs_again and side_effects(operation) & DRAWS:
+            raise UnsupportedModelError(
+                f"Layer {unit.layer.name!r} ({type(unit.layer).__name__}) draws random "
+                f"numbers with {operation.type}, which cannot be repeated. Use "
+                "`keras.random` with a `keras.random.SeedGenerator`."
+            )

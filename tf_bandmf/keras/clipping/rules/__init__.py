@@ -27,7 +27,6 @@ _RULES: list[Rule] = [
     MaskedLMHeadRule(),
     PerExampleRule(),
 ]
-_registered: list[Rule] = []
 
 
 def rule_for(layer: Any, variables: Sequence[Any], own: Sequence[Any] = ()) -> Rule:
@@ -49,11 +48,6 @@ def rule_for(layer: Any, variables: Sequence[Any], own: Sequence[Any] = ()) -> R
     )
 
 
-def is_registered(rule: Rule) -> bool:
-    """Returns whether the user registered a rule."""
-    return rule in _registered
-
-
 def register_rule(rule: Rule) -> Rule:
     """Registers a rule for custom layers, which takes precedence over all others.
 
@@ -73,5 +67,4 @@ def register_rule(rule: Rule) -> Rule:
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be an instance of Rule, found {rule!r}.")
     _RULES.insert(0, rule)
-    _registered.append(rule)
     return rule

@@ -206,7 +206,7 @@ def of_spread(
     """
     if variable is None:
         return {}
-    shape = kernel_shape(variable)
+    shape = tuple(variable.shape)
     spread = shape if spread is None else spread
     gradient = tf.cast(gradient, tf.float32)
     padded = [1] * (gradient.shape.rank - len(spread)) + list(spread)
@@ -214,8 +214,3 @@ def of_spread(
     if axes:
         gradient = tf.reduce_sum(gradient, axis=axes)
     return {id(variable): Instantiated(batches.reshape_examples(gradient, *shape))}
-
-
-def kernel_shape(variable: Any) -> tuple[int, ...]:
-    """Returns the static shape of a Keras variable."""
-    return tuple(variable.shape)

@@ -18,12 +18,7 @@ from tf_bandmf.keras.clipping.factors.base import (
     Product,
     prefers_forming,
 )
-from tf_bandmf.keras.clipping.rules.base import (
-    LayerCall,
-    PreActivationRule,
-    kernel_shape,
-    of_spread,
-)
+from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, of_spread
 from tf_bandmf.keras.clipping.tensors.batches import (
     elements,
     reshape_examples,
@@ -44,10 +39,8 @@ _MOST_OF_A_GROUP = 1 << 12
 
 def channels_last(tensor: tf.Tensor, data_format: str) -> tf.Tensor:
     """Moves channels to the end: [B, ..., C]."""
-    if data_format == "channels_last":
-        return tensor
-    rank = tensor.shape.rank
-    return tf.transpose(tensor, [0, *range(2, rank), 1])
+    is_last = data_format == "channels_last"
+    return tensor if is_last else keras.ops.moveaxis(tensor, 1, -1)
 
 
 def _positive(number: Any) -> Any:
@@ -83,7 +76,7 @@ class Convolved(Factor):
     ) -> None:
         self._layer, self._inputs, self._gradient = layer, inputs, gradient
         self._rows = rows
-        self._shape = kernel_shape(kernel_of(layer))
+        self._shape = tuple(kernel_of(layer).shape)
         *self._size, self._depth, self._filters = self._shape
         self._terms = elements(gradient.shape[1:-1])
 
@@ -211,15 +204,11 @@ class Convolved(Factor):
     def _by_channels(self, product: Product) -> tf.Tensor:
         """Computes the gradients of a kernel for groups of channels."""
         groups = self._layer.groups
-        batch, terms, _ = tf.unstack(tf.shape(product.left))
-
-        def split(side: tf.Tensor, *sizes: int) -> tf.Tensor:
-            return tf.reshape(tf.cast(side, tf.float32), [batch, terms, *sizes])
-
-        left = split(product.left, math.prod(self._size), groups, self._depth)
-        right = split(product.right, groups, self._filters // groups)
+        left, right = (tf.cast(t, tf.float32) for t in (product.left, product.right))
+        left = reshape_examples(left, -1, math.prod(self._size), groups, self._depth)
+        right = reshape_examples(right, -1, groups, self._filters // groups)
         formed = tf.einsum("btpgd,btgf->bpdgf", left, right)
-        return tf.reshape(formed, [batch, *self._shape])
+        return reshape_examples(formed, *self._shape)
 
 
 @functools.cache

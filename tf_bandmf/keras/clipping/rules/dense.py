@@ -15,12 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor
-from tf_bandmf.keras.clipping.rules.base import (
-    LayerCall,
-    PreActivationRule,
-    kernel_shape,
-    of_spread,
-)
+from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, of_spread
 from tf_bandmf.keras.clipping.rules.products import Equation, parsed, product
 from tf_bandmf.keras.compat.keras_objects import kernel_of, tensorflow_value
 
@@ -53,7 +48,7 @@ class DenseRule(PreActivationRule):
         equation = parsed(_spelled(layer), inputs.shape.rank)
         assert equation is not None
         factors: dict[int, Factor] = {
-            id(kernel): product(equation, inputs, gradient, kernel_shape(kernel)),
+            id(kernel): product(equation, inputs, gradient, tuple(kernel.shape)),
             **of_spread(layer.bias, gradient),
         }
         if _adapter_of(layer):
@@ -95,6 +90,6 @@ def _of_adapter(
     of_one = Equation(letters, of_down, between)
     of_other = Equation(between, rank + last, outputs)
     return {
-        id(down): product(of_one, inputs, pulled, kernel_shape(down)),
-        id(up): product(of_other, pushed, gradient, kernel_shape(up)),
+        id(down): product(of_one, inputs, pulled, tuple(down.shape)),
+        id(up): product(of_other, pushed, gradient, tuple(up.shape)),
     }

@@ -12,16 +12,11 @@ from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     LayerRule,
     is_plain,
-    kernel_shape,
     overridden,
 )
-from tf_bandmf.keras.clipping.tensors.batches import (
-    elements,
-    reshape_examples,
-    terms_of,
-)
+from tf_bandmf.keras.clipping.tensors.batches import flattened, terms_of
 from tf_bandmf.keras.clipping.tensors.table_readers import reader_of
-from tf_bandmf.keras.compat.keras_objects import MASK, embeddings_of
+from tf_bandmf.keras.compat.keras_objects import embeddings_of
 
 
 class EmbeddingRule(LayerRule):
@@ -53,11 +48,7 @@ class EmbeddingRule(LayerRule):
             else:
                 rows = reader(rows_of_ids(layer, call.inputs))
                 outputs = tf.cast(rows, layer.compute_dtype)
-            tapped = call.tap(outputs)
-            mask = getattr(outputs, MASK, None)
-            if mask is not None:
-                setattr(tapped, MASK, mask)
-            return tapped
+            return call.tap(outputs)
         outputs = call.tap(call.run_with(logit_soft_cap=None))
         soft_cap = layer.logit_soft_cap
         if soft_cap is None:
@@ -67,16 +58,15 @@ class EmbeddingRule(LayerRule):
     def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, inputs = call.layer, call.inputs
         if not is_reverse(call.args, call.kwargs):
-            return _of_lookup(layer, call.spread(inputs), gradient)
-        left, right, kernel = (
-            inputs,
-            gradient,
-            getattr(layer, "reverse_embeddings", None),
-        )
+            table, ids = embeddings_of(layer), rows_of_ids(layer, call.spread(inputs))
+            rows = Rows(flattened(ids), terms_of(gradient), table.shape[0])
+            return {id(table): rows}
         if layer.tie_weights:
             # For the transposed table, inputs and output gradients are swapped.
             left, right, kernel = gradient, inputs, embeddings_of(layer)
-        shape = kernel_shape(kernel)
+        else:
+            left, right, kernel = inputs, gradient, layer.reverse_embeddings
+        shape = tuple(kernel.shape)
         return {id(kernel): Product(terms_of(left), terms_of(right), shape)}
 
 
@@ -97,18 +87,10 @@ def is_reverse(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def rows_of_ids(layer: Any, ids: tf.Tensor) -> tf.Tensor:
     """Returns the row that an `Embedding` looks up for each id; -1 if there is none."""
-    num_rows, _ = kernel_shape(embeddings_of(layer))
+    num_rows, _ = embeddings_of(layer).shape
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int32)
     # Keras counts negative ids from the end of the table; ids without a row become -1.
     ids = tf.where(ids < 0, ids + num_rows, ids)
     exists = (ids >= 0) & (ids < num_rows)
     return tf.where(exists, ids, -1)
-
-
-def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Factor]:
-    table = embeddings_of(layer)
-    num_rows, width = kernel_shape(table)
-    ids = reshape_examples(rows_of_ids(layer, ids), elements(ids.shape[1:]))
-    values = reshape_examples(gradient, elements(ids.shape[1:]), width)
-    return {id(table): Rows(ids, values, num_rows)}

@@ -20,6 +20,7 @@ from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
+from tf_bandmf.keras.compat.graphs import FuncGraph
 from tf_bandmf.keras.compat.keras_objects import (
     AUTOCAST_SCOPE,
     CALL_CONTEXT,
@@ -56,17 +57,21 @@ class PerExampleRule(Rule):
         inputs = _batched(call)
         with draws_noted() as generators:
             if self.alone:
-                _trace_on_one(call, inputs)
+                # The draws are noted in a graph that is never executed.
+                with _explained(call), FuncGraph("one").as_default():
+                    one = [
+                        tf.compat.v1.placeholder(t.dtype, t.shape[1:]) for t in inputs
+                    ]
+                    _run_one(call, one, None)
             else:
                 outputs = call.run()
-        call.notes["seeds"] = []
+        count = tf.shape(inputs[0])[0]
+        seeds = [per_example_seeds(each.next(), count) for each in generators]
+        call.notes["seeds"] = seeds
         if not self.alone and not generators:
             return _packed(call, outputs, batches.tensor_leaves(outputs))
         # If the layer already ran above, its outputs are unused, so the graph drops
         # them.
-        count = tf.shape(inputs[0])[0]
-        seeds = [per_example_seeds(each.next(), count) for each in generators]
-        call.notes["seeds"] = seeds
         leaves = _run(call, inputs)
         return _packed(call, call.notes["structure"], leaves)
 
@@ -102,7 +107,9 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
     @tf.custom_gradient
     def run(*_: tf.Tensor) -> Any:
-        rest[:] = leaves = _mapped(call, one_example, (inputs, call.notes["seeds"]))
+        with _explained(call):
+            given = inputs, call.notes["seeds"]
+            rest[:] = leaves = map_examples(one_example, given, _name(call))
 
         def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
             # Operations that gather, as in some losses, have sparse gradients.
@@ -149,7 +156,8 @@ def _pulled_back(
     if not sources(inputs):
         return []
     elements = (inputs, [upstream[i] for i in used], call.notes["seeds"])
-    return _mapped(call, one_example, elements)
+    with _explained(call):
+        return map_examples(one_example, elements, _name(call))
 
 
 def _ambient() -> dict[str, Any]:
@@ -199,32 +207,20 @@ def _run_one(
         return call.original(*args, **kwargs)
 
 
-def _trace_on_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> None:
-    """Runs the layer on one example, in a graph that is never executed."""
-
-    @tf.function(autograph=False)
-    def trace(tensors: list[tf.Tensor]) -> None:
-        _run_one(call, tensors, None)
-
-    specs = [tf.TensorSpec(tensor.shape[1:], tensor.dtype) for tensor in inputs]
-    trace.get_concrete_function(specs)
-
-
-def _mapped(
-    call: LayerCall, one_example: Callable[[Any], list[tf.Tensor]], elements: Any
-) -> list[tf.Tensor]:
-    """Calls `map_examples`, with errors that name the layer and a way out."""
+@contextlib.contextmanager
+def _explained(call: LayerCall) -> Iterator[None]:
+    """Returns a context whose errors name the layer and a way out."""
     try:
-        return map_examples(one_example, elements, _name(call))
+        yield
     except UnsupportedModelError:
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("Arguments received by")[0].strip()
         raise UnsupportedModelError(
             f"{_name(call)} has no rule for its gradients or cannot be shown to keep "
             f"examples apart, and cannot be executed for each example by itself either "
-            f"({reason}). Write it with operations on axes other than that of the batch, "
-            f"or vouch for its class with "
+            f"({reason}). Let it accept any batch size, write it with operations on axes "
+            f"other than that of the batch, or vouch for its class with "
             f"`tf_bandmf.keras.extending.register_per_example_layer`."
         ) from error
 

@@ -21,12 +21,7 @@ import tensorflow as tf
 from keras import ops
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Product
-from tf_bandmf.keras.clipping.rules.base import (
-    LayerCall,
-    LayerRule,
-    is_plain,
-    kernel_shape,
-)
+from tf_bandmf.keras.clipping.rules.base import LayerCall, LayerRule, is_plain
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 from tf_bandmf.keras.compat.keras_objects import rnn
 
@@ -124,7 +119,7 @@ class RecurrentRule(LayerRule):
             id(cell.recurrent_kernel): _terms(states, recurrent, cell.recurrent_kernel),
         }
         if cell.bias is not None:
-            shape = kernel_shape(cell.bias)
+            shape = tuple(cell.bias.shape)
             received = [gradient, recurrent][: len(shape)]
             sums = tf.stack([tf.reduce_sum(part, axis=1) for part in received], axis=1)
             factors[id(cell.bias)] = Instantiated(reshape_examples(sums, *shape))
@@ -162,7 +157,7 @@ def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Fact
             for gate in range(len(lefts))
         ]
     left, right = tf.concat(lefts, axis=1), tf.concat(rights, axis=1)
-    return Product(left, right, kernel_shape(kernel))
+    return Product(left, right, tuple(kernel.shape))
 
 
 # Steps of cells: functions from projected inputs and old states to the output, the new

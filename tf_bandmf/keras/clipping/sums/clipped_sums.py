@@ -304,7 +304,7 @@ def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[
         each = [factors[position] for position in positions]
         whole = each[0]
         if len(each) > 1:
-            flat = [batches.reshape_examples(f.instantiate(), _size(f)) for f in each]
+            flat = [batches.flattened(factor.instantiate()) for factor in each]
             whole = Instantiated(tf.concat(flat, axis=1))
         parts.append(Part(tuple(positions), groups[positions[0]], whole.measure()))
     return parts

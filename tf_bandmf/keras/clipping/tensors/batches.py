@@ -89,10 +89,10 @@ def single_examples(structure: Any) -> Iterator[Any]:
         yield map_tensors(operator.itemgetter(part), structure)
 
 
-def specs_of(structure: Any, size: int | None = None) -> tuple[tf.TensorSpec, ...]:
-    """Returns specs of the tensors [B, ...] in a structure, with `size` for B."""
+def specs_of(structure: Any) -> tuple[tf.TensorSpec, ...]:
+    """Returns specs of the tensors [B, ...] in a structure, for any B."""
     return tuple(
-        tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
+        tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
         for leaf in tensor_leaves(structure)
     )
 
@@ -139,27 +139,19 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     B is never inferred from the other sizes. If a layer set a wrong static shape, parts
     of an example would become examples, each of which would be clipped separately.
     """
-    static = tuple(tensor.shape[1:])
-    if static == shape:
+    if tuple(tensor.shape[1:]) == shape:
         return tf.ensure_shape(tensor, [None, *shape])
-    if (1, *static) == shape:  # a third of the operations of `tf.reshape`
-        return tf.expand_dims(tf.ensure_shape(tensor, [None, *static]), 1)
     return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
 
 
 def split_first(tensor: tf.Tensor, *sizes: Any) -> tf.Tensor:
     """Splits the first axis: [N * K, ...] to [N, K, ...]; N or K may be -1."""
-    shape = tf.concat([sizes, tf.shape(tensor)[1:]], axis=0)
-    static = [size if isinstance(size, int) and size >= 0 else None for size in sizes]
-    return tf.ensure_shape(tf.reshape(tensor, shape), [*static, *tensor.shape[1:]])
+    return tf.reshape(tensor, [*sizes, *keras.ops.shape(tensor)[1:]])
 
 
 def join_first(tensor: tf.Tensor) -> tf.Tensor:
     """Joins the first two axes: [N, K, ...] to [N * K, ...]."""
-    rows, columns, *others = tensor.shape
-    shape = tf.concat([[-1], tf.shape(tensor)[2:]], axis=0)
-    static = rows * columns if rows and columns else None
-    return tf.ensure_shape(tf.reshape(tensor, shape), [static, *others])
+    return tf.reshape(tensor, [-1, *keras.ops.shape(tensor)[2:]])
 
 
 def elements(dimensions: Sequence[int | None]) -> int:
@@ -172,6 +164,11 @@ def terms_of(tensor: tf.Tensor) -> tf.Tensor:
     """Joins all positions in one axis: [B, ..., n] to [B, T, n]."""
     *positions, size = tensor.shape[1:]
     return reshape_examples(tensor, elements(positions), size)
+
+
+def flattened(tensor: tf.Tensor) -> tf.Tensor:
+    """Reshapes [B, ...] to [B, n]."""
+    return reshape_examples(tensor, elements(tensor.shape[1:]))
 
 
 def expand_example(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
