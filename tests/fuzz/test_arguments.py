@@ -53,7 +53,7 @@ FUNCTIONS = {
     ),
     "bands_that_fit": (
         tf_bandmf.bands_that_fit,
-        {"bytes_per_device": 100, "num_parameters": 3, "num_devices": 1},
+        {"num_bytes": 100, "num_parameters": 3},
     ),
     "compose": (tf_bandmf.compose, {"plans": []}),
     "compare": (
@@ -102,8 +102,7 @@ RIGHT = {
     "epochs": {"huge float", "2^63", "10^30"},
     "num_parameters": {"huge float", "2^63", "10^30"},
     "num_shards": {"huge float", "2^63", "10^30"},
-    "bytes_per_device": {"huge float", "2^63", "10^30"},
-    "num_devices": {"huge float", "2^63", "10^30"},
+    "num_bytes": {"huge float", "2^63", "10^30"},
     "max_batch_size": {"huge float", "2^63", "10^30"},
     "expected_trials": {"1.5"},
     "distribution": {"0", "-0.0", "half", "1.5", "inf"},

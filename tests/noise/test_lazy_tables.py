@@ -192,24 +192,6 @@ def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces
     np.testing.assert_array_equal(clocks, np.where(is_behind, 0, 1))
 
 
-def test_many_parts_that_are_made_as_one_have_the_same_normals(monkeypatch):
-    # The 4500 rows are in parts of 1024 rows: two separate parts, two joined ones, and
-    # an incomplete fifth part.
-    monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", 12288)
-    rows = np.random.default_rng(0).permutation(5000)[:4500].astype("i4")
-
-    def states(together):
-        monkeypatch.setattr("tf_bandmf.noise.lazy_tables._TOGETHER", together)
-        jumps, table = _after_a_step(tf.Variable(tf.zeros([5000, 4])))
-        now = jumps.since_release(tf.constant(1))
-        table.bring_up_to_date(tf.constant(rows), now, tf.constant(_KEYS[0]))
-        return np.hstack([table.weights_of(tf.range(5000)).numpy(), table.memory()])
-
-    together = states(2)
-    np.testing.assert_array_equal(together, states(8))
-    assert np.count_nonzero(together[:, :4]) == 4 * 4500
-
-
 def test_weights_that_a_step_takes_to_zero_are_refused():
     jumps = Jumps(_system("inverse", lazy.LinearUpdate(weight_decay=2.0)), _STEPS)
     jumps.entering(tf.constant(0), tf.constant(0.4, tf.float64))

@@ -24,7 +24,7 @@ def plan_of(mechanism, num_steps=100):
 def test_scaling_up_examples(parameters, devices, vectors):
     # The numbers of arXiv:2405.15913 are rounded: 64 vectors of 16 MB count as 1 GB.
     gigabyte = 64 * 16_000_000
-    actual = tf_bandmf.bands_that_fit(gigabyte, parameters, devices)
+    actual = tf_bandmf.bands_that_fit(gigabyte, parameters // devices)
     assert actual == vectors + 1
-    needed = plan_of(f"bsr:{actual}", 5000).memory(parameters, devices)
+    needed = plan_of(f"bsr:{actual}", 5000).memory(parameters // devices)
     assert needed.buffer_bytes == gigabyte

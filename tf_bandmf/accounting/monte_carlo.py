@@ -29,26 +29,19 @@ class MonteCarloValue(float):
     """A simulated value with its uncertainty.
 
     Formal guarantee of a bound: over the randomness of the simulation, the true value
-    exceeds the bound with probability at most `1 - confidence`. An estimate may be too
-    small.
+    exceeds the bound with probability at most 1 minus the accountant's confidence. An
+    estimate may be too small.
 
     Attributes:
       standard_error: standard error of an estimate, computed from its own draws; 0 for
         a bound.
-      confidence: None for an estimate, `1 - beta` for a bound.
     """
 
     standard_error: float
-    confidence: float | None
 
-    def __new__(
-        cls,
-        value: float,
-        standard_error: float = 0.0,
-        confidence: float | None = None,
-    ) -> MonteCarloValue:
+    def __new__(cls, value: float, standard_error: float = 0.0) -> MonteCarloValue:
         made = super().__new__(cls, value)
-        made.standard_error, made.confidence = standard_error, confidence
+        made.standard_error = standard_error
         return made
 
 

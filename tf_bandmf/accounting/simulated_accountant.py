@@ -131,8 +131,9 @@ class SimulatedAccountant(Accountant):
         upper = gaussian.gaussian_epsilon(self.multiplier(noise_stddev), delta)
         rough_runs = self._simulator.rough_runs(noise_stddev)
         rough = _falling_root(lambda e: worst(rough_runs, e), delta, upper)
-        if (confidence := self.confidence) is not None:
-            return self._epsilon_bound(delta, noise_stddev, rough, upper, confidence)
+        if self.confidence is not None:
+            beta = 1.0 - self.confidence
+            return self._epsilon_bound(delta, noise_stddev, rough, upper, beta)
         runs = self._simulator.runs(rough, noise_stddev)
         value = _falling_root(lambda e: worst(runs, e), delta, upper)
         here = worst(runs, value)
@@ -260,20 +261,20 @@ class SimulatedAccountant(Accountant):
         value = max(
             run.bound(epsilon, largest, part, 1e-12) for run, largest, part in runs
         )
-        return MonteCarloValue(min(value, 1.0), confidence=1.0 - beta)
+        return MonteCarloValue(min(value, 1.0))
 
     def _epsilon_bound(
-        self, delta: float, noise: float, rough: float, upper: float, confidence: float
+        self, delta: float, noise: float, rough: float, upper: float, beta: float
     ) -> MonteCarloValue:
         """Returns a bound on epsilon at delta; `rough` is an estimate of epsilon."""
         # The upper bound on the simulated values is valid for every epsilon >= `least`,
         # and `least` does not depend on the draws of the main run.
-        least, beta = 0.97 * rough, 1.0 - confidence
+        least = 0.97 * rough
         try:
             runs = self._simulator.bound_runs(least, noise, beta, delta, MAIN)
         except TooManyDraws as error:
             _warn(error)
-            return MonteCarloValue(upper, confidence=confidence)
+            return MonteCarloValue(upper)
 
         def bound(epsilon: float) -> float:
             return max(
@@ -284,7 +285,7 @@ class SimulatedAccountant(Accountant):
         value = _falling_root(bound, delta, upper, least)
         if least < value < upper:
             value = min(value * (1.0 + 1e-6), upper)
-        return MonteCarloValue(value, confidence=confidence)
+        return MonteCarloValue(value)
 
 
 def _warn(error: TooManyDraws) -> None:

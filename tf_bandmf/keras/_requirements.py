@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 try:
     import keras
 except ImportError as error:
-    if importlib.util.find_spec("keras") is None:
-        raise ImportError(
-            "tf_bandmf.keras needs Keras 3: install tf-bandmf[keras]. The rest of "
-            "tf_bandmf works without it."
-        ) from error
-    backend = os.environ.get("KERAS_BACKEND")
-    cause = (
-        "Its configuration file keras.json (in ~/.keras or $KERAS_HOME) may name another "
-        "backend than TensorFlow."
-        if backend is None
-        else f"KERAS_BACKEND is {backend!r}."
-    )
     raise ImportError(
-        f"Keras is installed but cannot be imported: {error}. {cause} tf_bandmf.keras "
-        f"needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow before importing keras."
+        f"tf_bandmf.keras needs Keras 3 on TensorFlow, and Keras cannot be imported: "
+        f"{error}. Install tf-bandmf[keras], and set KERAS_BACKEND=tensorflow before "
+        f"importing keras. The rest of tf_bandmf works without Keras."
     ) from error
 
-if int(keras.__version__.split(".")[0]) < 3:
+backend = keras.backend.backend()
+if int(keras.__version__.split(".")[0]) < 3 or backend != "tensorflow":
     raise ImportError(
-        f"tf_bandmf.keras needs Keras >= 3.12, found {keras.__version__}. On TensorFlow "
-        f"2.14 use the federated distribution instead."
-    )
-if keras.backend.backend() != "tensorflow":
-    raise ImportError(
-        f"tf_bandmf.keras needs Keras on TensorFlow, found the backend "
-        f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before importing "
-        f"keras."
+        f"tf_bandmf.keras needs Keras >= 3.12 on TensorFlow, found Keras "
+        f"{keras.__version__} on the backend {backend!r}. Set KERAS_BACKEND=tensorflow "
+        f"before importing keras. On TensorFlow 2.14 use the federated distribution."
     )

@@ -31,12 +31,6 @@ _TABLE_BLOCKS = 1 << 40
 _SMALLEST_PIVOT = 1e-12
 # The list of the steps since the last release is padded to one of these lengths.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
-# The number of groups of rows that one iteration of a step's loop processes, as long as
-# that many groups remain.
-_TOGETHER = 8
-# An option of `tf.function` that keeps TensorFlow from inlining it: a step that does
-# not run the function then skips it as a whole, instead of its operations one by one.
-_NOT_INLINED = {"_noinline": True}
 _DECAYED = (
     "The learning rate times the weight decay must not be 1 with tables='lazy': this step "
     "sets all weights to zero. Pass tables='dense' to make_private, or decay less."
@@ -236,44 +230,22 @@ class LazyTable(Secret):
           An operation.
         """
         together = self._rows_of(_STEP_NUMBERS)
-        count = tf.shape(rows)[0]
-
         # Each group of `together` rows begins with a new block of normals.
         blocks = -(-together * self._width // BLOCK)
 
-        def made(i: Any, size: int) -> list[Any]:
-            some = rows[i * together : (i + size) * together]
+        def part(i: tf.Tensor) -> tuple[tf.Tensor]:
+            some = rows[i * together : (i + 1) * together]
             number = tf.shape(some)[0]
-            padded = tf.pad(some, [[0, size * together - number]])
-            padded = tf.reshape(padded, [size * together])
+            padded = tf.pad(some, [[0, together - number]])
+            padded = tf.reshape(padded, [together])
             jump = self._jump(padded, tf.cast(i, tf.uint64) * blocks, jumps, key)
-            states = [part.sparse_read(padded) for part in self._states]
+            states = [state.sparse_read(padded) for state in self._states]
             moved = _jumped(self.jumps.entries, states, *jump)
-            kept = [part[:number] for part in moved]
-            return self._write(some, kept, jumps.step)
+            kept = [state[:number] for state in moved]
+            with tf.control_dependencies(self._write(some, kept, jumps.step)):
+                return (i + 1,)
 
-        # One or two groups usually contain all rows and need no loop, which would
-        # launch dozens of ops. If each group fills whole blocks, two groups are
-        # processed as one, with the same normals.
-        fills_blocks = together * self._width % BLOCK == 0
-        parts = 2 if self.jumps.entries > 1 and fills_blocks else 1
-        first_made = made(0, parts)
-
-        @tf.function(autograph=False, experimental_attributes=_NOT_INLINED)
-        def others() -> tf.Tensor:
-            total, done = -(-count // together), tf.constant(parts)
-            for size in (_TOGETHER, 1) if fills_blocks else (1,):
-
-                def part(i: tf.Tensor, size: int = size) -> tuple[tf.Tensor]:
-                    with tf.control_dependencies(made(i, size)):
-                        return (i + size,)
-
-                done = _in_parts(part, total - size + 1, done)
-            return done
-
-        with tf.control_dependencies(first_made):
-            room = parts * together
-            return tf.cond(count > room, others, lambda: tf.constant(parts))
+        return _in_parts(part, -(-tf.shape(rows)[0] // together))
 
     def add(
         self, rows: tf.Tensor, sums: tf.Tensor, step: tf.Tensor, rate: tf.Tensor
@@ -329,7 +301,7 @@ class LazyTable(Secret):
             with tf.control_dependencies(written):
                 return (i + 1,)
 
-        done = _in_parts(part, tf.constant(-(-self.num_rows // together)))
+        done = _in_parts(part, -(-self.num_rows // together))
         # Without this op, TensorFlow would copy the variable whenever it is read after
         # a scatter.
         tf.raw_ops.DisableCopyOnRead(resource=into.handle)
@@ -362,12 +334,10 @@ class LazyTable(Secret):
 
 
 def _in_parts(
-    part: Callable[[tf.Tensor], tuple[tf.Tensor]],
-    count: tf.Tensor,
-    first: tf.Tensor | int = 0,
+    part: Callable[[tf.Tensor], tuple[tf.Tensor]], count: tf.Tensor | int
 ) -> Any:
-    """Calls `part(index)`, which returns the next index, as long as index < `count`."""
-    start = (tf.convert_to_tensor(first),)
+    """Calls `part(index)`, which returns the next index, for each index below `count`."""
+    start = (tf.constant(0),)
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 
 

@@ -1,8 +1,8 @@
-"""The memory that a strategy's noise needs, on one device or several devices.
+"""The memory that a strategy's noise needs on one device.
 
 The entries of a noise vector are computed independently of each other, so each of R
 devices can generate 1/R of the entries and store buffers only for these entries
-(arXiv:2405.15913, section 3.3).
+(arXiv:2405.15913, section 3.3): it needs the memory for 1/R of the parameters.
 """
 
 from __future__ import annotations
@@ -21,41 +21,33 @@ STEP_BYTES = {"philox": 16 + 8, "chacha20": 40 + 8}
 class NoiseMemory:
     """The memory that the noise needs between steps.
 
-    A step also uses a few temporary vectors, each as long as a device's share.
+    A step also uses a few temporary vectors.
 
     Attributes:
       num_parameters: d, the number of trainable parameters.
-      num_devices: R, the number of devices that share the noise.
-      vectors: total number of vectors of length d stored across all devices.
+      vectors: number of vectors of length d that are stored.
       regenerations_per_step: maximum number of earlier noise vectors that a step
         regenerates.
-      key_bytes: size in bytes, on each device, of the keys of all steps.
+      key_bytes: size in bytes of the keys of all steps.
     """
 
     num_parameters: int
-    num_devices: int
     vectors: int
     regenerations_per_step: int
     key_bytes: int
 
     @property
     def buffer_bytes(self) -> int:
-        """The size in bytes of the stored vectors on each device."""
-        return _FLOAT_BYTES * self.vectors * -(-self.num_parameters // self.num_devices)
-
-    @property
-    def bytes_per_device(self) -> int:
-        return self.buffer_bytes + self.key_bytes
+        """The size in bytes of the stored vectors."""
+        return _FLOAT_BYTES * self.vectors * self.num_parameters
 
     def __str__(self) -> str:
-        shared, again = "", ""
-        if self.num_devices > 1:
-            shared = f" on each of {self.num_devices} devices"
+        again = ""
         if self.regenerations_per_step:
             again = f"; each step regenerates {self.regenerations_per_step} vectors"
         return (
             f"The noise stores {self.vectors} vectors of {self.num_parameters:,} "
-            f"numbers{again}: {_readable(self.buffer_bytes)}{shared}, and keys of "
+            f"numbers{again}: {_readable(self.buffer_bytes)}, and keys of "
             f"{_readable(self.key_bytes)}."
         )
 
@@ -67,7 +59,7 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
       needed: memory that the noise needs.
       available: available bytes; None if unknown, in which case nothing is raised.
     """
-    total = needed.bytes_per_device
+    total = needed.buffer_bytes + needed.key_bytes
     if available is None or total <= available:
         return
     fitting = bands_that_fit(available, needed.num_parameters)
@@ -78,22 +70,18 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
     )
 
 
-def bands_that_fit(
-    bytes_per_device: int, num_parameters: int, num_devices: int = 1
-) -> int:
+def bands_that_fit(num_bytes: int, num_parameters: int) -> int:
     """Returns the maximum number of bands of `C` whose ring buffer fits into memory.
 
     A ring buffer stores `bands - 1` vectors. Examples from arXiv:2405.15913: 64 vectors for
-    4 million parameters in 1 GB (section 3.1), 128 for 128 million parameters on 64 devices
-    (3.2), 4096 for 4 million parameters on 64 devices (3.3).
+    4 million parameters in 1 GB (section 3.1), 128 for a 64th of 128 million parameters
+    (3.2), 4096 for a 64th of 4 million parameters (3.3).
 
     Raises:
       ValueError: if an argument is < 1.
     """
-    num_devices = whole_number("num_devices", num_devices)
-    part = -(-whole_number("num_parameters", num_parameters) // num_devices)
-    bytes_per_device = whole_number("bytes_per_device", bytes_per_device)
-    return 1 + bytes_per_device // (_FLOAT_BYTES * part)
+    size = whole_number("num_parameters", num_parameters)
+    return 1 + whole_number("num_bytes", num_bytes) // (_FLOAT_BYTES * size)
 
 
 def _readable(num_bytes: int) -> str:

@@ -579,14 +579,11 @@ class Plan:
         )
         return BatchSchedule(use, self.num_steps, self.plan_id, examples, padded)
 
-    def memory(
-        self, num_parameters: int, num_devices: int = 1, keep_normals: bool = False
-    ) -> NoiseMemory:
+    def memory(self, num_parameters: int, keep_normals: bool = False) -> NoiseMemory:
         """Returns the memory that the noise needs for a model.
 
         Args:
           num_parameters: d, the number of trainable parameters.
-          num_devices: R, the number of devices that share the noise.
           keep_normals: whether strategies with a banded inverse store earlier noise
             vectors instead of regenerating them; see `NoiseGenerator`.
 
@@ -594,13 +591,12 @@ class Plan:
           ValueError: if an argument is < 1.
         """
         size = checks.whole_number("num_parameters", num_parameters)
-        shares = checks.whole_number("num_devices", num_devices)
         strategy = self.strategy
         vectors, again = strategy.memory_vectors, strategy.regenerations_per_step
         if keep_normals and strategy.is_inverse_banded:
             vectors, again = again, 0
         keys = STEP_BYTES[self.generator] * self.num_steps
-        return NoiseMemory(size, shares, vectors, again, keys)
+        return NoiseMemory(size, vectors, again, keys)
 
     def statement(self, unit: str | None = None) -> PrivacyStatement:
         """Returns the privacy statement of a run of this plan.

@@ -37,7 +37,7 @@ _DRAWS = 1_500
 # The number of iterations in a round, and the maximum change of a logit in a round. The
 # change is limited because the draws of a round are accurate only for strategies near
 # the start of the round.
-_ITERATIONS, _REACH = 4, 1.0
+_MOST_ROUNDS, _ITERATIONS, _REACH = 8, 4, 1.0
 # The step of finite differences in a logit, and the minimum relative decreases in an
 # iteration and in a round after which the search continues.
 _DIFFERENCE, _PRECISION, _LEAST_DECREASE = 0.02, 2e-4, 1e-3
@@ -51,7 +51,6 @@ def optimized_amplified(
     epsilon: float | None = None,
     delta: float | None = None,
     objective: str = "mean",
-    max_rounds: int = 8,
 ) -> Strategy:
     """Returns the BLT with the smallest product of error and noise for a budget.
 
@@ -73,8 +72,6 @@ def optimized_amplified(
       epsilon: epsilon of the budget, > 0; needed under balls in bins.
       delta: delta of the budget, in (0, 1); needed under balls in bins.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_rounds: maximum number of rounds; each round runs a few L-BFGS iterations with
-        new draws.
 
     Returns:
       The strategy, with convergence information in its diagnostics. On the draws of the
@@ -117,7 +114,7 @@ def optimized_amplified(
     best = buffered.variables_of(plain.matrix.decays, plain.matrix.inverse_decays)
     best = np.clip(best, -_LARGEST_LOGIT, _LARGEST_LOGIT)
     converged, iterations = False, 0
-    for seed in range(max_rounds):
+    for seed in range(_MOST_ROUNDS):
         here = accountant(best, seed)
         noise = here.rough_noise_stddev(epsilon, delta)
         proposals = here.proposals(epsilon, noise)

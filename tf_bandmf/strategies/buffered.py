@@ -25,7 +25,7 @@ DEFAULT_BUFFERS = 4
 # The minimum relative decrease of the squared error that justifies another buffer.
 _LEAST_GAIN = 1e-4
 # The number of iterations after which the best starting points are chosen.
-_SCREENING_ITERATIONS = 12
+_SCREENING_ITERATIONS, _MOST_ITERATIONS = 12, 1_000
 # The maximum absolute logit. It is far beyond the range in which float64 resolves
 # interlaced decays.
 _LARGEST_LOGIT = 34.0
@@ -36,7 +36,6 @@ def blt(
     participation: Participation,
     num_buffers: int = DEFAULT_BUFFERS,
     objective: str = "mean",
-    max_iterations: int = 1_000,
 ) -> Strategy:
     """Returns the BLT strategy with the smallest error for a number of buffers.
 
@@ -57,7 +56,6 @@ def blt(
         store, from 1 to 10. Beyond 4 buffers, the error hardly decreases
         (arXiv:2505.12128, section 4).
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_iterations: maximum number of iterations per L-BFGS run.
 
     Returns:
       The strategy. Its diagnostics contain `converged`, `objective`, `gradient_norm` (of
@@ -72,7 +70,7 @@ def blt(
         raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
     num_buffers = whole_number("num_buffers", num_buffers, most=_MAX_BUFFERS)
     problem = _Problem(workload, participation, objective)
-    best, iterations = _optimum(problem, num_buffers, max_iterations)
+    best, iterations = _optimum(problem, num_buffers)
     matrix = matrices.BufferedToeplitz(*decays_of(best.x), workload.num_steps)
     return Strategy(
         "blt",
@@ -88,9 +86,7 @@ def blt(
     )
 
 
-def _optimum(
-    problem: _Problem, num_buffers: int, max_iterations: int
-) -> tuple[Any, int]:
+def _optimum(problem: _Problem, num_buffers: int) -> tuple[Any, int]:
     """Returns the best local minimum, and the total number of iterations."""
     decays, inverse_decays = np.zeros(0), np.zeros(0)
     best, iterations = None, 0
@@ -98,7 +94,7 @@ def _optimum(
         starts = _starts(problem, decays, inverse_decays)
         screened = [problem.minimize(start, _SCREENING_ITERATIONS) for start in starts]
         screened.sort(key=lambda run: run.fun)
-        runs = [problem.minimize(run.x, max_iterations) for run in screened[:2]]
+        runs = [problem.minimize(run.x, _MOST_ITERATIONS) for run in screened[:2]]
         iterations += sum(int(run.nit) for run in [*screened, *runs])
         better = min(runs, key=lambda run: run.fun)
         if best is not None and better.fun > best.fun - _LEAST_GAIN:

@@ -50,18 +50,20 @@ def lambda_cgd(
 def optimized_lambda_cgd(
     workload: Workload,
     participation: Participation,
-    objective: str = "mean",
+    lambda_: float | None = None,
     column_normalized: bool = False,
+    objective: str = "mean",
 ) -> Strategy:
     """Returns DP-lambda-CGD with the smallest error without amplification.
 
     Args:
       workload: A.
       participation: participation that determines the sensitivity.
+      lambda_: see `lambda_cgd`; None for the best.
+      column_normalized: see `lambda_cgd`.
       objective: "mean" for the RMSE, "max" for the MaxSE. The lambda that minimizes the
         MaxSE is never smaller than the lambda that minimizes the RMSE
         (arXiv:2601.22334, Lemma 3).
-      column_normalized: see `lambda_cgd`.
 
     Raises:
       ValueError: for an unknown objective.
@@ -71,28 +73,18 @@ def optimized_lambda_cgd(
     def build(lambda_: float) -> Strategy:
         return lambda_cgd(workload.num_steps, lambda_, column_normalized)
 
+    if lambda_ is not None:
+        return build(lambda_)
     lambda_, diagnostics = one_parameter.best_fraction(
         build, workload, participation, objective
     )
     return dataclasses.replace(build(lambda_), diagnostics=diagnostics)
 
 
-def _build(
-    workload: Workload,
-    participation: Participation,
-    lambda_: float | None = None,
-    column_normalized: bool = False,
-    objective: str = "mean",
-) -> Strategy:
-    if lambda_ is not None:
-        return lambda_cgd(workload.num_steps, lambda_, column_normalized)
-    return optimized_lambda_cgd(workload, participation, objective, column_normalized)
-
-
 register(
     Family(
         "lambda_cgd",
-        _build,
+        optimized_lambda_cgd,
         (Option("lambda_", float),),
         auto=1,
         banded="inverse",

@@ -58,59 +58,49 @@ def bifr(
 def optimized_bifr(
     workload: Workload,
     participation: Participation,
-    bands: int,
-    objective: str = "mean",
+    bands: int | None = None,
+    gamma: float | None = None,
     column_normalized: bool = False,
+    objective: str = "mean",
 ) -> Strategy:
     """Returns gamma-BIFR with the smallest error without amplification.
 
     Args:
       workload: A.
       participation: determines the sensitivity.
-      bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
-      objective: "mean" for the RMSE, "max" for the MaxSE.
+      bands: p, number of diagonals of `C^-1`, 1 <= bands <= n; None for the best power of
+        two.
+      gamma: see `bifr`; None for the best.
       column_normalized: see `bifr`.
+      objective: "mean" for the RMSE, "max" for the MaxSE.
 
     Raises:
       ValueError: if an argument is out of range.
     """
     check_workload(workload)
 
-    def build(gamma: float) -> Strategy:
-        return bifr(workload, bands, gamma, column_normalized)
-
-    best, diagnostics = one_parameter.best_fraction(
-        build, workload, participation, objective
-    )
-    # Rounding gamma to four digits keeps names short, and hardly changes the error,
-    # which is near its minimum.
-    strategy = build(min(round(best, 4), 0.9999))
-    return dataclasses.replace(strategy, diagnostics=diagnostics)
-
-
-def _build(
-    workload: Workload,
-    participation: Participation,
-    bands: int | None = None,
-    gamma: float | None = None,
-    column_normalized: bool = False,
-    objective: str = "mean",
-) -> Strategy:
-    def family(workload: Workload, bands: int, column_normalized: bool) -> Strategy:
-        if gamma is not None:
+    def of_bands(workload: Workload, bands: int, column_normalized: bool) -> Strategy:
+        def build(gamma: float) -> Strategy:
             return bifr(workload, bands, gamma, column_normalized)
-        return optimized_bifr(
-            workload, participation, bands, objective, column_normalized
-        )
 
-    best = with_best_bands(family)
-    return best(workload, participation, bands, column_normalized)
+        if gamma is not None:
+            return build(gamma)
+        best, diagnostics = one_parameter.best_fraction(
+            build, workload, participation, objective
+        )
+        # Rounding gamma to four digits keeps names short, and hardly changes the error,
+        # which is near its minimum.
+        strategy = build(min(round(best, 4), 0.9999))
+        return dataclasses.replace(strategy, diagnostics=diagnostics)
+
+    best_of = with_best_bands(of_bands)
+    return best_of(workload, participation, bands, column_normalized)
 
 
 register(
     Family(
         "bifr",
-        _build,
+        optimized_bifr,
         (Option("bands"), Option("gamma", float)),
         auto=2,
         banded="inverse",

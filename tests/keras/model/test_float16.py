@@ -48,10 +48,7 @@ def test_float16_without_a_scale_or_with_a_dynamic_one():
     plan = make_plan()
     inner = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
     dynamic = keras.optimizers.LossScaleOptimizer(inner)
-    for options, message in (
-        ({"scale": None}, "loss_scale_factor=1024"),
-        ({"optimizer": dynamic}, "depends on the data"),
-    ):
+    for options in ({"scale": None}, {"optimizer": dynamic}):
         model = make_half(plan, **options)
-        with refused(model, (ValueError, TypeError), message):
+        with refused(model, ValueError, "loss_scale_factor=1024"):
             model.fit(plan.batches(*data), verbose=0)

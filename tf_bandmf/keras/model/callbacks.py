@@ -82,13 +82,16 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
 def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
     """Raises ValueError if the private state file is in a folder that a callback writes.
 
-    Such folders are shared, and `BackupAndRestore` deletes its own after training.
+    Such folders are shared, and `BackupAndRestore` deletes its own after training. Their
+    subfolders count, too, unless the program runs in one of them.
     """
-    file = os.path.realpath(path)
+    file, here = os.path.realpath(path), os.path.realpath("")
     for callback in each_callback(callbacks):
-        for folder, below in _folders_of(callback):
-            inside = os.path.commonpath([file, folder]) == folder
-            if os.path.dirname(file) == folder or (below and inside):
+        for folder in _folders_of(callback):
+            inside, around = (
+                os.path.commonpath([one, folder]) == folder for one in (file, here)
+            )
+            if os.path.dirname(file) == folder or (inside and not around):
                 raise ValueError(
                     f"private_state={os.fspath(path)!r} is in the folder of "
                     f"{type(callback).__name__}, which is shared or deleted: whoever "
@@ -96,17 +99,12 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
                 )
 
 
-def _folders_of(callback: Any) -> list[tuple[str, bool]]:
-    """The folders that a callback writes; and True if it also owns their subfolders."""
-    folders = []
-    for attribute in ("backup_dir", "log_dir"):
-        folder = getattr(callback, attribute, None)
-        if isinstance(folder, (str, os.PathLike)):
-            folders.append((os.path.realpath(folder), True))
+def _folders_of(callback: Any) -> list[str]:
+    """The folders that a callback writes."""
+    folders = [getattr(callback, name, None) for name in ("backup_dir", "log_dir")]
     file = getattr(callback, "filepath", None)
     if isinstance(file, (str, os.PathLike)):
         # The part before the first placeholder, as in "models/{epoch}/weights.h5".
-        fixed = os.path.dirname(os.fspath(file).split("{", maxsplit=1)[0])
-        folder, here = os.path.realpath(fixed), os.path.realpath("")
-        folders.append((folder, os.path.commonpath([folder, here]) != folder))
-    return folders
+        folders.append(os.path.dirname(os.fspath(file).split("{", maxsplit=1)[0]))
+    paths = [one for one in folders if isinstance(one, (str, os.PathLike))]
+    return [os.path.realpath(one) for one in paths]

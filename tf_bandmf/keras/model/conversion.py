@@ -93,9 +93,8 @@ def make_private(
         )
     plain_steps = 0
     if not is_private:
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            inner = optimizer.inner_optimizer
-            model.optimizer = without_dynamic_scale(optimizer, inner)
+        if optimizer is not None:
+            model.optimizer = optimizer = without_dynamic_scale(optimizer)
         if model.built:
             check_supported(model)
         if optimizer is not None and not isinstance(optimizer, PrivateOptimizer):

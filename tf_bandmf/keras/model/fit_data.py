@@ -22,6 +22,9 @@ from tf_bandmf.participation import MinSep, Participation
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling.batches import BatchSchedule
 
+# The arguments of `fit` that would change the batches of a plan.
+_CHANGING = ("y", "sample_weight", "validation_split", "batch_size")
+
 
 def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
     """Checks the data of `fit`, and adds class weights to them.
@@ -38,14 +41,8 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
       ValueError: if an argument would change the content of the plan's batches.
     """
     if isinstance(x, BatchSchedule):
-        # The arguments that would change the batches; validation_split=0.0 would not.
-        changes = {
-            "y": y,
-            "sample_weight": kwargs.get("sample_weight"),
-            "validation_split": kwargs.get("validation_split") or None,
-            "batch_size": kwargs.get("batch_size"),
-        }
-        given = [name for name, value in changes.items() if value is not None]
+        arguments = {**kwargs, "y": y}
+        given = [name for name in _CHANGING if arguments.get(name) is not None]
         if given:
             raise ValueError(
                 f"plan.batches holds the training data: {', '.join(given)} cannot "
@@ -89,43 +86,37 @@ def check_passes(
     epochs = fit_arguments.get("epochs", 1) - fit_arguments.get("initial_epoch", 0)
     steps = (fit_arguments.get("steps_per_epoch") or length) * epochs
     passes = -(-steps // length)
-    if passes < 2:
-        return
-    separation = participation.min_separation
-    most = participation.max_participations
-    if length < separation:
+    most = participation.max_participations or passes
+    if passes > 1 and (length < participation.min_separation or passes > most):
         raise ValueError(
-            f"The plan assumes at least {separation} steps between two participations of "
-            f"an example, but a pass over the dataset has {length} batches, and fit would "
-            f"take {passes} passes. Take one pass, or make a plan with MinSep({length})."
-        )
-    if most is not None and passes > most:
-        raise ValueError(
-            f"The plan assumes that an example takes part at most {most} times, but fit "
-            f"would take {passes} passes over the dataset. Fit fewer epochs, or make a "
-            f"plan with more participations."
+            f"fit would take {passes} passes of {length} batches over the dataset, but the "
+            f"plan assumes {participation}: that an example takes part at most that often, "
+            f"and with that separation. Take fewer epochs, or make a plan with "
+            f"MinSep({length}, max_participations={passes})."
         )
 
 
-def scheduled(model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]) -> Any:
+def scheduled(
+    model: Any, schedule: BatchSchedule, kwargs: dict[str, Any], is_resumed: bool
+) -> Any:
     """The schedule's data set from the run's current step on.
 
     Args:
       model: private, compiled and built.
-      schedule: the data of `fit`.
-      kwargs: other arguments of `fit`; the steps per epoch are added.
+      schedule: the batches of the run.
+      kwargs: other arguments of `fit`; the steps per epoch are added, and the epochs that
+        a resumed run has done.
+      is_resumed: True if the run was resumed.
 
     Raises:
-      ValueError: if the schedule is not the plan's or the run's, or has fewer steps left
-        than asked for.
+      ValueError: if the schedule has fewer steps left than asked for.
     """
-    run, plan = model.optimizer.run, model.optimizer.plan
-    run.refuse_restored()
-    if schedule.plan_id != plan.plan_id:
-        raise ValueError(admission.OTHER_PLAN)
-    taken = model.optimizer.steps_taken
+    plan, taken = model.optimizer.plan, model.optimizer.steps_taken
     left = plan.num_steps - taken
     per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
+    if is_resumed:
+        done = taken // per_epoch
+        kwargs["initial_epoch"] = max(done, kwargs.get("initial_epoch", 0))
     asked = (kwargs.get("epochs", 1) - kwargs.get("initial_epoch", 0)) * per_epoch
     # A run that was interrupted within an epoch may have a shorter last epoch.
     if asked > left and not (taken % per_epoch and asked - left < per_epoch):
@@ -141,13 +132,10 @@ def scheduled(model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]) -> An
             stacklevel=3,
         )
     _end_executions_with_epochs(model, per_epoch)
-    schedule = run.batches(schedule)
-    dataset = schedule.dataset(taken)
-    admission.refuse_second(run, schedule.schedule_id)
-    if is_distributed(model):
-        dataset = _distributed(model, schedule, taken)
     kwargs["steps_per_epoch"] = per_epoch
-    return dataset
+    if is_distributed(model):
+        return _distributed(model, schedule, taken)
+    return schedule.dataset(taken)
 
 
 def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:

@@ -168,23 +168,15 @@ def refuse_preprocessor(model: Any) -> None:
     )
 
 
-def without_dynamic_scale(new: Any, old: Any) -> Any:
-    """Unwraps an optimizer that Keras' `compile` wrapped under mixed_float16.
+def without_dynamic_scale(optimizer: Any) -> Any:
+    """Unwraps a private optimizer, which Keras' `compile` wraps under mixed_float16.
 
-    This happens only if Keras made the LossScaleOptimizer itself: Keras has then just set
-    the optimizer without the wrapper. A wrapper that the user made is returned unchanged.
-
-    Args:
-      new: the optimizer that is about to be set.
-      old: the optimizer that is set now.
+    The scale of Keras' LossScaleOptimizer depends on the data.
     """
-    if (
-        isinstance(new, keras.optimizers.LossScaleOptimizer)
-        and isinstance(new.inner_optimizer, PrivateOptimizer)
-        and new.inner_optimizer is old
-    ):
-        return old
-    return new
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if is_scaled and isinstance(optimizer.inner_optimizer, PrivateOptimizer):
+        return optimizer.inner_optimizer
+    return optimizer
 
 
 def refuse_plain_outer_training(

@@ -106,10 +106,9 @@ def fit_privately(
       The released model with its statement.
 
     Raises:
-      TypeError: if the data are a stream, or `optimizer` is neither "sgd" nor "adam" nor a
-        Keras optimizer.
-      ValueError: if there is no loss; or if neither a plan nor a whole budget is given, or
-        both are.
+      TypeError: if the data are a stream.
+      ValueError: if there is no loss; if neither a plan nor a whole budget is given, or
+        both are; or if `optimizer` is neither "sgd" nor "adam" nor a Keras optimizer.
       UnsupportedModelError: if the model mixes examples. Nothing was trained then.
     """
     budget = {"epsilon": epsilon, "delta": delta, "epochs": epochs}
@@ -120,12 +119,6 @@ def fit_privately(
             f"Give either epsilon, delta and epochs, or a plan, which sets them{end}"
         )
     optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
-    if not isinstance(optimizer, keras.optimizers.Optimizer) and (
-        optimizer not in _NAMED
-    ):
-        raise TypeError(
-            f'optimizer must be "sgd", "adam" or a Keras optimizer, found {optimizer!r}.'
-        )
     compiling = _compiling(model, loss, metrics)
     if y is None and _are_arrays(x):  # data sets contain their targets
         raise ValueError(

@@ -6,7 +6,6 @@ What a step does is in the module `programs`; `docs/inside.md` explains it.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 import os
@@ -158,21 +157,20 @@ class PrivateTraining(BuiltBefore, _Model):
         x = checked_data(optimizer.plan, x, y, kwargs)
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         callbacks, run = kwargs.get("callbacks"), optimizer.run
+        is_schedule = isinstance(x, BatchSchedule)
         # A stream is read before its first step only if building the model needs a batch.
-        if self.built or is_distributed(self) or isinstance(x, BatchSchedule):
+        if self.built or is_distributed(self) or is_schedule:
             self._prepare(x)
-        is_resumed = False
         if private_state is not None:
             refuse_shared_folder(private_state, callbacks)
             restore_backup(self, callbacks)
+        if is_schedule or private_state is not None:
             x = self.begin_run(x, private_state)
-            is_resumed = run.file.resumed
-            if is_resumed:
-                per_epoch = kwargs.get("steps_per_epoch") or x.steps_per_epoch
-                done = optimizer.steps_taken // per_epoch
-                kwargs["initial_epoch"] = max(done, kwargs.get("initial_epoch", 0))
-        if isinstance(x, BatchSchedule):
-            x = scheduled(self, x, kwargs)
+        # Callbacks run before the first step, which checks the weights again.
+        run.check()
+        is_resumed = private_state is not None and run.file.resumed
+        if is_schedule:
+            x = scheduled(self, x, kwargs, is_resumed)
         else:
             check_passes(x, run.plan.participation, kwargs)
         if self._settings.tables != DENSE:
@@ -182,8 +180,6 @@ class PrivateTraining(BuiltBefore, _Model):
             )
             kwargs["callbacks"] = [releases, *each_callback(callbacks)]
         cautions.warn(self, x, callbacks)
-        # Callbacks run before the first step, which checks the weights again.
-        run.check()
         try:
             with warnings.catch_warnings():
                 if is_resumed:
@@ -219,7 +215,10 @@ class PrivateTraining(BuiltBefore, _Model):
         Raises:
           TypeError: if the caller asserts the plan's separation: then nothing ensures
             that repeated steps see the same batches.
-          ValueError: if the file belongs to another run, or has no record of the weights.
+          ValueError: if the batches belong to another plan, the file belongs to another
+            run, or it has no record of the weights.
+          RuntimeError: if this is a second run that was not announced.
+          InvalidArgumentError: if the optimizer was restored, and no file is given.
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
         """
@@ -231,17 +230,22 @@ class PrivateTraining(BuiltBefore, _Model):
                 f"cannot be resumed."
             )
         run = self._private_optimizer().run
+        if batches.plan_id != run.plan.plan_id:
+            raise ValueError(admission.OTHER_PLAN)
         self._prepare(batches)
+        file = run.file
         if private_state is None:
-            return run.batches(batches)
-        path = os.fspath(private_state)
-        if run.file is not None and not run.file.is_at(path):
-            raise ValueError(
-                f"This run is kept in {run.file.path}, found private_state={path!r}: a run "
-                f"has one private state file, which records all that the run has spent."
-            )
-        file = PrivateFile(path, self)
-        batches = file.begin(batches)
+            run.refuse_restored()
+            batches = run.batches(batches)
+        else:
+            path = os.fspath(private_state)
+            if file is not None and not file.is_at(path):
+                raise ValueError(
+                    f"This run is kept in {file.path}, found private_state={path!r}: a run "
+                    f"has one private state file, which records all that the run has spent."
+                )
+            file = PrivateFile(path, self)
+            batches = file.begin(batches)
         admission.refuse_second(run, batches.schedule_id)
         if run.step:
             admission.record(run, batches.schedule_id)
@@ -434,9 +438,7 @@ class PrivateTraining(BuiltBefore, _Model):
         if name in STEP_METHODS:
             refuse_own_step(type(self), [name])
         if name == "optimizer":
-            value = preparation.without_dynamic_scale(
-                value, getattr(self, "optimizer", None)
-            )
+            value = preparation.without_dynamic_scale(value)
         super().__setattr__(name, value)
 
     # What a run has released, or may.
@@ -566,13 +568,13 @@ class PrivateTraining(BuiltBefore, _Model):
             yield filepath
 
     def get_compile_config(self) -> dict[str, Any]:
-        """A copy of the config, because Keras' .h5 writer removes its optimizer.
+        """The config with the model's optimizer, which Keras' .h5 writer removes.
 
-        Without the copy, a reloaded model would train with RMSprop and without privacy.
+        Without it, a reloaded model would train with RMSprop and without privacy.
         The settings of the private step are stored with the optimizer's own, where plain
         models ignore them: `keras.models.clone_model` compiles a plain one by this config.
         """
-        config = copy.deepcopy(super().get_compile_config())
+        config = super().get_compile_config()
         optimizer = getattr(self, "optimizer", None)
         if config and optimizer is not None:
             config["optimizer"] = {
