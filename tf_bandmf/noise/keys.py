@@ -71,15 +71,24 @@ class NoiseKey(Secret):
         """Returns the 32 secret bytes."""
         return self._secret
 
-    def sampler_seed(self) -> bytes:
-        """Returns the seed of the run's sampler, 32 bytes, different for every key.
+    def derived(self, message: bytes, size: int, person: bytes) -> bytes:
+        """Returns a keyed hash of a message.
 
-        The seed is a keyed hash, like the keys of steps, with a separate domain: someone
-        who guesses the seed learns nothing about the noise.
+        Someone who guesses one hash learns nothing about the key or another hash.
+
+        Args:
+          message: the message.
+          size: number of bytes, at most 64.
+          person: the domain: at most 16 bytes that tell what the hash is for.
         """
-        person = b"tf-bandmf sample"
-        digest = hashlib.blake2b(key=self._secret, digest_size=32, person=person)
+        digest = hashlib.blake2b(
+            message, key=self._secret, digest_size=size, person=person
+        )
         return HiddenBytes(digest.digest())
+
+    def sampler_seed(self) -> bytes:
+        """Returns the seed of the run's sampler, 32 bytes, different for every key."""
+        return self.derived(b"", 32, b"tf-bandmf sample")
 
     def step_keys(self, num_steps: int, generator: str = "philox") -> np.ndarray:
         """Returns the keys of the steps 0, ..., num_steps - 1.
@@ -96,12 +105,7 @@ class NoiseKey(Secret):
         """
         words, person = _SECRET_WORDS[generator], _PERSONS[generator]
         parts = [
-            hashlib.blake2b(
-                step.to_bytes(8, "little"),
-                key=self._secret,
-                digest_size=8 * words,
-                person=person,
-            ).digest()
+            self.derived(step.to_bytes(8, "little"), 8 * words, person)
             for step in range(num_steps)
         ]
         keys = np.zeros([num_steps, KEY_WORDS[generator]], "<u8")

@@ -178,7 +178,7 @@ def test_accumulation_that_is_set_late_is_refused():
     inner = model.optimizer.inner_optimizer
     for _ in range(2):
         inner.gradient_accumulation_steps = 2
-        with pytest.raises(ValueError, match="not set gradient_accumulation_steps"):
+        with pytest.raises(ValueError, match="gradient_accumulation_steps"):
             fit(model, plan, data)
         inner.gradient_accumulation_steps = None
         fit(model, plan, data, steps_per_epoch=1)

@@ -11,7 +11,7 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
 from tf_bandmf.keras.model.preparation import Contents
-from tf_bandmf.keras.optimizer.scaling import Scaling
+from tf_bandmf.keras.optimizer.scaling import scales_of
 
 
 def make_scaled(plan, inner=None, scaling=None, **changes):
@@ -21,7 +21,7 @@ def make_scaled(plan, inner=None, scaling=None, **changes):
     return make_private_model(plan, inner or keras.optimizers.Adam(0.05), **options)
 
 
-def scales_of(moments):
+def expected_scales(moments):
     roots = [np.sqrt(m) for m in moments]
     everything = np.concatenate([r.ravel() for r in roots])
     root = np.sqrt(np.mean(everything**2))
@@ -38,7 +38,9 @@ def test_scales_are_a_function_of_the_second_moments():
         np.testing.assert_array_equal(scale, np.ones(scale.shape))
     model.fit(plan.batches(*data), verbose=0)
     moments = [np.asarray(m) for m in optimizer.inner_optimizer._velocities]
-    for actual, expected in zip(optimizer.scales(), scales_of(moments), strict=True):
+    for actual, expected in zip(
+        optimizer.scales(), expected_scales(moments), strict=True
+    ):
         np.testing.assert_allclose(actual, expected, rtol=1e-5)
         assert np.all(actual > 0) and np.all(actual <= 11.0 * (1 + 1e-6))
 
@@ -57,10 +59,10 @@ def test_moments_of_which_no_scales_follow_give_numbers_that_are_none(values):
     optimizer.build([keras.Variable(np.zeros(3, "f4"))])
     for sound in ([0.0, 0.0, 0.0], [0.0, 1.0, 2.0], [0.0, 1e-40, 1e30]):
         optimizer._velocities[0].assign(np.array(sound, "f4"))
-        (scale,) = Scaling(optimizer).scales()
+        (scale,) = scales_of(optimizer)
         assert np.all(np.isfinite(scale)) and np.all(scale > 0)
     optimizer._velocities[0].assign(np.array(values, "f4"))
-    (scale,) = Scaling(optimizer).scales()
+    (scale,) = scales_of(optimizer)
     assert np.any(np.isnan(scale))
 
 

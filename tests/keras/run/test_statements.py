@@ -157,7 +157,7 @@ def test_weights_that_were_loaded_are_in_the_headline():
     assert headline(make_run()).startswith("This run has taken no step yet")
     best = make_loaded(trained)
     # A tuner returns its best model in this state.
-    assert "has taken no step, and the model's weights were loaded" in headline(best)
+    assert "were loaded" in headline(best) and "taken no step yet" in headline(best)
     assert "trials" in headline(best)
     best.fit(best.optimizer.plan.batches(x + 1.0, y), epochs=1, verbose=0)
     assert headline(best).startswith("The weights that this run began from were loaded")
@@ -177,7 +177,7 @@ def test_a_model_from_a_file_says_so(tmp_path):
     model = keras.models.load_model(tmp_path / "a.keras", compile=False)
     plan = make_plan(test_seed=None)
     model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan), "mse")
-    assert "weights were loaded" in headline(model)
+    assert "were loaded" in headline(model)
 
 
 @pytest.mark.invariant(15)
@@ -202,7 +202,7 @@ def test_weights_alone_are_loaded_and_another_optimizer_is_refused(tmp_path):
     plain.save_weights(tmp_path / "a.weights.h5")
     private.load_weights(tmp_path / "a.weights.h5")
     np.testing.assert_array_equal(private.get_weights()[0], plain.get_weights()[0])
-    assert "weights were loaded" in headline(private)
+    assert "were loaded" in headline(private)
     plain.compile("adam", "mse")
     plain.optimizer.build(plain.trainable_variables)
     plain.save_weights(tmp_path / "a.weights.h5")

@@ -37,9 +37,8 @@ class RunAudit:
 
     def __str__(self) -> str:
         """Human-readable summary."""
-        white = "none: the plan's guarantee assumes steps that nobody knows."
-        if self.white_box is not None:
-            white = str(self.white_box)
+        none = "none: the plan's guarantee assumes steps that nobody knows."
+        white = self.white_box or none
         return f"Black box: {self.black_box}\nWhite box: {white}"
 
 
@@ -95,13 +94,11 @@ def audit_run(
         raise TypeError(
             "The audit needs the plan's own batches: under MinSep the caller makes them."
         )
-    if optimizer.steps_taken:
+    taken, most = optimizer.steps_taken, _MOST_STEPS
+    if taken or plan.num_steps > most:
         raise ValueError(
-            f"The audit is of a whole run, found {optimizer.steps_taken} steps taken."
-        )
-    if plan.num_steps > _MOST_STEPS:
-        raise ValueError(
-            f"The audit is for at most {_MOST_STEPS} steps, found {plan.num_steps}."
+            f"The audit is of a whole run, of at most {most} steps, found a run of "
+            f"{plan.num_steps} steps, of which {taken} were taken."
         )
     data = tf.nest.map_structure(np.asarray, (x, y))
     size = len(tf.nest.flatten(data)[0])
@@ -182,14 +179,13 @@ class _Observer:
 
     def _sum(self, indices: np.ndarray, weights: np.ndarray) -> np.ndarray:
         rows = tf.nest.map_structure(lambda part: part[indices], self._data)
-        return self._clipped(*rows, weights)[0].numpy().astype(np.float64)
+        return _flat(self._clipped(*rows, weights)[0])
 
-    def _clip(self, x: Any, y: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def _clip(self, x: Any, y: Any, weights: Any) -> tuple[Any, tf.Tensor]:
         # This clips as the training step does.
         scales = self._model.optimizer.scales()
         clipped = self._model._programs().clipped((x, y, weights), scales)
-        parts = [tf.reshape(part, [-1]) for part in clipped.sums]
-        return tf.concat(parts, axis=0), clipped.losses
+        return clipped.sums, clipped.losses
 
     def white_box(self, confidence: float) -> AuditResult:
         """Audits by the scores of the matched filter.

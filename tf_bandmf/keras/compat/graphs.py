@@ -1,9 +1,8 @@
 """Private TensorFlow modules that give access to the content of a graph.
 
-TensorFlow has no public way to find the custom gradient of an operation, to ask whether
-code is traced for XLA, or to tell the body of a loop from other functions while it is
-traced. It also has no gradient for `XlaOptimizationBarrier`, an operation that returns its
-inputs; this module registers one.
+TensorFlow has no public way to find the custom gradient of an operation, or to tell the
+body of a loop from other functions while it is traced. It also has no gradient for
+`XlaOptimizationBarrier`, an operation that returns its inputs; this module registers one.
 
 Tests that fail if it breaks: `tests/keras/compat/test_graphs.py`.
 """
@@ -19,12 +18,8 @@ from tensorflow.python.framework import op_def_registry as op_def_registry
 from tensorflow.python.framework import ops as ops
 from tensorflow.python.framework.func_graph import FuncGraph as FuncGraph
 from tensorflow.python.ops import control_flow_v2_func_graphs as _control_flow
-from tensorflow.python.ops.control_flow_util import (
-    GraphOrParentsInXlaContext as GraphOrParentsInXlaContext,
-)
 from tensorflow.python.util import compat
 
-EagerTensor = ops.EagerTensor
 # Graph classes of loop bodies and conditions; their first input is the iteration
 # number.
 LOOP_GRAPHS = (_control_flow.WhileBodyFuncGraph, _control_flow.WhileCondFuncGraph)
@@ -85,17 +80,18 @@ def _definition(graph: Any, name: str) -> Any:
 
 def origin(handle: Any) -> Any:
     """Returns the handle outside of all functions that was captured as `handle`."""
-    while not isinstance(handle, EagerTensor):
-        outside = captured(handle)
-        if outside is None:
-            break
+    while (outside := captured(handle)) is not None:
         handle = outside
     return handle
 
 
 def captured(tensor: Any) -> Any | None:
-    """Returns the tensor that a graph captured as this input; None for an argument."""
-    for external, internal in getattr(tensor.graph, "captures", ()):
+    """Returns the tensor that a graph captured as this input.
+
+    None for an argument, and for a tensor outside of all graphs.
+    """
+    graph = getattr(tensor, "graph", None)
+    for external, internal in getattr(graph, "captures", ()):
         if internal is tensor:
             return external
     return None
@@ -107,7 +103,7 @@ def depends_on_arguments(tensor: Any) -> bool:
     pending = [tensor]
     while pending:
         tensor = pending.pop()
-        if isinstance(tensor, EagerTensor) or tensor.dtype in _HANDLES:
+        if isinstance(tensor, ops.EagerTensor) or tensor.dtype in _HANDLES:
             continue
         op = tensor.op
         outside = None if op.inputs else captured(tensor)

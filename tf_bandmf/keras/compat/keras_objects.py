@@ -9,7 +9,7 @@ and `tests/keras/compat/test_keras_objects.py`, for changes that would raise no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -17,7 +17,6 @@ from keras.src.backend.common import global_state as global_state
 from keras.src.backend.tensorflow.rnn import rnn as rnn
 from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
 from keras.src.models.functional import Functional as Functional
-from keras.src.saving import object_registration
 from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
 
 # Attributes that Keras sets on tensors; their values belong to the example, too.
@@ -36,10 +35,7 @@ def all_layers(
 
 def adapted_layers(layer: keras.Layer) -> list[Any]:
     """Returns the layers whose statistics or vocabulary come from data."""
-    layers = all_layers(layer)
-    inside = [getattr(one, "_lookup_layer", None) for one in layers]
-    parts = {id(one) for one in inside}
-    return [one for one in layers if id(one) not in parts and _was_adapted(one)]
+    return list(filter(_was_adapted, all_layers(layer)))
 
 
 def _was_adapted(layer: Any) -> bool:
@@ -47,8 +43,7 @@ def _was_adapted(layer: Any) -> bool:
         return layer.input_mean is None
     if isinstance(layer, keras.layers.Discretization):
         return layer.summary is not None
-    if isinstance(layer, keras.layers.TextVectorization):
-        layer = layer._lookup_layer
+    # `TextVectorization` has one of these layers inside.
     if isinstance(layer, (keras.layers.StringLookup, keras.layers.IntegerLookup)):
         words = layer.get_vocabulary(include_special_tokens=False)
         return not layer._has_input_vocabulary and bool(len(words))
@@ -105,21 +100,10 @@ def loss_parts(loss: CompileLoss | None) -> list[Any]:
     return getattr(loss, "_flat_losses", None) or []
 
 
-def copied_loss(
-    source: CompileLoss, copy_class: Callable[..., CompileLoss]
-) -> CompileLoss:
+def copied_loss(source: CompileLoss, copy_class: type[CompileLoss]) -> CompileLoss:
     """Copies a compiled loss to another class; the copy is built if the source is."""
-    copy = copy_class(
-        loss=source._user_loss,
-        loss_weights=source._user_loss_weights,
-        reduction=source.reduction,
-        output_names=source.output_names,
-    )
-    if source.built:
-        copy._flat_losses = source._flat_losses
-        copy._y_pred_build_structure = source._y_pred_build_structure
-        copy._y_true_build_structure = source._y_true_build_structure
-        copy.built = True
+    copy, not_shared = copy_class(None), ("_metrics", "_tracker")
+    vars(copy).update({k: v for k, v in vars(source).items() if k not in not_shared})
     return copy
 
 
@@ -177,16 +161,6 @@ def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> b
 def second_moments(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The running means of squared gradients in Adam and similar optimizers."""
     return optimizer._velocities
-
-
-def register_class(made: type, name: str) -> None:
-    """Registers a class, so that Keras saves its objects under the given name."""
-    object_registration.GLOBAL_CUSTOM_NAMES[made] = name
-
-
-def registered_name(kind: type) -> str:
-    """The name under which Keras saves objects of a class."""
-    return object_registration.get_registered_name(kind)
 
 
 def copy_config_mark(source: Any, target: Any) -> None:

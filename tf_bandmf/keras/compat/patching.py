@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,7 +36,8 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
     """
     thread = threading.get_ident()
     with _LOCK:
-        before = _at(owner, name)
+        # The function may be inherited from a class.
+        before = _place(owner).get(name, _ABSENT)
         original = getattr(owner, name) if before is _ABSENT else before
 
         @functools.wraps(original)
@@ -51,7 +51,7 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
         yield
     finally:
         with _LOCK:
-            if _at(owner, name) is dispatch:
+            if _place(owner)[name] is dispatch:
                 while before in _DONE:
                     before = _DONE.pop(before)
                 _put(owner, name, before)
@@ -59,22 +59,15 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
                 _DONE[dispatch] = before
 
 
-def _at(owner: Any, name: str) -> Any:
-    """The function in a place; `_ABSENT` if an object inherits it from its class."""
-    if isinstance(owner, dict):
-        return owner[name]
-    if isinstance(owner, (types.ModuleType, type)):
-        return getattr(owner, name)
-    return vars(owner).get(name, _ABSENT)
+def _place(owner: Any) -> Any:
+    # `setattr` is not used for objects, because Keras tracks the attributes of a layer.
+    return owner if isinstance(owner, dict) else vars(owner)
 
 
 def _put(owner: Any, name: str, value: Any) -> None:
-    if isinstance(owner, dict):
-        owner[name] = value
-    elif isinstance(owner, (types.ModuleType, type)):
+    if value is _ABSENT:
+        delattr(owner, name)
+    elif isinstance(owner, type):
         setattr(owner, name, value)
-    elif value is _ABSENT:
-        del vars(owner)[name]
     else:
-        # `setattr` is not used, because Keras tracks the attributes of a layer.
-        vars(owner)[name] = value
+        _place(owner)[name] = value

@@ -14,7 +14,6 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.compat.keras_objects import takes_training
 from tf_bandmf.keras.compat.patching import patched
 
 # The module is imported by name, because Keras' function `rnn` hides it.
@@ -24,6 +23,4 @@ _RNN = importlib.import_module("keras.src.backend.tensorflow.rnn")
 def run_model(model: keras.Model, x: Any, training: bool = True) -> Any:
     """Calls a model as Keras' training step or evaluation does, but without cuDNN."""
     with patched(_RNN, "cudnn_ok", lambda *_, **__: False):
-        if takes_training(model):
-            return model(x, training=training)
-        return model(x)
+        return model(x, training=training)

@@ -13,7 +13,6 @@ Tests that fail if it breaks: `tests/keras/clipping/test_options.py`, and for lo
 `tests/keras/clipping/rules/test_draws_in_loops.py`.
 """
 
-import collections
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,115 +24,65 @@ from tf_bandmf.keras.compat.graphs import BRANCH_GRAPHS, LOOP_GRAPHS
 from tf_bandmf.keras.compat.patching import patched
 
 
-class DrawsInFunction(RuntimeError):
-    """Raised for a draw in a `tf.function`, since its single trace has one seed."""
-
-
-def _inner_graphs(outer: Any) -> list[Any]:
-    """Returns the loop and branch graphs that are being traced, innermost first.
+def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
+    """Folds the iteration number of each loop that is being traced into a seed.
 
     Args:
-      outer: only graphs inside of this one are returned; None for all graphs that are
-        being traced, including those of functions.
+      seed: seed of shape [2].
+      outer: only loops inside of this graph count; None for all loops that are being
+        traced, including those around a function.
 
     Raises:
-      DrawsInFunction: if a function is being traced within `outer`.
+      RuntimeError: if a `tf.function` is being traced within `outer`: its single trace
+        has one seed.
     """
-    inside: list[Any] = []
-    if tf.executing_eagerly():
-        return inside
-    graph = tf.compat.v1.get_default_graph()
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None and graph is not outer:
-        if outer is not None and not isinstance(graph, LOOP_GRAPHS + BRANCH_GRAPHS):
-            raise DrawsInFunction(
-                "It draws random numbers within a `tf.function`, which is traced once. "
-                "Call the Python function itself, not a `tf.function` of it."
-            )
-        inside.append(graph)
-        graph = getattr(graph, "outer_graph", None)
-    return inside
-
-
-def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
-    """Folds the iteration number of each loop that is being traced into a seed."""
-    for graph in _inner_graphs(outer):
         if isinstance(graph, LOOP_GRAPHS):
             folded = tf.random.experimental.stateless_fold_in(
                 _narrow(seed), graph.inputs[0]
             )
             seed = tf.cast(folded, seed.dtype)
+        elif outer is not None and not isinstance(graph, BRANCH_GRAPHS):
+            raise RuntimeError(
+                "It draws random numbers within a `tf.function`, which is traced once. "
+                "Call the Python function itself, not a `tf.function` of it."
+            )
+        graph = getattr(graph, "outer_graph", None)
     return seed
-
-
-def _patched(
-    replacement: Callable[..., Any],
-) -> contextlib.AbstractContextManager[Any]:
-    return patched(keras.random.SeedGenerator, "next", replacement)
 
 
 @contextlib.contextmanager
 def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
-    """Collects the seed generators from which layers draw."""
+    """Collects the seed generators from which layers draw, one for each draw."""
     generators: list[keras.random.SeedGenerator] = []
 
     def noted(draw: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         generators.append(generator)
         return draw(generator, *args, **kwargs)
 
-    with _patched(noted):
+    with patched(keras.random.SeedGenerator, "next", noted):
         yield generators
 
 
-@contextlib.contextmanager
-def draws_noted() -> Iterator[list[keras.random.SeedGenerator]]:
-    """Collects the seed generators from which layers would draw, one for each draw.
+def seeds_from(
+    draw: Callable[[], tf.Tensor], graph: Any = None
+) -> contextlib.AbstractContextManager[None]:
+    """A context where Keras' seed generators return the seeds of a function.
 
-    The generators keep their state: each draw gets a seed of zeros.
-    """
-    generators: list[keras.random.SeedGenerator] = []
-
-    def noted(_: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
-        del args, kwargs
-        generators.append(generator)
-        return tf.zeros([2], generator.state.dtype)
-
-    with _patched(noted):
-        yield generators
-
-
-@contextlib.contextmanager
-def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
-    """Makes Keras' seed generators return the given seeds in this order.
-
-    In loops, the iteration number is folded into each seed.
-
-    Args:
-      seeds: one seed of shape [2] per draw.
-
-    Raises:
-      IndexError: if there are more draws than seeds.
-      DrawsInFunction: at a draw within a `tf.function` that is traced in this context.
-    """
-    remaining = collections.deque(seeds)
-    with seeds_from(remaining.popleft, tf.compat.v1.get_default_graph()):
-        yield
-
-
-@contextlib.contextmanager
-def seeds_from(draw: Callable[[], tf.Tensor], graph: Any = None) -> Iterator[None]:
-    """Makes Keras' seed generators return the seeds of a function.
-
-    In loops, the iteration number is folded into each seed.
+    The generators keep their state. In loops, the iteration number is folded into each
+    seed.
 
     Args:
       draw: function that returns a seed of shape [2]; called once per traced draw.
-      graph: if given, a `tf.function` that is traced within this graph must not draw.
-
-    Raises:
-      DrawsInFunction: if a `tf.function` that is traced within `graph` draws.
+      graph: if given, a `tf.function` that is traced within this graph must not draw: it
+        raises RuntimeError.
     """
-    with _patched(lambda *_, **__: _of_this_round(draw(), graph)):
-        yield
+
+    def seed(*_: Any, **__: Any) -> tf.Tensor:
+        return _of_this_round(draw(), graph)
+
+    return patched(keras.random.SeedGenerator, "next", seed)
 
 
 def _narrow(seed: tf.Tensor) -> tf.Tensor:

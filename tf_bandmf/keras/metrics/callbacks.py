@@ -6,8 +6,6 @@ import itertools
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.metrics.evaluation import (
@@ -66,8 +64,7 @@ class PrivateEvaluation(keras.callbacks.Callback):
                 f"{-(-self.params['epochs'] // max(left, 1))}. Nothing was trained."
             )
         for batch in itertools.islice(batches_of(*self._data, 1), 1):
-            weights = np.ones([len(tf.nest.flatten(batch)[0])])
-            traced(self.model, batch, self._metrics)(*batch, weights)
+            traced(self.model, batch[:2], self._metrics)(*batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the metrics and their noise, which serves as an error bar, to the logs."""
@@ -100,7 +97,7 @@ class PrivacyProgress(keras.callbacks.Callback):
       delta: the delta at which epsilon is shown; by default the plan's.
 
     Raises:
-      TypeError: when training begins, if the model is not compiled with a
+      TypeError: at the end of an epoch, if the model is not compiled with a
         PrivateOptimizer.
     """
 
@@ -108,15 +105,11 @@ class PrivacyProgress(keras.callbacks.Callback):
         super().__init__()
         self._delta = delta
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Checks that there is a budget to show."""
-        self.model._private_optimizer()
-
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the entries to the logs."""
         if logs is None:
             return
-        optimizer = self.model.optimizer
+        optimizer = self.model._private_optimizer()
         plan, taken = optimizer.plan, optimizer.steps_taken
         logs["epsilon"] = plan.epsilon_after(taken, self._delta)
         logs["steps_left"] = plan.num_steps - taken

@@ -89,7 +89,6 @@ class Counts:
     def add(self, noisy: tf.Tensor) -> None:
         """Adds the noisy counts of a step to the running sums."""
         if self.size:
-            assert self._variable is not None
             self._variable.assign_add(noisy / self._weight)
 
     def value(self, steps: int) -> PrivateCounts | None:
@@ -104,6 +103,6 @@ class Counts:
         errors = plan.strategy.per_step_squared_error(prefix)
         unit = math.sqrt(float(errors[steps - 1]))
         noise = plan.noise_stddev * unit / self._weight
-        clipped, zero, bad = (float(share) for share in sums / steps)
         noise /= plan.expected_batch_size * steps
+        clipped, zero, bad = (float(share) for share in sums / steps)
         return PrivateCounts(clipped, zero, bad, noise, steps)

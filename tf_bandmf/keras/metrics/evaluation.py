@@ -155,16 +155,15 @@ def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
         inputs = [run.plan.fingerprint, run.step, place, len(sums), *about]
         message = "\n".join(map(str, [*inputs, run.weights_digest()])).encode()
         message += b"\0" + sums.tobytes()
-        secret, person = run.key.secret_bytes(), b"tf-bandmf spent"
-        name = hashlib.blake2b(message, digest_size=16, key=secret, person=person)
-        if name.hexdigest() not in run.notes[SPENT]:
+        name = run.key.derived(message, 16, b"tf-bandmf spent").hex()
+        if name not in run.notes[SPENT]:
             if not evaluations_left(run):
                 raise ValueError(
                     f"All {measured.evaluations} private evaluations of the plan are "
                     f"spent: nothing was released. Reserve more in the plan of the next "
                     f"run."
                 )
-            run.note(SPENT, name.hexdigest())
+            run.note(SPENT, name)
         run.num_evaluations[run.step] = place + 1
     normals = run.key.bound_normals(message, len(sums))
     return np.asarray(sums + measured.noise_multiplier * normals)

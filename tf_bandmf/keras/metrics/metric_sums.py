@@ -61,77 +61,74 @@ def sums_of(
       ValueError: if the data do not fit together, or there are none.
     """
     total = np.zeros([sum(metric.size for metric in metrics)], np.int64)
-    count = 0
-    weights, units = _weights(x, users)
-    function = None
-    for batch in batches_of(x, y, batch_size):
-        function = function or (trace or function_of)(model, batch, metrics)
-        size = int(tf.shape(tf.nest.flatten(batch)[0])[0])
-        shares = np.ones([size]) if weights is None else weights[count : count + size]
+    count, function = 0.0, None
+    for batch in batches_of(x, y, batch_size, users):
+        function = function or (trace or function_of)(model, batch[:2], metrics)
         if digest is not None:
-            for part in (*tf.nest.flatten(batch), shares):
+            for part in tf.nest.flatten(batch):
                 digest.update(hash_rows(part).numpy().tobytes())
-        total += _sum(function, batch, shares, metrics)
-        count += size
+        total += _sum(function, batch, metrics)
+        count += float(tf.reduce_sum(batch[2]))
     if not count:
         raise ValueError("There are no records to evaluate.")
-    return total / _GRID, count if units is None else units
+    return total / _GRID, round(count)
 
 
-def _sum(
-    function: Any, batch: Any, weights: np.ndarray, metrics: Sequence[PrivateMetric]
-) -> np.ndarray:
+def _sum(function: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> np.ndarray:
     """The sum of a batch; records for which the model or a metric raises count as bad."""
     try:
-        return np.asarray(function(*batch, weights))
+        return np.asarray(function(*batch))
     except OF_THE_MACHINE:
         raise
     except tf.errors.OpError:
         pass
-    if len(weights) == 1:
+    size = len(batch[2])
+    if size == 1:
         bad = [_bounded(m, tf.fill([1, m.size], math.nan), metrics) for m in metrics]
-        return np.asarray(_on_grid(tf.concat(bad, axis=1)[0] * weights[0]))
+        return np.asarray(_on_grid(tf.concat(bad, axis=1)[0] * batch[2]))
     total = np.zeros([sum(metric.size for metric in metrics)], np.int64)
-    for i in range(len(weights)):
+    for i in range(size):
         row = tf.nest.map_structure(lambda t, i=i: t[i : i + 1], batch)
-        total += _sum(function, row, weights[i : i + 1], metrics)
+        total += _sum(function, row, metrics)
     return total
 
 
-def _weights(x: Any, users: Any) -> tuple[np.ndarray | None, int | None]:
-    if users is None:
-        return None, None
-    if isinstance(x, tf.data.Dataset):
-        raise ValueError("Records of users must be arrays, found a data set.")
-    users = np.asarray(users)
-    count = len(keras.tree.flatten(x)[0])
-    if users.shape != (count,):
-        raise ValueError(
-            f"users must have a name for each of the {count} records, found shape "
-            f"{users.shape}."
-        )
-    _, places, sizes = np.unique(users, return_inverse=True, return_counts=True)
-    return 1.0 / sizes[places], len(sizes)
-
-
-def batches_of(x: Any, y: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
-    """Batches (x, y) of records.
+def batches_of(
+    x: Any, y: Any, batch_size: int, users: Any = None
+) -> Iterator[tuple[Any, Any, tf.Tensor]]:
+    """Batches (x, y, weights) of records; the weights of each unit add up to 1.
 
     Raises:
       ValueError: if the data do not fit together.
     """
-    if not isinstance(x, tf.data.Dataset):
-        if x is None or y is None:
-            raise ValueError("Give x and y, or a data set of batches (x, y).")
-        x = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
-    elif y is not None:
-        raise ValueError("A data set contains its targets: leave y out.")
-    for batch in x:
-        if not (isinstance(batch, tuple) and len(batch) == 2):
+    if isinstance(x, tf.data.Dataset):
+        if y is not None or users is not None:
             raise ValueError(
-                "A data set to evaluate must have batches (x, y), without weights."
+                "A data set has its targets, and no users: leave both out."
             )
-        yield batch
+        for batch in x:
+            if not (isinstance(batch, tuple) and len(batch) == 2):
+                raise ValueError(
+                    "A data set to evaluate must have batches (x, y), without weights."
+                )
+            yield *batch, tf.ones([len(tf.nest.flatten(batch)[0])], tf.float64)
+        return
+    if x is None or y is None:
+        raise ValueError("Give x and y, or a data set of batches (x, y).")
+    records = tf.data.Dataset.from_tensor_slices((x, y))
+    weights = np.ones([len(records)])
+    if users is not None:
+        users = np.asarray(users)
+        if users.shape != weights.shape:
+            raise ValueError(
+                f"users must have a name for each of the {weights.size} records, found "
+                f"shape {users.shape}."
+            )
+        _, places, sizes = np.unique(users, return_inverse=True, return_counts=True)
+        weights /= sizes[places]
+    weighted = tf.data.Dataset.zip(records, tf.data.Dataset.from_tensor_slices(weights))
+    for batch, of_batch in weighted.batch(batch_size):
+        yield *batch, of_batch
 
 
 def function_of(
@@ -151,9 +148,6 @@ def function_of(
         rows = Rows(y, y_pred, losses)
         bounded = [_bounded(m, m.vectors(rows), metrics) for m in metrics]
         return tf.concat(bounded, axis=1)
-
-    def together(x: Any, y: Any) -> tf.Tensor:
-        return measured_rows(model, x, y, measure)
 
     def alone(x: Any, y: Any) -> tf.Tensor:
         def one(record: tuple[Any, Any]) -> list[tf.Tensor]:
@@ -175,7 +169,7 @@ def function_of(
     # The metrics are part of the graph, too: a custom metric may mix rows, or fail if there
     # is more than one row.
     with contextlib.suppress(Exception):
-        return traced(together)
+        return traced(lambda x, y: measured_rows(model, x, y, measure))
     return traced(alone)
 
 

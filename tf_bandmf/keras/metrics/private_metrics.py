@@ -115,18 +115,18 @@ class PrivateAccuracy(_Mean):
 
     def values(self, rows: Rows) -> tf.Tensor:
         y, y_pred = _only(rows.y, "targets"), _only(rows.y_pred, "outputs")
-        if y_pred.shape.rank > 1 and y_pred.shape[-1] != 1:
-            is_one_hot = y.shape.rank == y_pred.shape.rank and y.shape[-1] != 1
-            y = tf.argmax(y, -1) if is_one_hot else _flat(y, y_pred.shape.rank - 1)
-            chosen = tf.argmax(y_pred, -1)
-            is_right = tf.equal(tf.cast(y, tf.float64), tf.cast(chosen, tf.float64))
-            is_right &= tf.reduce_all(tf.math.is_finite(y_pred), axis=-1)
-        else:
+        if y_pred.shape.rank == 1 or y_pred.shape[-1] == 1:
+            # Two classes; the score of the first one is the threshold.
             rank = max(y_pred.shape.rank - 1, 1)
-            y, y_pred = _flat(y, rank), _flat(y_pred, rank)
-            above = tf.cast(y_pred, tf.float64) > self.threshold
-            is_right = tf.equal(tf.cast(y, tf.float64) > 0.5, above)
-            is_right &= tf.math.is_finite(y_pred)
+            y = tf.cast(_flat(y, rank), tf.float64) > 0.5
+            second = tf.cast(_flat(y_pred, rank), tf.float64)
+            first = tf.fill(tf.shape(second), tf.constant(self.threshold, tf.float64))
+            y_pred = tf.stack([first, second], axis=-1)
+        elif y.shape.rank == y_pred.shape.rank and y.shape[-1] != 1:
+            y = tf.argmax(y, -1)
+        y = tf.cast(_flat(y, y_pred.shape.rank - 1), tf.float64)
+        is_right = tf.equal(y, tf.cast(tf.argmax(y_pred, -1), tf.float64))
+        is_right &= tf.reduce_all(tf.math.is_finite(y_pred), axis=-1)
         right = tf.cast(is_right, tf.float64)
         return tf.reduce_mean(right, axis=list(range(1, right.shape.rank)))
 
@@ -221,10 +221,7 @@ class PrivateAUC(PrivateMetric):
         is_good = tf.math.is_finite(score) & (tf.equal(y, 0.0) | tf.equal(y, 1.0))
         if not self.from_logits:
             is_good &= (score >= 0.0) & (score <= 1.0)
-            least = 1e-15
-            score = tf.clip_by_value(score, least, 1.0 - least)
             score = tf.math.log(score) - tf.math.log1p(-score)
-        score = tf.where(tf.math.is_finite(score), score, 0.0)
         place = tf.floor((score + self.limit) / (2.0 * self.limit) * self.bins)
         place = tf.clip_by_value(place, 0.0, self.bins - 1.0)
         place += self.bins * tf.where(y > 0.5, tf.ones_like(y), 0.0)
@@ -259,7 +256,7 @@ def checked(metrics: Any) -> list[PrivateMetric]:
       TypeError: if one of the metrics is not a private metric.
       ValueError: if there are none, or two have the same name.
     """
-    several = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    several = keras.tree.flatten(metrics)
     several = [_ACCURACY if metric == "accuracy" else metric for metric in several]
     for metric in several:
         if not isinstance(metric, PrivateMetric):

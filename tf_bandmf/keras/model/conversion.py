@@ -15,8 +15,6 @@ from tf_bandmf.keras.compat.keras_objects import (
     Functional,
     all_layers,
     copy_config_mark,
-    register_class,
-    registered_name,
 )
 from tf_bandmf.keras.model.cloning import cloned
 from tf_bandmf.keras.model.preparation import without_dynamic_scale
@@ -232,26 +230,21 @@ _PLAIN, _CONFIG = "plain_class", "config"
 _PRIVATE_CLASSES: dict[type, type] = {}
 
 
-class PrivateModel:
-    """Loads saved models of private classes; all of these are registered under one name.
-
-    The private class of a plain class is made on demand. When a file is loaded, it is
-    made from the plain class that the file names. Keras must know that class: as one of
-    its own or KerasHub's, by registration, or from `custom_objects`.
-    """
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> keras.Model:
-        """Makes a private model from the result of a private class' `get_config`."""
-        plain = keras.saving.deserialize_keras_object(
-            {**config[_PLAIN], _CONFIG: config[_CONFIG]}
-        )
-        plain.__class__ = private_class(type(plain))
-        return plain
+# All private classes are registered under one name. The private class of a plain class is
+# made on demand: when a file is loaded, from the plain class that the file names. Keras
+# must know that class: as one of its own or KerasHub's, by registration, or from
+# `custom_objects`.
+_registered = keras.saving.register_keras_serializable("tf_bandmf", "PrivateModel")
 
 
-_REGISTERED_NAME = f"tf_bandmf>{PrivateModel.__name__}"
-keras.saving.get_custom_objects()[_REGISTERED_NAME] = PrivateModel
+@classmethod  # type: ignore[misc]
+def _from_config(cls: type, config: dict[str, Any]) -> keras.Model:
+    """Makes a private model from the result of any private class' `get_config`."""
+    plain = keras.saving.deserialize_keras_object(
+        {**config[_PLAIN], _CONFIG: config[_CONFIG]}
+    )
+    plain.__class__ = private_class(type(plain))
+    return plain
 
 
 def private_class(plain_class: type) -> type:
@@ -281,11 +274,10 @@ def private_class(plain_class: type) -> type:
             "__module__": __name__,
             "__doc__": f"A `{plain_class.__name__}` that trains privately.",
             "get_config": _get_config(plain_class),
-            "from_config": PrivateModel.from_config,
+            "from_config": _from_config,
         },
     )
-    register_class(made, _REGISTERED_NAME)
-    _PRIVATE_CLASSES[plain_class] = made
+    _PRIVATE_CLASSES[plain_class] = _registered(made)
     return made
 
 
@@ -296,7 +288,7 @@ def _get_config(plain_class: type) -> Any:
             _PLAIN: {
                 "module": plain_class.__module__,
                 "class_name": plain_class.__name__,
-                "registered_name": registered_name(plain_class),
+                "registered_name": keras.saving.get_registered_name(plain_class),
             },
             _CONFIG: plain_class.get_config(self),  # type: ignore[attr-defined]
         }

@@ -13,9 +13,9 @@ from tf_bandmf.files import configs as storage
 from tf_bandmf.keras.clipping import Clipping, check_loss_scale
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.compat.replicas import keep_gradients_apart
-from tf_bandmf.keras.optimizer.scaling import Scaling
+from tf_bandmf.keras.optimizer.scaling import check_scaling, scales_of
 from tf_bandmf.keras.run.programs import Update
-from tf_bandmf.keras.run.run import HOW_TO_TRAIN, Run
+from tf_bandmf.keras.run.run import Run
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 
@@ -131,18 +131,15 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             )
         if not isinstance(clipping, Clipping):
             clipping = Clipping(clipping)
-        inner = _checked(inner_optimizer)
+        inner = keras.optimizers.get(inner_optimizer)
+        check_inner(inner)
         check_loss_scale(loss_scale_factor)
-        run = Run(
-            plan,
-            inner,
-            keep_normals=bool(keep_normals),
-            is_additional=bool(additional_run),
-        )
+        run = Run(plan, inner, keep_normals=keep_normals, is_additional=additional_run)
         super().__init__(learning_rate=0.0, name=name or "private")
         self.inner_optimizer, self.run, self.clipping = inner, run, clipping
         self._loss_scale_factor = loss_scale_factor
-        self._scaling = Scaling(inner) if clipping.scaling else None
+        if clipping.scaling:
+            check_scaling(inner)
         self._update: tuple[Any, Update] | None = None
 
     @property
@@ -157,9 +154,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
           Float32 tensors in the shapes of the weights; None if there are no factors,
           and before the optimizer is built, when all are 1.
         """
-        if self._scaling is None or not self.built:
+        if not (self.clipping.scaling and self.built):
             return None
-        return self._scaling.scales()
+        return scales_of(self.inner_optimizer)
 
     @property
     def steps_taken(self) -> int:
@@ -195,7 +192,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
           reason: one line that says what changed the weights; `statement` publishes it.
 
         Raises:
-          ValueError: if the reason is empty.
+          ValueError: if the reason is not a text of one line.
         """
         self.run.vouch(reason)
 
@@ -261,21 +258,16 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             gradients: it is treated as post-processing.
 
         Raises:
-          TypeError: if `noisy` is not from `private_gradients`.
-          ValueError: if the gradients are from another run.
+          TypeError: if `noisy` is not from `private_gradients` of this run.
           InvalidArgumentError: if the gradients are not from the last step, or were applied
             before, or something else changed the weights in the meantime.
         """
-        if not isinstance(noisy, NoisyGradients):
+        if not isinstance(noisy, NoisyGradients) or noisy.optimizer is not self:
             raise TypeError(
-                f"apply_noisy takes the result of model.private_gradients(batch), found "
-                f"{type(noisy).__name__}: other gradients were not clipped and noised. "
-                f"To change noisy gradients, use noisy.map(function)."
-            )
-        if noisy.optimizer is not self:
-            raise ValueError(
-                "These gradients belong to another run. Apply them with the optimizer of "
-                "the model whose private_gradients made them."
+                f"apply_noisy takes the result of private_gradients(batch) of the "
+                f"optimizer's own model, found {type(noisy).__name__} of something else: "
+                f"other gradients were not clipped and noised for this run. To change "
+                f"noisy gradients, use noisy.map(function)."
             )
         run, gradients, inner = self.run, list(noisy.gradients), self.inner_optimizer
         # The program is traced again if the learning rate is replaced.
@@ -299,8 +291,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     def apply(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises RuntimeError: these gradients were not clipped per example."""
         raise RuntimeError(
-            f"PrivateOptimizer got gradients that were not clipped per example: noise "
-            f"would not protect anybody. {HOW_TO_TRAIN}"
+            "PrivateOptimizer got gradients that were not clipped per example: noise "
+            "would not protect anybody. Make the model private with "
+            "tf_bandmf.keras.make_private(model), compile it with this optimizer and train "
+            "with model.fit(plan.batches(x, y))."
         )
 
     # `scale_loss` raises, too: only an ordinary, non-private training step calls it.
@@ -365,14 +359,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         inner = keras.optimizers.deserialize(
             config["inner_optimizer"], custom_objects=custom_objects
         )
-        return cls(
-            inner,
-            Plan.from_config(storage.loads(config["plan"])),
-            name=config["name"],
-            keep_normals=config["keep_normals"],
-            loss_scale_factor=config["loss_scale_factor"],
-            clipping=Clipping(**config["clipping"]),
-        )
+        parts = {
+            "inner_optimizer": inner,
+            "plan": Plan.from_config(storage.loads(config["plan"])),
+            "clipping": Clipping(**config["clipping"]),
+        }
+        return cls(**{**config, **parts})
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -383,40 +375,25 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         )
 
 
-def _checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
-    """The inner optimizer of a `PrivateOptimizer`.
-
-    Args:
-      inner_optimizer: a Keras optimizer (instance, name or config).
+def check_inner(inner: keras.optimizers.Optimizer) -> None:
+    """Checks an inner optimizer; its settings may have changed since the last check.
 
     Raises:
-      ValueError: if it is not an optimizer, is private itself, scales losses or
-        accumulates gradients.
+      ValueError: if it is private itself, scales losses or accumulates gradients.
     """
-    inner = keras.optimizers.get(inner_optimizer)
     if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
             f"inner_optimizer cannot be a {type(inner).__name__}: give the "
             f"optimizer inside of it."
         )
-    check_inner(inner)
-    return inner
-
-
-def check_inner(inner: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError for settings of gradients that were not clipped yet.
-
-    Users may set them late.
-    """
-    instead = {
-        "gradient_accumulation_steps": "noise is drawn once for each step of the plan. For "
-        "large batches give microbatch_size to make_private.",
-        "loss_scale_factor": "it has to be undone before gradients are clipped. Give it to "
-        "PrivateOptimizer.",
-    }
-    for name, why in instead.items():
-        if getattr(inner, name, None):
-            raise ValueError(f"inner_optimizer must not set {name}: {why}")
+    names = "gradient_accumulation_steps", "loss_scale_factor"
+    if any(getattr(inner, name, None) for name in names):
+        raise ValueError(
+            "inner_optimizer must set neither gradient_accumulation_steps nor "
+            "loss_scale_factor: noise is drawn once for each step of the plan, and the "
+            "factor has to be undone before gradients are clipped. For large batches give "
+            "microbatch_size to make_private; give loss_scale_factor to PrivateOptimizer."
+        )
 
 
 def private_optimizer_of(model: Any) -> PrivateOptimizer:

@@ -38,52 +38,46 @@ _OPTIMIZERS = (
 )
 
 
-class Scaling:
-    """The scales of a run's coordinates, from its inner optimizer's second moments.
+def check_scaling(inner: keras.optimizers.Optimizer) -> None:
+    """Raises ValueError if an optimizer keeps no second moments."""
+    if not isinstance(inner, _OPTIMIZERS):
+        names = ", ".join(kind.__name__ for kind in _OPTIMIZERS)
+        raise ValueError(
+            f"scaling='second_moment' takes scales from the second moments of the "
+            f"inner optimizer, and {type(inner).__name__} has none. Use one of "
+            f"{names}, or no scaling."
+        )
+
+
+def scales_of(inner: keras.optimizers.Optimizer) -> list[tf.Tensor]:
+    """The scales of the coming step, computed only from released noisy gradients.
+
+        s = (1 + f) r / (sqrt(v) + f r),   r = root mean square of all sqrt(v), f = 0.1
+
+    Multiplying v by a factor changes nothing, so neither does Adam's bias
+    correction. The norm of a gradient that is as large as sqrt(v) stays the same,
+    so a clip norm means about the same with and without scales. While all of v is
+    zero, as before the first step, the scales are 1. Moments that are negative,
+    infinite or not a number have scales that are not a number: then no example
+    contributes.
 
     Args:
-      inner: an optimizer of Keras.
+      inner: an optimizer that `check_scaling` accepts, built.
 
-    Raises:
-      ValueError: if the optimizer keeps no second moments.
+    Returns:
+      Float32 tensors in the shapes of the variables, in (0, 1 + 1 / f] if the moments
+      are sound.
     """
-
-    def __init__(self, inner: keras.optimizers.Optimizer) -> None:
-        if not isinstance(inner, _OPTIMIZERS):
-            names = ", ".join(kind.__name__ for kind in _OPTIMIZERS)
-            raise ValueError(
-                f"scaling='second_moment' takes scales from the second moments of the "
-                f"inner optimizer, and {type(inner).__name__} has none. Use one of "
-                f"{names}, or no scaling."
-            )
-        self._inner = inner
-
-    def scales(self) -> list[tf.Tensor]:
-        """The scales of the coming step, computed only from released noisy gradients.
-
-            s = (1 + f) r / (sqrt(v) + f r),   r = root mean square of all sqrt(v), f = 0.1
-
-        Multiplying v by a factor changes nothing, so neither does Adam's bias
-        correction. The norm of a gradient that is as large as sqrt(v) stays the same,
-        so a clip norm means about the same with and without scales. While all of v is
-        zero, as before the first step, the scales are 1. Moments that are negative,
-        infinite or not a number have scales that are not a number: then no example
-        contributes.
-
-        Returns:
-          Float32 tensors in the shapes of the variables, in (0, 1 + 1 / f] if the moments
-          are sound. The optimizer must be built.
-        """
-        variables = second_moments(self._inner)
-        moments = [tf.cast(variable.value, tf.float32) for variable in variables]
-        count = sum(moment.shape.num_elements() for moment in moments)
-        sums = [tf.cast(tf.reduce_sum(moment), tf.float64) for moment in moments]
-        root = tf.cast(tf.sqrt(tf.add_n(sums) / count), tf.float32)
-        return [
-            tf.where(
-                tf.equal(root, 0.0),
-                1.0,
-                (1.0 + _FLOOR) * root / (tf.sqrt(moment) + _FLOOR * root),
-            )
-            for moment in moments
-        ]
+    variables = second_moments(inner)
+    moments = [tf.cast(variable.value, tf.float32) for variable in variables]
+    count = sum(moment.shape.num_elements() for moment in moments)
+    sums = [tf.cast(tf.reduce_sum(moment), tf.float64) for moment in moments]
+    root = tf.cast(tf.sqrt(tf.add_n(sums) / count), tf.float32)
+    return [
+        tf.where(
+            tf.equal(root, 0.0),
+            1.0,
+            (1.0 + _FLOOR) * root / (tf.sqrt(moment) + _FLOOR * root),
+        )
+        for moment in moments
+    ]

@@ -43,22 +43,15 @@ if TYPE_CHECKING:
 NOT_ITS_BATCHES = (
     "The plan's accountant assumes the batches of its own sampler, found {kind}. Use "
     "model.fit(plan.batches(x, y)), where x and y are arrays of all training examples. "
-    "plan.batches(data) also takes a tf.data.Dataset, a PyDataset or a function that makes "
-    "a generator, and reads it in its own order, if that is the same in each pass and the "
-    "plan has sampling='fixed-order'. Other samplings read by index: write the examples "
-    "once to arrays of np.lib.format.open_memmap, or give "
-    "tf_bandmf.sampling.TFRecordExamples(files, parse), or a source whose len(source) "
-    "examples are source[0], source[1], ..., each (x, y). Random augmentation goes into "
-    "plan.batches(..., map=function)."
+    "plan.batches(data) also takes a tf.data.Dataset, a PyDataset, a function that makes a "
+    "generator, tf_bandmf.sampling.TFRecordExamples, or another source of examples. Random "
+    "augmentation goes into plan.batches(..., map=function)."
 )
 NOT_OF_THIS_STEP = (
-    "This batch is not the one that the plan has for this step: the accountant's "
-    "assumption would be broken. Iterate over plan.batches(x, y) from the optimizer's step "
-    "on, or use model.fit(plan.batches(x, y))."
-)
-NOT_THIS_PART = (
-    "This is not the part of the batch that this replica has to take: examples would be "
-    "used several times. Use model.fit."
+    "This batch is not the one that the plan has for this step, or not the part of it that "
+    "this replica has to take: the accountant's assumption would be broken. Iterate over "
+    "plan.batches(x, y) from the optimizer's step on, or use "
+    "model.fit(plan.batches(x, y))."
 )
 RESTORED = (
     "The optimizer and its noise are at different steps: the optimizer was restored from a "
@@ -69,9 +62,8 @@ RESTORED = (
 )
 LATE = (
     "These gradients and the optimizer are at different steps: the gradients were applied "
-    "before, or are not those of the last step. A step is applied once, before the next "
-    "one: for each batch, noisy = model.private_gradients(batch), then "
-    "model.optimizer.apply_noisy(noisy)."
+    "before, or are not those of the last step. Apply the result of "
+    "model.private_gradients(batch) once, before the next step."
 )
 OTHER_PLAN = (
     "The batches belong to another plan than the optimizer. Use the same plan object for "
@@ -163,8 +155,8 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
         first_part = len(parts) * (getattr(resolver, "task_id", None) or 0)
         for number, row in enumerate(parts, first_part):
             digest, fingerprint, of_step, of_plan, schedule_id, *part = map(int, row)
-            refuse(of_step != step, NOT_OF_THIS_STEP)
-            refuse(part != [number, replicas], NOT_THIS_PART)
+            place = [step, number, replicas]
+            refuse([of_step, *part] != place, NOT_OF_THIS_STEP)
             refuse(of_plan != plan.plan_id, OTHER_PLAN)
             refuse(run.schedule_id not in (NO_SCHEDULE, schedule_id), OTHER_DATA)
             # Last: wrong ids also change the fingerprint, and have clearer messages.
@@ -230,13 +222,9 @@ def refuse_second(run: Run, schedule_id: int) -> None:
     """
     if run.plan.test_seed is not None:
         return
-    if not run.is_additional and run.name not in _RECORDS:
-        for common, plan in _related(run, schedule_id)[-1:]:
-            raise RuntimeError(
-                f"{SECOND_RUN} (In common: {common}. The other run: epsilon = "
-                f"{plan.epsilon:g}, delta = {plan.delta:g}, plan "
-                f"{plan.fingerprint[:12]}.)"
-            )
+    is_new = not run.is_additional and run.name not in _RECORDS
+    if is_new and _related(run, schedule_id):
+        raise RuntimeError(SECOND_RUN)
     if run.plan.participation.has_secret_sampler:
         if any(other.schedule_id == schedule_id for other in _others(run)):
             raise RuntimeError(SAME_SAMPLE)
@@ -246,19 +234,16 @@ def _others(run: Run) -> list[Record]:
     return [other for name, other in list(_RECORDS.items()) if name != run.name]
 
 
-def _related(run: Run, schedule_id: int) -> list[tuple[str, Plan]]:
-    """The common parts ("weights", "examples") and the plans of related runs."""
+def _related(run: Run, schedule_id: int) -> list[Plan]:
+    """The plans of other runs on the same weights or examples."""
     weights = {id(variable) for variable in (*run.variables, *run.weights)}
-    examples, related = identity.records_of(schedule_id), []
-    for other in _others(run):
-        common = []
-        if any(id(reference()) in weights for reference in other.trained):
-            common.append("weights")
-        if identity.share_examples(identity.records_of(other.schedule_id), examples):
-            common.append("examples")
-        if common:
-            related.append((" and ".join(common), other.plan))
-    return related
+    examples = identity.records_of(schedule_id)
+    return [
+        other.plan
+        for other in _others(run)
+        if any(id(reference()) in weights for reference in other.trained)
+        or identity.share_examples(identity.records_of(other.schedule_id), examples)
+    ]
 
 
 def statement(run: Run, unit: str | None) -> PrivacyStatement:
@@ -271,7 +256,7 @@ def statement(run: Run, unit: str | None) -> PrivacyStatement:
     Raises:
       ValueError: see `JointGuarantee.statement`.
     """
-    plan, others = run.plan, [other for _, other in _related(run, run.schedule_id)]
+    plan, others = run.plan, _related(run, run.schedule_id)
     if not others:
         return plan.statement(unit)
     names = ", ".join(other.fingerprint[:12] for other in others)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.clipping.independence.state import may_write
-from tf_bandmf.keras.compat.graphs import captured
+from tf_bandmf.keras.compat.graphs import captured, nodes_of
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
 
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
@@ -120,12 +120,9 @@ class Update(Program):
                 )
             if outside.dtype != tf.resource:
                 self._refuse(f"reads a tensor, not a variable ({inside.name!r})")
-        definition = graph.as_graph_def()
-        nodes = [*definition.node]
-        nodes += [n for f in definition.library.function for n in f.node_def]
-        for node in nodes:
-            if node.op in _HOST:
-                self._refuse(f"runs code outside of the graph ({node.name!r})")
+        for operation in graph.get_operations():
+            if any(node.op in _HOST for node in nodes_of(operation)):
+                self._refuse(f"runs code outside of the graph ({operation.name!r})")
 
 
 class Measure(Update):
@@ -144,10 +141,6 @@ class Measure(Update):
                 handle = captured(tensor) if tensor.dtype == tf.resource else None
                 if handle is None or id(handle) in metrics:
                     continue
-                is_weight = id(handle) in of_weights
-                writes = is_weight and may_write(operation)
+                writes = id(handle) in of_weights and may_write(operation)
                 if writes or operation.type.startswith("Assign"):
-                    whose = (
-                        "a weight" if is_weight else "a variable that is not its own"
-                    )
-                    self._refuse(f"writes {whose} (in {operation.name!r})")
+                    self._refuse(f"writes another variable (in {operation.name!r})")

@@ -43,15 +43,10 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.statement import PrivacyStatement, sentence
+from tf_bandmf.planning.statement import PrivacyStatement, check_line, sentence
 from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.identity import remarks_of
 from tf_bandmf.sampling.sources import OF_WEIGHTS
-
-HOW_TO_TRAIN = (
-    "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
-    "this optimizer and train with model.fit(plan.batches(x, y))."
-)
 
 
 class Noisy(NamedTuple):
@@ -505,10 +500,7 @@ class Run:
 
     def vouch(self, reason: str) -> None:
         """See `PrivateOptimizer.vouch_for_weights`."""
-        if not isinstance(reason, str) or not reason.strip():
-            raise ValueError(
-                f"reason must say what changed the weights, found {reason!r}."
-            )
+        check_line("reason", reason)
         if not self.step:
             self.initial_weights = reason.strip()
         if not self.has_begun:
@@ -539,34 +531,27 @@ class Run:
 
     def _proviso(self) -> str:
         """The text that the statement has before its numbers."""
-        loaded = self.were_loaded and self.initial_weights is None
-        if not self.step and not loaded:
-            return "This run has taken no step yet; its planned guarantee:"
-        if not self.step:
-            return (
-                "This run has taken no step, and the model's weights were loaded: they "
-                "have the guarantees of the runs that made them, which add up, as do "
-                "those of trials from which they were chosen. This run would add:"
-            )
-        if loaded:
-            return (
+        facts = []
+        if self.were_loaded and self.initial_weights is None:
+            facts.append(
                 "The weights that this run began from were loaded: the guarantees of the "
-                "runs that made them add up with this one. This run alone:"
+                "runs that made them, and of trials from which they were chosen, add up "
+                "with this one."
             )
-        return ""
+        if not self.step:
+            facts.append("This run has taken no step yet: its guarantee is planned.")
+        return " ".join([*facts, "This run alone:"]) if facts else ""
 
     def _remarks(self) -> list[str]:
         """The remarks that the statement of this run adds to the guarantee."""
         remarks = list(remarks_of(self.schedule_id))
         if self.weighs_classes:
             remarks.append(OF_WEIGHTS)
-        if self.entry is not None:
+        if self.plan.account is not None:
+            entry = self.entry and f"entry {self.entry.name} is reserved"
             remarks.append(
-                f"Reserved in the budget of {self.plan.account}: entry {self.entry.name}."
-            )
-        elif self.plan.account is not None:
-            remarks.append(
-                f"Bound to the budget of {self.plan.account}; nothing is reserved yet."
+                f"Bound to the budget of {self.plan.account}; "
+                f"{entry or 'nothing is reserved yet'}."
             )
         if self.tables is not None:
             remarks += self.tables.remarks()
@@ -583,16 +568,21 @@ class Run:
                 f"with other sums and independent noise: the numbers above then hold only "
                 f"for those who did not see the lost weights."
             )
-        remarks.append(
-            f"Initial weights: whoever trained the model vouches that they were made "
-            f"without any of these records: {sentence(self.initial_weights)}"
-            if self.initial_weights is not None
-            else "Initial weights: loaded, or set by the program; it is not checked "
-            "whether these records were used to make them."
-            if self.were_loaded
-            else "Initial weights: as the model was made; this process did not see them "
-            "trained without privacy. Weights that were loaded or set are not checked."
+        origin = (
+            "as the model was made; this process did not see them trained without "
+            "privacy. Weights that were loaded or set are not checked."
         )
+        if self.were_loaded:
+            origin = (
+                "loaded, or set by the program; it is not checked whether these records "
+                "were used to make them."
+            )
+        if self.initial_weights is not None:
+            origin = (
+                f"whoever trained the model vouches that they were made without any of "
+                f"these records: {sentence(self.initial_weights)}"
+            )
+        remarks.append(f"Initial weights: {origin}")
         return remarks
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -91,7 +90,7 @@ class SecretState(Secret):
         plan: Plan,
         step: int = 0,
         buffer: np.ndarray | None = None,
-        points: np.ndarray | None = None,
+        points: Sequence[int] | np.ndarray = (),
         compiles: bool = False,
     ) -> None:
         self.generator, self._compiles = generator, compiles
@@ -100,23 +99,22 @@ class SecretState(Secret):
         self.key, self.step = key, step
         self.is_whole = True
         # Points of all known steps, and of the steps that were taken.
-        self._known = _hidden(np.zeros([generator.num_steps], np.int64))
-        if points is not None:
-            self._known[: len(points)] = points
+        self._known = np.zeros([generator.num_steps], np.int64).view(HiddenArray)
+        self._known[: len(points)] = points
         self._points = _variable(self._known)
         if buffer is None:
             buffer = np.zeros(
                 [generator.memory_vectors, generator.num_parameters], "f4"
             )
         # int64, because GPUs cannot gather unsigned integers, and int32 stays on the host.
-        self._step_keys = _hidden(generator.step_keys(key).view(np.int64))
+        self._step_keys = generator.step_keys(key).view(np.int64)
         for_digest, for_chain = (
             digest_key(key.secret_bytes(), f"{plan.fingerprint} {use}")
             for use in ("0", "chain")
         )
         self._digest_key = _variable(for_digest.view(np.int64))
         self._chain_key = _variable(for_chain[:2].view(np.int64))
-        self._buffer = _variable(_hidden(buffer))
+        self._buffer = _variable(buffer.view(HiddenArray))
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -136,13 +134,13 @@ class SecretState(Secret):
     @property
     def buffer(self) -> np.ndarray:
         """Kept vectors, float32, shape [memory_vectors, num_parameters]. Secret."""
-        return _hidden(self._buffer.numpy())
+        return self._buffer.numpy().view(HiddenArray)
 
     def points(self) -> np.ndarray:
         """Points of all steps that the run is known to have taken; 0 for unknown points."""
         points = self._points.numpy()
         last = np.max(np.nonzero(points)[0] + 1, initial=self.step)
-        return _hidden(points[: int(last)])
+        return points[: int(last)].view(HiddenArray)
 
     def _recent_steps(self, step: Any) -> Any:
         """The latest step up to this one for each remainder modulo `key_terms`, or < 0."""
@@ -151,17 +149,13 @@ class SecretState(Secret):
 
     def step_keys(self, step: int) -> np.ndarray:
         """The keys of a step, and of the earlier steps whose normals `draw` uses again."""
-        return _hidden(self._step_keys[np.maximum(self._recent_steps(step), 0)])
+        return self._step_keys[np.maximum(self._recent_steps(step), 0)]
 
     def seed(self, step: int) -> tf.Tensor:
         """The seed of the masks of a step's random layers, int32, shape [2]."""
-        digest = hashlib.blake2b(
-            step.to_bytes(8, "little"),
-            digest_size=8,
-            key=self.key.secret_bytes(),
-            person=b"tf-bandmf masks",
-        )
-        return tf.constant(np.frombuffer(digest.digest(), "<i4"))
+        message, person = step.to_bytes(8, "little"), b"tf-bandmf masks"
+        drawn = self.key.derived(message, 8, person)
+        return tf.constant(np.frombuffer(drawn, "<i4"))
 
     # The parts of a step that run in graphs.
 
@@ -256,10 +250,6 @@ class SecretState(Secret):
             point = tf.constant(self._known[step])
             again(tf.constant(step, tf.int64), self.step_keys(step), point)
             self.advance()
-
-
-def _hidden(array: np.ndarray) -> np.ndarray:
-    return array.view(HiddenArray)
 
 
 def _variable(value: Any) -> tf.Variable:

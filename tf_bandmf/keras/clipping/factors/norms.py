@@ -32,8 +32,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.tensors import batches
-from tf_bandmf.keras.compat.graphs import GraphOrParentsInXlaContext, gen_xla_ops
-from tf_bandmf.noise.devices import device_kind
+from tf_bandmf.keras.compat.graphs import gen_xla_ops
+from tf_bandmf.noise.devices import device_kind, traced_under_xla
 
 # The product κ u of the module docstring.
 ROUNDING = 64 * 2.0**-24
@@ -57,18 +57,13 @@ class Norms(NamedTuple):
     bounds: tf.Tensor
 
 
-def in_xla() -> bool:
-    """Returns whether XLA compiles the current trace."""
-    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-
-
 def accelerator() -> bool:
     """Returns whether XLA compiles the current trace for an accelerator such as a GPU.
 
     GPU kernels exchange large tensors through memory, so recomputing a tensor costs
     less than storing it; on a CPU, the opposite holds.
     """
-    return in_xla() and device_kind() != "CPU"
+    return traced_under_xla() and device_kind() != "CPU"
 
 
 def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -77,7 +72,7 @@ def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
     Otherwise, XLA may recompute a value at each use, with different rounding (to
     bfloat16, for example). But norms must be those of the summed numbers.
     """
-    if not in_xla():
+    if not traced_under_xla():
         return tensors
     return tuple(gen_xla_ops.xla_optimization_barrier(input=list(tensors)))
 
@@ -118,7 +113,7 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
     """
     size = tensor.shape[-1]
     # XLA fuses conversion, square and sum; without XLA, each would be a separate pass.
-    block = None if in_xla() or size is None else _block(size)
+    block = None if traced_under_xla() or size is None else _block(size)
     if block is None:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
         return Norms(squared, squared * (1.0 + 2.0**-20))

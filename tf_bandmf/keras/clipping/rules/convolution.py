@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
     Measured,
@@ -26,6 +25,7 @@ from tf_bandmf.keras.clipping.tensors.batches import (
 )
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
+from tf_bandmf.noise.devices import traced_under_xla
 
 # Patches are made for images of up to this many positions, and for kernels with up to
 # this many inputs for one output.
@@ -134,7 +134,7 @@ class Convolved(Factor):
         of_one_output = math.prod(self._size) * self._depth
         are_few = places <= _FEW_POSITIONS or of_one_output <= _FEW_INPUTS
         if (
-            norms.in_xla()
+            traced_under_xla()
             or tf.config.list_logical_devices("GPU")
             or groups > 1
             or math.prod(self._size) == 1  # patches are the inputs

@@ -7,6 +7,7 @@ keep examples apart never gets two examples at once: the layer and its custom gr
 run on each example alone, in the forward pass, too.
 """
 
+import collections
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,9 +29,9 @@ from tf_bandmf.keras.compat.keras_objects import (
     tensorflow_value,
 )
 from tf_bandmf.keras.compat.seeds import (
-    draws_noted,
     per_example_seeds,
-    replayed_draws,
+    seeds_from,
+    used_generators,
 )
 
 
@@ -55,7 +56,8 @@ class PerExampleRule(Rule):
         # Store copies, since the call changes the state.
         call.notes["ambient"] = {k: copy.copy(v) for k, v in _ambient().items()}
         inputs = _batched(call)
-        with draws_noted() as generators:
+        no_seed = tf.zeros([2], tf.int64)
+        with seeds_from(lambda: no_seed), used_generators() as generators:
             if self.alone:
                 # The draws are noted in a graph that is never executed.
                 with _explained(call), FuncGraph("one").as_default():
@@ -202,7 +204,10 @@ def _run_one(
     args, kwargs = keras.tree.map_structure(
         lambda leaf: rows.get(id(leaf), leaf), (call.args, call.kwargs)
     )
-    replay = contextlib.nullcontext() if seeds is None else replayed_draws(list(seeds))
+    replay: Any = contextlib.nullcontext()
+    if seeds is not None:
+        graph = tf.compat.v1.get_default_graph()
+        replay = seeds_from(collections.deque(seeds).popleft, graph)
     with _within(call.notes["ambient"]), replay:
         return call.original(*args, **kwargs)
 
