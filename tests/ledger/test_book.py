@@ -144,8 +144,8 @@ def test_other_releases_are_entries_like_any_other(ledger):
     ledger.spend("patients", tf_bandmf.compose([plan]), about="another one")
     assert ledger.balance("patients").runs == 6
     assert ledger.balance("patients").risk == 0.0
-    bounded = dataclasses.replace(guarantee, epsilon=0.01, confidence=0.999)
-    ledger.spend("patients", bounded, about="a simulated bound")
+    bounded = dataclasses.replace(cost, epsilon=0.01, confidence=0.999)
+    ledger.spend("patients", bounded, about="trials of which a bound is simulated")
     assert ledger.balance("patients").risk == pytest.approx(0.001)
     total = 0.26 + cost.epsilon + 0.5 + 0.1 + 2 * plan.epsilon
     assert 1.0 < spent(ledger) <= total

@@ -3,10 +3,12 @@
 import dp_accounting
 import pytest
 from dp_accounting import dp_event
-from small_plans import planned
+from small_plans import planned, small_plan
 
 import tf_bandmf
 from tf_bandmf.accounting import gaussian, selection
+from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.bins_simulator import gram_matrix
 
 DATA = {"num_examples": 2000, "batch_size": 200, "epochs": 4}
 
@@ -66,11 +68,34 @@ def test_an_estimate_is_not_amplified_and_says_so():
     assert plan.kind == "estimate"
     cost = tf_bandmf.tuning_cost(plan, 5)
     assert "without amplification" in cost.method
-    assert "only known from simulations" in cost.remark
+    assert "a simulated estimate" in cost.remark
+    assert "Plan.bounded" in str(cost) and cost.confidence is None
     whole = selection.profile_epsilon(
         lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d), 5, 1.0, 1e-5
     )
     assert cost.epsilon == whole
+
+
+@pytest.mark.slow
+def test_a_simulated_bound_counts_and_its_confidence_too():
+    bound = {"sampling": "balls-in-bins", "confidence": 1 - 1e-6, "delta": 1e-3}
+    plan = small_plan("identity", 40, 10, 2, **bound)
+    cost = tf_bandmf.tuning_cost(plan, 3)
+    assert cost.remark == "" and "without amplification" not in cost.method
+    assert cost.confidence == 1 - 1e-6 and "with probability 1e-06" in str(cost)
+
+    def of_one(epsilon_at):
+        return selection.profile_epsilon(epsilon_at, 3, 1.0, 1e-3, num_tried=8)
+
+    # The cost is between two references: a simulated estimate, which is smaller than a
+    # bound, and the cost without amplification.
+    estimated = of_one(
+        lambda delta: BallsInBinsAccountant(
+            gram_matrix(plan.strategy.matrix, 4), num_draws=5000, seed=7
+        ).epsilon(delta, plan.unit_noise_stddev)
+    )
+    whole = of_one(lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d))
+    assert estimated < cost.epsilon < min(1.1 * estimated, whole)
 
 
 def test_a_bound_that_takes_too_many_draws_counts_without_amplification():
@@ -81,6 +106,10 @@ def test_a_bound_that_takes_too_many_draws_counts_without_amplification():
     text = str(plan.statement())
     assert "No amplification by sampling is claimed" in text
     assert "random bins is claimed" not in text
+    with pytest.warns(UserWarning, match="No amplification is claimed instead"):
+        cost = tf_bandmf.tuning_cost(plan, 3)
+    assert "take too many draws" in cost.remark and cost.confidence is None
+    assert "without amplification" in cost.method
     assert tf_bandmf.Plan.from_config(plan.to_config()).guarantee == plan.guarantee
 
 

@@ -26,7 +26,7 @@ from tf_bandmf.accounting.checks import check_delta, is_number
 DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0}
 _SMALLEST_GAMMA = 1e-12
 _SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
-# The number of values of delta' that `profile_epsilon` tries.
+# The default number of values of delta' that `profile_epsilon` tries.
 _TRIED_DELTAS = 24
 # The maximum relative amount by which rounding may reduce an epsilon.
 _RELATIVE_MARGIN = 1e-9
@@ -117,6 +117,7 @@ def profile_epsilon(
     mean: float,
     shape: float,
     delta: float,
+    num_tried: int = _TRIED_DELTAS,
 ) -> float:
     """Returns epsilon at delta for releasing the best of K runs.
 
@@ -142,11 +143,12 @@ def profile_epsilon(
       mean: the expected number of runs, E[K] >= 1.
       shape: the shape parameter eta of the distribution of K.
       delta: in (0, 1).
+      num_tried: number of values of delta' that are tried; the smallest is delta / mean.
     """
     check_delta(delta)
     gamma = gamma_of_mean(mean, shape)
     odds = (1.0 - gamma) / gamma
-    tried = np.geomspace(delta / mean, 0.9, _TRIED_DELTAS)
+    tried = np.geomspace(delta / mean, 0.9, num_tried)
     epsilons = np.array([epsilon_at(float(other)) for other in tried])
     with np.errstate(divide="ignore"):
         factors = np.logaddexp(epsilons, np.log(odds * tried))

@@ -94,7 +94,7 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
             delta=what.delta,
             adjacency=next(k for k, v in ADJACENCIES.items() if v == what.adjacency),
             kind="estimate" if getattr(what, "kind", "") == "estimate" else "",
-            risk=1.0 - (getattr(what, "confidence", None) or 1.0),
+            risk=0.0 if what.confidence is None else 1.0 - what.confidence,
         )
     if not isinstance(what, Release):
         raise TypeError(

@@ -21,6 +21,7 @@ from typing import Callable
 import numpy as np
 
 from tf_bandmf.accounting import event_losses, gaussian, selection
+from tf_bandmf.accounting.base import EpsilonIsZero
 from tf_bandmf.accounting.checks import check_planned_delta
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
 from tf_bandmf.planning.plan import Plan
@@ -32,6 +33,9 @@ _UNAMPLIFIED = ", without amplification by sampling"
 # The discretization interval of privacy losses, as a fraction of epsilon. The
 # discretization can only increase epsilon.
 _INTERVAL = 5e-4
+# The maximum number of deltas at which simulated bounds are computed, because each
+# bound takes seconds and uses a share of the failure probability.
+_FEW_DELTAS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,8 @@ class TuningCost:
       method: the theorem for epsilon, and the accounting of a single trial.
       trial_epsilon: epsilon of a single trial at delta, as planned.
       remark: further facts that a reader must know, or an empty text.
+      confidence: joint confidence of the simulated bounds from which epsilon is
+        computed, or None.
       adjacency: the plan's definition of neighboring data sets.
       unit: the plan's privacy unit, whose presence is hidden.
     """
@@ -65,6 +71,7 @@ class TuningCost:
     remark: str = ""
     adjacency: str = ZERO_OUT
     unit: str = ONE_EXAMPLE
+    confidence: float | None = None
 
     def draw_trials(self) -> int:
         """Draws K, the number of trials, with the operating system's random numbers.
@@ -77,7 +84,10 @@ class TuningCost:
         return selection.draw_number(self.expected_trials, self.shape, rng)
 
     def __str__(self) -> str:
-        return phrase("tuning", "cost", cost=self)
+        sure = ""
+        if self.confidence is not None:
+            sure = phrase("tuning", "sure", risk=1.0 - self.confidence)
+        return phrase("tuning", "cost", cost=self, sure=sure)
 
 
 def tuning_cost(
@@ -93,7 +103,9 @@ def tuning_cost(
     Redberg and Wang, 2024, arXiv:2402.06701). In 180 of 180 settings, this gave a
     smaller epsilon than the trial's Renyi DP (Papernot and Steinke, 2022,
     arXiv:2110.03620, Theorem 2). If the accounting needs a simulation ("balls-in-bins",
-    "b-min-sep"), a trial is treated as one Gaussian mechanism without amplification,
+    "b-min-sep"), the function uses the simulated bounds of a plan with a `confidence`,
+    and the result has this confidence. The theorems do not cover estimates, so a plan
+    without a `confidence` is treated as one Gaussian mechanism without amplification,
     and `TuningCost.remark` says so.
 
     WARNING: the score by which the best trial is chosen must be a function of the
@@ -119,21 +131,26 @@ def tuning_cost(
     delta = plan.delta if delta is None else delta
     check_planned_delta(delta)
     costs, problems = [], dict[str, None]()
-    for method, trial in _trials(plan):
+    for method, confidence, trial in _trials(plan):
+        few = {} if confidence is None else {"num_tried": _FEW_DELTAS}
         try:
-            value = selection.profile_epsilon(trial, mean, shape, float(delta))
+            value = selection.profile_epsilon(trial, mean, shape, float(delta), **few)
         except ValueError as error:
             problems[str(error)] = None
             continue
         if math.isfinite(value) and value > 0.0:
-            costs.append((value, method))
+            costs.append((value, method, confidence))
+    told = " ".join(problems)
     if not costs:
         raise ValueError(
             f"No meaningful epsilon is known for {mean:g} expected trials at delta = "
-            f"{delta:g}. {' '.join(problems)}"
+            f"{delta:g}. {told}"
         )
-    epsilon, method = min(costs)
-    is_simulated = plan.participation.is_simulated
+    epsilon, method, confidence = min(costs, key=lambda one: one[0])
+    remark = ""
+    if plan.participation.is_simulated and confidence is None:
+        is_estimate = plan.confidence is None
+        remark = phrase("tuning", "estimate") if is_estimate else told
     names = {eta: name for name, eta in selection.DISTRIBUTIONS.items()}
     other = f"truncated negative binomial, shape {shape:g},"
     return TuningCost(
@@ -144,21 +161,46 @@ def tuning_cost(
         shape=shape,
         method=method,
         trial_epsilon=plan.epsilon_after(plan.num_steps, float(delta)),
-        remark=phrase("tuning", "simulated") if is_simulated else "",
+        remark=remark,
         adjacency=plan.adjacency,
         unit=plan.unit,
+        confidence=confidence,
     )
 
 
-def _trials(plan: Plan) -> Iterator[tuple[str, Callable[[float], float]]]:
-    """Yields bounds on a trial: the method, and epsilon for any delta."""
+def _trials(
+    plan: Plan,
+) -> Iterator[tuple[str, float | None, Callable[[float], float]]]:
+    """Yields bounds on a trial: method, confidence, and epsilon for any delta."""
     use = plan.participation
     # Replacing an example has twice the sensitivity of zeroing it out; see
     # `Plan.zcdp_rho`.
     noise = plan.unamplified_noise / (2.0 if plan.adjacency == REPLACE_ONE else 1.0)
     suffix = _UNAMPLIFIED if use.is_amplified else ""
-    yield _PROFILE + suffix, functools.partial(gaussian.gaussian_epsilon, noise)
-    if use.is_amplified and not use.is_simulated:
+    yield _PROFILE + suffix, None, functools.partial(gaussian.gaussian_epsilon, noise)
+    if use.is_simulated and plan.confidence is not None:
+        yield _PROFILE, plan.confidence, functools.partial(_bounded, plan)
+    elif use.is_amplified and not use.is_simulated:
         interval = _INTERVAL * min(plan.epsilon, 20.0)
         loss = event_losses.of_event(plan.dp_event(), interval)
-        yield _PROFILE, lambda d: max(0.0, float(loss.get_epsilon_for_delta(d)))
+        yield _PROFILE, None, lambda d: max(0.0, float(loss.get_epsilon_for_delta(d)))
+
+
+def _bounded(plan: Plan, delta: float) -> float:
+    """Returns a simulated bound on a trial's epsilon at delta, which takes seconds.
+
+    Raises:
+      ValueError: if a bound with amplification would take too many draws.
+    """
+    assert plan.confidence is not None
+    confidence = 1.0 - (1.0 - plan.confidence) / _FEW_DELTAS
+    try:
+        stated = plan.guarantee_at(delta, confidence)
+    except EpsilonIsZero:
+        return 0.0
+    if stated.is_unamplified:
+        raise ValueError(
+            f"A simulated bound on a trial at delta = {delta:.3g} would take too many "
+            f"draws, so the cost claims no amplification by sampling."
+        )
+    return stated.epsilon

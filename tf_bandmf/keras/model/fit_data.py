@@ -41,7 +41,9 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
       ValueError: if an argument would change the content of the plan's batches.
     """
     if isinstance(x, BatchSchedule):
-        arguments = {**kwargs, "y": y}
+        # Keras' default, validation_split=0.0, changes nothing.
+        split = kwargs.get("validation_split") or None
+        arguments = {**kwargs, "y": y, "validation_split": split}
         given = [name for name in _CHANGING if arguments.get(name) is not None]
         if given:
             raise ValueError(
