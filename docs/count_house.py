@@ -70,7 +70,7 @@ FOLDERS = {
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
     "keras": (7_554, 7_000),
-    "accounting": (2_047, 2_150),
+    "accounting": (2_048, 2_150),
     "planning": (2_172, 1_900),
     "strategies": (1_365, 1_600),
     "sampling": (1_401, 1_300),
@@ -86,7 +86,7 @@ CEILINGS = {
     "files": (185, 190),
     "other": (229, 290),
     "federated": (3_012, 3_200),
-    "tests": (22_450, 22_000),
+    "tests": (22_342, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
