@@ -134,6 +134,7 @@ ALONE = {
     "custom gradient": mixed_backward,
     "batch norm": batch_norm,
     "inner function": tf.function(tf_centred),
+    "partition": partitioned,
 }
 # Layers, and nodes of a functional model, that are refused.
 REFUSED = {
@@ -142,7 +143,6 @@ REFUSED = {
     "shuffle in a loop": lambda: cases.Custom(
         lambda x: x + tf.map_fn(tf.random.shuffle, centred(x))
     ),
-    "partition": lambda: cases.Custom(partitioned),
     "node": lambda: centred,
     "node of products": lambda: by_product,
     "memory": Queue,

@@ -51,6 +51,14 @@ LAYERS: dict[type, Condition] = {
     for name in names.split()
     if hasattr(layers, name)
 }
+# KerasHub classes by name, since KerasHub need not be installed.
+HUB = frozenset(
+    {
+        "keras_hub.src.models.deberta_v3.disentangled_self_attention."
+        "DisentangledSelfAttention",
+        "keras_hub.src.models.mixtral.mixtral_decoder.MixtralTransformerDecoder",
+    }
+)
 
 
 def knows(layer: Any, shapes: Shapes) -> bool:
@@ -60,5 +68,10 @@ def knows(layer: Any, shapes: Shapes) -> bool:
       layer: a built layer.
       shapes: the shapes of the tensors on which the layer is called.
     """
-    condition = LAYERS.get(type(layer))
-    return is_vouched(layer) or (condition is not None and condition(layer, shapes))
+    if is_vouched(layer):
+        return True
+    kind = type(layer)
+    if f"{kind.__module__}.{kind.__qualname__}" in HUB:
+        return True
+    condition = LAYERS.get(kind)
+    return condition is not None and condition(layer, shapes)
