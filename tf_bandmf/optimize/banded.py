@@ -124,12 +124,10 @@ class _Problem:
         errors, norms = (x.numpy() for x in errors_at(variables))
         groups = self._separation or self._workload.num_steps
         weights, offset = support(errors)
-        band, rows, product = (
-            x.numpy() for x in band_at(variables, tf.constant(weights))
-        )
+        bands = (x.numpy() for x in band_at(variables, tf.constant(weights)))
         error = float(weights @ errors)
-        at = certificate.Tangent(error, band, norms, groups, rows, product, weights)
-        return certificate.lower_bound(at) + offset, errors
+        least = certificate.lower_bound(error, norms, groups, weights, *bands)
+        return least + offset, errors
 
     @functools.cached_property
     def _programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:

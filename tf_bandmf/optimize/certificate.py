@@ -39,8 +39,6 @@ The groups are single columns for column-normalized strategies, and columns
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 # The minimum weight of a step, relative to the maximum weight. Smaller weights have no
@@ -50,12 +48,18 @@ _LEAST_WEIGHT = 1e-12
 # than the fraction _KEPT of these entries would remain, they are removed only in part.
 _CORRECTIONS, _KEPT = 3, 0.5
 
+# Matrices are dictionaries from offsets to diagonals of length n. Entry [i, i + offset]
+# of the matrix is at index i; entries outside the matrix are 0. A symmetric matrix is
+# given by the diagonals with offsets <= 0.
 
-def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> float:
+
+def dual_bound(
+    lower: dict[int, np.ndarray], norms: np.ndarray, separation: int
+) -> float:
     """Returns the bound `U` on `<H, X'>` over all feasible `X'`.
 
     Args:
-      gram_band: `H[i, i-j]`, shape [n, bands], zero left of the matrix.
+      lower: `H` in the band, by its diagonals with offsets <= 0.
       norms: column norms of `C`, shape [n].
       separation: b; columns `i, i + b, ...` form a group whose squared norms sum to at
         most 1. If b = n, every column forms a separate group.
@@ -63,100 +67,84 @@ def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> flo
     Returns:
       U.
     """
-    n, bands = gram_band.shape
-    reach = gram_band[:, 0].copy()
-    for j in range(1, min(bands, n)):
-        magnitude = np.abs(gram_band[j:, j])
-        reach[j:] += magnitude * norms[:-j] / norms[j:]
-        reach[:-j] += magnitude * norms[j:] / norms[:-j]
+    n = norms.size
     groups = min(separation, n)
-    reach = np.pad(reach, (0, -n % groups)).reshape(-1, groups)
+    reach = np.pad(_row_sums(lower, norms), (0, -n % groups)).reshape(-1, groups)
     return float(np.sum(np.max(reach, axis=0)))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tangent:
-    """The tangent of the weighted error at a strategy, from which lower bounds follow.
+def lower_bound(
+    weighted_error: float,
+    norms: np.ndarray,
+    separation: int,
+    weights: np.ndarray,
+    gram_band: np.ndarray,
+    rows: np.ndarray,
+    product: np.ndarray,
+) -> float:
+    """Returns the larger of the two lower bounds on the weighted error.
 
-    Attributes:
+    The time is O(n bands^2). If some weights are (nearly) 0, only the first bound applies.
+
+    Args:
       weighted_error: f(X).
-      gram_band: `H[i, i-j]`, shape [n, bands], zero left of the matrix.
       norms: column norms of `C`, shape [n].
       separation: b, see `dual_bound`.
-      rows: `C[i, i-j]`, shape [n, bands].
-      product: `M[i, i-j]`, `M = C A^-1`, shape [n, w]; entries left of the matrix are
-        ignored.
       weights: the diagonal of Omega, shape [n].
+      gram_band: `H[i, i-j]`, shape [n, bands].
+      rows: `C[i, i-j]`, shape [n, bands].
+      product: `M[i, i-j]`, `M = C A^-1`, shape [n, w]. In all three, entries left of the
+        matrix are ignored.
     """
-
-    weighted_error: float
-    gram_band: np.ndarray
-    norms: np.ndarray
-    separation: int
-    rows: np.ndarray
-    product: np.ndarray
-    weights: np.ndarray
-
-
-def corrected_bound(at: Tangent) -> float:
-    """Returns the second lower bound of the module's docstring, in time O(n bands^2).
-
-    All weights must be > 0.
-    """
-    gram_band, rows, product = at.gram_band, at.rows, at.product
     n, bands = gram_band.shape
     inside = range(1 - min(bands, n), 1)
+    lower = {-j: _cut(gram_band[:, j], -j) for j in range(min(bands, n))}
+    best = weighted_error**2 / dual_bound(lower, norms, separation)
+    if not weights.min() > _LEAST_WEIGHT * weights.max():
+        return best
     c = {-j: _cut(rows[:, j], -j) for j in range(min(bands, n))}
     m = {-j: _cut(product[:, j], -j) for j in range(min(product.shape[1], n))}
     gram = _product(_transposed(c), c, inside)
     root = _product(_transposed(m), c)
-    root = {k: diagonal / np.sqrt(at.weights) for k, diagonal in root.items()}
-    below = {-j: _cut(gram_band[:, j], -j) for j in range(1, min(bands, n))}
-    removed, best = below, 0.0
-    reach, kept = _row_sums(below, n), np.ones(n)
+    root = {k: diagonal / np.sqrt(weights) for k, diagonal in root.items()}
+    removed = {k: diagonal for k, diagonal in lower.items() if k}
+    ones = kept = np.ones(n)
+    reach = _row_sums(removed, ones)
     for _ in range(_CORRECTIONS):
         v = _product(root, {**removed, **_transposed(removed)})
         squared = _product(_transposed(v), v, inside)
-        quarter = {0: np.zeros(n)}
-        quarter.update((k, 0.25 * diagonal) for k, diagonal in squared.items())
-        left = np.zeros((n, bands))
-        left[:, 0] = gram_band[:, 0] + quarter[0]
-        for k, diagonal in removed.items():
-            left[:, -k] = below[k] - diagonal + quarter[k]
+        quarter = {0: np.zeros(n)} | {k: 0.25 * one for k, one in squared.items()}
+        left = {k: lower[k] - removed.get(k, 0.0) + quarter[k] for k in lower}
         # This subtracts <X, E> / 2. `removed` contains only the lower half of the
         # symmetric E, so each entry counts twice.
-        trace = at.weighted_error - sum(
+        trace = weighted_error - sum(
             float(gram[k] @ diagonal) for k, diagonal in removed.items()
         )
-        best = max(
-            best, max(trace, 0.0) ** 2 / dual_bound(left, at.norms, at.separation)
-        )
+        best = max(best, max(trace, 0.0) ** 2 / dual_bound(left, norms, separation))
         # In rows where H is small compared to E, a full correction would add more than
         # it removes.
-        more = _row_sums(quarter, n)
+        more = _row_sums(quarter, ones)
         kept = np.minimum(
             kept, _KEPT * reach / np.maximum(more, _KEPT * reach + 1e-300)
         )
         removed = {
-            k: np.minimum(kept, _moved(kept, k)) * (below[k] + quarter[k])
-            for k in below
+            k: np.minimum(kept, _moved(kept, k)) * (lower[k] + quarter[k])
+            for k in removed
         }
     return best
 
 
-def _row_sums(lower: dict[int, np.ndarray], n: int) -> np.ndarray:
-    """Returns absolute row sums of a symmetric matrix, given by its lower diagonals."""
-    result = np.zeros(n)
+def _row_sums(lower: dict[int, np.ndarray], norms: np.ndarray) -> np.ndarray:
+    """Returns `sum_j |H_ij| s_j / s_i` for a symmetric H and `s` = `norms`."""
+    result = np.zeros(norms.size)
     for k, diagonal in lower.items():
-        result += np.abs(diagonal)
-        if k:
-            result += np.abs(_moved(diagonal, -k))
+        magnitude = np.abs(diagonal)
+        if k == 0:
+            result += magnitude
+        else:
+            result += magnitude * _moved(norms, k) / norms
+            result += _moved(magnitude * norms, -k) / norms
     return result
-
-
-# The functions below represent a matrix as a dictionary from offsets to diagonals of
-# length n. Entry [i, i + offset] of the matrix is at index i; entries outside the
-# matrix are 0.
 
 
 def _cut(diagonal: np.ndarray, offset: int) -> np.ndarray:
@@ -195,15 +183,3 @@ def _product(
             sums = result.setdefault(a + b, np.zeros(n))
             sums[low:high] += first[low:high] * second[low + a : high + a]
     return result
-
-
-def lower_bound(at: Tangent) -> float:
-    """Returns the larger of the two lower bounds on the weighted error.
-
-    If some weights are (nearly) 0, only the first bound applies.
-    """
-    dual = dual_bound(at.gram_band, at.norms, at.separation)
-    first = at.weighted_error**2 / dual
-    if not at.weights.min() > _LEAST_WEIGHT * at.weights.max():
-        return first
-    return max(first, corrected_bound(at))
