@@ -75,7 +75,7 @@ CEILINGS = {
     "strategies": (1_365, 1_600),
     "sampling": (1_401, 1_300),
     "noise": (1_076, 1_050),
-    "optimize": (963, 1_000),
+    "optimize": (950, 1_000),
     "ledger": (632, 650),
     "matrices": (818, 850),
     "analysis": (544, 700),
