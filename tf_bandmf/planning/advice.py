@@ -264,8 +264,7 @@ def advise(
         of_mechanism["mechanism"] = phrase("advice", "calm", **facts)
         arguments["mechanism"] = calm.mechanism
         plan = build.plan(**arguments)
-    choice = plan.choice
-    named = choice.mechanism if choice else registry.specification(plan.strategy)
+    named = registry.specification(plan.strategy)
     momentum, mean_size = plan.workload.momentum or 0.0, plan.expected_batch_size or 0.0
     planned = setting(named, plan.num_steps, plan.rmse(), mean_size, momentum, **use)
     share = learning_rates.expected_share(

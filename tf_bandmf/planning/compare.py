@@ -53,9 +53,8 @@ _COST_OF_KEPT = 0.05
 # budget. For such a family only one number of bands is tried, because each number
 # requires a separate search.
 _BANDS_OF_BUDGET = 16
-# The table column of each objective, and the name of each column in texts.
-_COLUMNS = {"mean": "rmse", "max": "max_se"}
-_SHORT = {"rmse": "RMSE", "max_se": "MaxSE"}
+# For each objective, the table column that it measures, and its name in texts.
+_COLUMNS = {"mean": ("rmse", "RMSE"), "max": ("max_se", "MaxSE")}
 # The tolerance on log(1 - fraction) in the search for the best fraction parameter.
 _COARSE = {"xatol": 0.1}
 # A family's refinement is not tried if the family's error exceeds the smallest error by
@@ -135,13 +134,13 @@ class Comparison:
       title: title of the table.
       rows: one row for each usable mechanism, with a choice of all parameters.
       excluded: for each mechanism without a row, its name and the reason.
-      objective: the error that the best row minimizes: "rmse" or "max_se".
+      objective: "mean" if the best row minimizes the RMSE, "max" for the MaxSE.
     """
 
     title: str
     rows: tuple[Row, ...]
     excluded: Mapping[str, str]
-    objective: str = "rmse"
+    objective: str = "mean"
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -158,7 +157,7 @@ class Comparison:
 
     def value(self, row: Row) -> float:
         """Returns the error of a row that the objective measures."""
-        return float(getattr(row, self.objective))
+        return float(getattr(row, _COLUMNS[self.objective][0]))
 
     def best(self) -> Row:
         """Returns the cheapest row whose error is within 1% of the smallest error."""
@@ -176,7 +175,7 @@ class Comparison:
         """A sentence with the reason for the choice of the best row."""
         row, least = self.best(), min(self.rows, key=self.value)
         facts = {"row": least, "chosen": row, "best": self._label(row), "second": ""}
-        facts |= {"error": _SHORT[self.objective], "value": self.value(row)}
+        facts |= {"error": _COLUMNS[self.objective][1], "value": self.value(row)}
         facts |= {"other": self._label(least), "least": self.value(least)}
         others = [other for other in self.rows if other not in (row, least)]
         if others:
@@ -363,6 +362,7 @@ class Search:
 
     def __post_init__(self) -> None:
         check_word("objective", self.objective, _COLUMNS)
+        self._value = Comparison("", (), {}, self.objective).value
         self.data.sampling.validate_num_steps(self.workload.num_steps)
         if self.max_memory_vectors is not None:
             most = whole_number("max_memory_vectors", self.max_memory_vectors, least=0)
@@ -397,8 +397,7 @@ class Search:
                 registry.parse(name)
         with one_blas_thread():
             _, excluded = _each("mechanism", mechanisms, self._add)
-        column = _COLUMNS[self.objective]
-        table = Comparison("", tuple(self._rows), excluded, column)
+        table = Comparison("", tuple(self._rows), excluded, self.objective)
         budget = "noise multiplier 1"
         if self.budget is not None:
             budget = "epsilon {:g}, delta {:g}".format(*self.budget)
@@ -424,9 +423,6 @@ class Search:
         """True if a slow family or a long run makes "auto" compare drafts."""
         is_slow = family.refinement is not None or self.workload.num_steps > LONG_RUN
         return self.is_auto and family.has_drafts and is_slow
-
-    def _value(self, row: Row) -> float:
-        return float(getattr(row, _COLUMNS[self.objective]))
 
     def _add(self, mechanism: str | Strategy) -> None:
         """Adds the row of a mechanism; searches for the omitted parameters."""
