@@ -66,7 +66,7 @@ def _rows(entries: list[Any], *names: str) -> list[list[str]]:
 def _printed(title: str, rows: list[list[str]]) -> str:
     from tf_bandmf.planning.compare import plain_table
 
-    return plain_table(title, rows[0], rows[1:])
+    return plain_table(title, rows)
 
 
 def _lines(entries: list[Any]) -> str:

@@ -96,15 +96,12 @@ def lower_bound(
       product: `M[i, i-j]`, `M = C A^-1`, shape [n, w]. In all three, entries left of the
         matrix are ignored.
     """
-    n, bands = gram_band.shape
-    inside = range(1 - min(bands, n), 1)
-    lower = {-j: _cut(gram_band[:, j], -j) for j in range(min(bands, n))}
+    n = norms.size
+    lower, c, m = (_diagonals(one) for one in (gram_band, rows, product))
     best = weighted_error**2 / dual_bound(lower, norms, separation)
     if not weights.min() > _LEAST_WEIGHT * weights.max():
         return best
-    c = {-j: _cut(rows[:, j], -j) for j in range(min(bands, n))}
-    m = {-j: _cut(product[:, j], -j) for j in range(min(product.shape[1], n))}
-    gram = _product(_transposed(c), c, inside)
+    gram = _product(_transposed(c), c, lower)
     root = _product(_transposed(m), c)
     root = {k: diagonal / np.sqrt(weights) for k, diagonal in root.items()}
     removed = {k: diagonal for k, diagonal in lower.items() if k}
@@ -112,7 +109,7 @@ def lower_bound(
     reach = _row_sums(removed, ones)
     for _ in range(_CORRECTIONS):
         v = _product(root, {**removed, **_transposed(removed)})
-        squared = _product(_transposed(v), v, inside)
+        squared = _product(_transposed(v), v, lower)
         quarter = {0: np.zeros(n)} | {k: 0.25 * one for k, one in squared.items()}
         left = {k: lower[k] - removed.get(k, 0.0) + quarter[k] for k in lower}
         # This subtracts <X, E> / 2. `removed` contains only the lower half of the
@@ -147,10 +144,11 @@ def _row_sums(lower: dict[int, np.ndarray], norms: np.ndarray) -> np.ndarray:
     return result
 
 
-def _cut(diagonal: np.ndarray, offset: int) -> np.ndarray:
-    """Returns the diagonal with entries outside the matrix replaced by zeros."""
-    columns = np.arange(diagonal.size) + offset
-    return np.where((columns >= 0) & (columns < diagonal.size), diagonal, 0.0)
+def _diagonals(rows: np.ndarray) -> dict[int, np.ndarray]:
+    """Returns a matrix from its entries `[i, i-j]`, without those left of the matrix."""
+    steps = np.arange(len(rows))
+    below = enumerate(rows.T[: len(rows)])
+    return {-j: np.where(steps >= j, diagonal, 0.0) for j, diagonal in below}
 
 
 def _moved(diagonal: np.ndarray, offset: int) -> np.ndarray:
@@ -170,9 +168,9 @@ def _transposed(matrix: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
 def _product(
     left: dict[int, np.ndarray],
     right: dict[int, np.ndarray],
-    wanted: range | None = None,
+    wanted: dict[int, np.ndarray] | None = None,
 ) -> dict[int, np.ndarray]:
-    """Returns the product of two banded matrices, or only the diagonals in `wanted`."""
+    """Returns the product of two banded matrices, or its diagonals that `wanted` has."""
     result: dict[int, np.ndarray] = {}
     for a, first in left.items():
         n = first.size

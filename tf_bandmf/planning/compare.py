@@ -210,19 +210,16 @@ class Comparison:
 
     def __str__(self) -> str:
         cells = [_texts(row) for row in self.rows]
-        body = [list(texts.values()) for texts in cells]
+        lines = [list(cells[0]), *(list(texts.values()) for texts in cells)]
         excluded = (
             f"Not compared: {name}: {why}" for name, why in self.excluded.items()
         )
-        table = plain_table(self.title, list(cells[0]), body)
+        table = plain_table(self.title, lines)
         return "\n".join([table, *excluded, self.reason])
 
 
-def plain_table(
-    title: str, headings: Sequence[str], body: Sequence[Sequence[str]]
-) -> str:
+def plain_table(title: str, lines: Sequence[Sequence[str]]) -> str:
     """Returns a text table: a title and aligned columns, the first one left-aligned."""
-    lines = [headings, *body]
     widths = [max(map(len, column)) for column in zip(*lines)]
     first, *others = widths
     form = "  ".join([f"{{:<{first}}}", *(f"{{:>{width}}}" for width in others)])
