@@ -52,7 +52,7 @@ def test_two_results_of_one_state_share_no_noise(mechanism, figure):
 def test_the_measure_sees_noise_that_is_reused(monkeypatch):
     # As a control, the noise depends only on the round.
     monkeypatch.setattr(
-        state_noise.digests, "plain_digest", lambda key, total: tf.zeros([2], tf.int32)
+        state_noise.digests, "keyed_digest", lambda *_, **__: tf.zeros([2], tf.int32)
     )
     monkeypatch.setattr(state_noise, "_said_or_drawn", lambda inputs: inputs)
     first, second = two_results(make_plan("bsr:3"))

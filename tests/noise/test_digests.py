@@ -81,7 +81,7 @@ def test_it_is_what_its_formula_says(size):
     for digest in (
         keyed_digest,
         functools.partial(keyed_digest, compiles=True),
-        digests.plain_digest,
+        functools.partial(keyed_digest, compiles=False),
     ):
         words = digest(tf.constant(key), tf.constant(value))
         np.testing.assert_array_equal(words, expected)

@@ -92,10 +92,14 @@ def digest_key(secret: bytes, context: str) -> np.ndarray:
     return np.frombuffer(words, "<i4").view(HiddenArray)
 
 
-def plain_digest(
-    key: tf.Tensor, value: Vector, more: tf.Tensor | None = None
+def keyed_digest(
+    key: tf.Tensor,
+    value: Vector,
+    more: tf.Tensor | None = None,
+    *,
+    compiles: bool | None = None,
 ) -> tf.Tensor:
-    """Returns the digest of all bits of a vector and of a few integers, without XLA.
+    """Returns the digest of all bits of a vector and of a few integers.
 
     The digest does not include lengths, so all inputs under one key must have the same
     lengths.
@@ -103,33 +107,17 @@ def plain_digest(
     Args:
       key: from `digest_key`, or the same bits as 64-bit words.
       value: float32 of static shape [size], or a list of its pieces, which gives
-        another digest than the whole vector.
+        another digest than the whole vector; vectors and pieces of odd size are copied.
       more: int32, of static shape [count]; count plus the number of pieces is at most 256.
+      compiles: whether XLA compiles the computation; by default, if that is faster.
 
     Returns:
       int32, shape [2].
     """
-    return _digest(_as_words(key), *_inputs(value, more))
-
-
-def keyed_digest(
-    key: tf.Tensor,
-    value: Vector,
-    more: tf.Tensor | None = None,
-    *,
-    compiles: bool = False,
-) -> tf.Tensor:
-    """Returns `plain_digest`, compiled with XLA where that is faster.
-
-    Args:
-      key: see `plain_digest`.
-      value: see `plain_digest`; vectors and pieces of odd size are copied.
-      more: see `plain_digest`.
-      compiles: True to use XLA for short vectors, too, as multi-step programs do.
-    """
     pieces, numbers = _inputs(value, more)
-    size = 2 * sum(piece.shape[0] for piece in pieces)
-    compiles = compiles or size > _FEW or device_kind() != "CPU"
+    if compiles is None:
+        size = 2 * sum(piece.shape[0] for piece in pieces)
+        compiles = size > _FEW or device_kind() != "CPU"
     digest = _compiled_digest if compiles else _shared_digest
     return digest(_as_words(key), pieces, numbers)
 

@@ -220,7 +220,7 @@ class Run:
             state.
         """
         # Steps with lazy tables are short, and their own programs are compiled anyway.
-        compiles = self.tables is not None
+        compiles = None if self.tables is None else True
         return SecretState(self.generator, key, self.plan, compiles=compiles, **state)
 
     def adopt(self, secrets: SecretState, memory: Sequence[np.ndarray] = ()) -> None:

@@ -72,8 +72,8 @@ class SecretState(Secret):
       points: points of at least those steps, int64, shape [steps]. Further points are those
         of steps that the run took before it was resumed: such a step is refused if its
         point differs now. 0 stands for an unknown point.
-      compiles: True to compile digests of short sums, too: steps are then faster, but
-        the first one takes longer. The bits are the same.
+      compiles: see `keyed_digest`. If True, digests of short sums are compiled, too:
+        steps are then faster, but the first one takes longer. The bits are the same.
 
     Attributes:
       generator, key, step: see above.
@@ -91,7 +91,7 @@ class SecretState(Secret):
         step: int = 0,
         buffer: np.ndarray | None = None,
         points: Sequence[int] | np.ndarray = (),
-        compiles: bool = False,
+        compiles: bool | None = None,
     ) -> None:
         self.generator, self._compiles = generator, compiles
         self._is_bound = plan.test_seed is None
