@@ -74,7 +74,7 @@ CEILINGS = {
     "planning": (2_165, 1_900),
     "strategies": (1_365, 1_600),
     "sampling": (1_401, 1_300),
-    "noise": (1_076, 1_050),
+    "noise": (1_073, 1_050),
     "optimize": (948, 1_000),
     "ledger": (632, 650),
     "matrices": (818, 850),
