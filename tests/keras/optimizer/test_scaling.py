@@ -164,8 +164,8 @@ def assert_steps_scale(scaled, plain, schedule):
     [
         (keras.optimizers.SGD, "second_moment", "has none"),
         (keras.optimizers.Adagrad, "second_moment", "has none"),
-        (keras.optimizers.Adam, "first_moment", "must be None or"),
-        (keras.optimizers.Adam, 2.0, "must be None or"),
+        (keras.optimizers.Adam, "first_moment", "scaling must be one of"),
+        (keras.optimizers.Adam, 2.0, "scaling must be one of"),
     ],
 )
 def test_what_cannot_be_scaled_is_refused(inner, value, message):

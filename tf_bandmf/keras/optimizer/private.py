@@ -131,8 +131,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             )
         if not isinstance(clipping, Clipping):
             clipping = Clipping(clipping)
-        inner = keras.optimizers.get(inner_optimizer)
-        check_inner(inner)
+        try:
+            inner = keras.optimizers.get(inner_optimizer)
+            check_inner(inner)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"inner_optimizer must be a Keras optimizer, its name or its config, found "
+                f"{inner_optimizer!r}: {error}"
+            ) from error
         check_loss_scale(loss_scale_factor)
         run = Run(plan, inner, keep_normals=keep_normals, is_additional=additional_run)
         super().__init__(learning_rate=0.0, name=name or "private")
@@ -381,6 +387,8 @@ def check_inner(inner: keras.optimizers.Optimizer) -> None:
     Raises:
       ValueError: if it is private itself, scales losses or accumulates gradients.
     """
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise TypeError(f"{type(inner).__name__} is not an optimizer.")
     if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
             f"inner_optimizer cannot be a {type(inner).__name__}: give the "

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_bandmf.accounting.checks import check_word
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
@@ -100,15 +101,10 @@ class Clipping:
     scaling: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("flat", "automatic"):
-            raise ValueError(
-                f"clipping: kind must be 'flat' or 'automatic', found {self.kind!r}."
-            )
-        if self.scaling not in (None, SECOND_MOMENT):
-            raise ValueError(
-                f"scaling must be None or {SECOND_MOMENT!r}, found {self.scaling!r}."
-            )
-        if self.groups not in (None, LAYERS):
+        check_word("clipping: kind", self.kind, ("flat", "automatic"))
+        if self.scaling is not None:
+            check_word("scaling", self.scaling, (SECOND_MOMENT,))
+        if not (self.groups is None or str(self.groups) == LAYERS):
             object.__setattr__(self, "groups", _checked_groups(self.groups))
 
     def grouping(
