@@ -58,4 +58,3 @@ from tf_bandmf.keras.clipping.tensors.errors import (
 )
 from tf_bandmf.keras.clipping.tensors.made_up import made_up as made_up
 from tf_bandmf.keras.clipping.tensors.multi_row import present_rows as present_rows
-from tf_bandmf.keras.clipping.tensors.variables import Same as Same

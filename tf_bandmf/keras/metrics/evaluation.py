@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import Same
 from tf_bandmf.keras.compat.keras_objects import all_layers, compile_loss
 from tf_bandmf.keras.metrics.metric_sums import function_of, sums_of
 from tf_bandmf.keras.metrics.private_metrics import PrivateMetric, checked
@@ -175,7 +174,8 @@ def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
     specs = tf.nest.map_structure(lambda t: (t.shape[1:], t.dtype), batch)
     parts = [*metrics, compile_loss(model), *model.weights, *all_layers(model)]
     described = [metric.describe() for metric in metrics]
-    key = (str(specs), described, [Same(part) for part in parts])
+    key = str(specs), described, [*map(id, parts)]
     if state.evaluation is None or state.evaluation[0] != key:
-        state.evaluation = (key, function_of(model, batch, metrics))
+        # The parts are kept alive, so no other object gets one of their ids.
+        state.evaluation = (key, function_of(model, batch, metrics), parts)
     return state.evaluation[1]

@@ -19,7 +19,6 @@ import tensorflow as tf
 from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.clipping import (
     STEP_METHODS,
-    Same,
     prepare_process,
     refuse_own_step,
     vouched_classes,
@@ -76,14 +75,15 @@ class TrainingState:
     """State that belongs to a private model, but that Keras neither tracks nor saves.
 
     Attributes:
-      programs: the programs of the steps, with a cache key of all that they depend on.
-      evaluation: the graph of the last private evaluation, with its cache key.
+      programs: a cache key of all that the programs of the steps depend on, the programs,
+        and the objects whose ids are in the key.
+      evaluation: the same for the graph of the last private evaluation.
       plain_steps: steps of the plain optimizer that the model had before it was private.
       were_loaded: True if the model's weights were loaded or set.
     """
 
-    programs: tuple[Any, Any] | None = None
-    evaluation: tuple[Any, Any] | None = None
+    programs: tuple[Any, Any, list[Any]] | None = None
+    evaluation: tuple[Any, Any, list[Any]] | None = None
     plain_steps: int = 0
     were_loaded: bool = False
 
@@ -353,14 +353,11 @@ class PrivateTraining(BuiltBefore, _Model):
         """The programs of the run's steps, cached until one of their settings changes."""
         parts = [self.optimizer, self.optimizer.run.secrets, compile_loss(self)]
         parts += [*self.trainable_variables, *all_layers(self)]
-        key = (
-            bool(self.jit_compile),
-            self._settings,
-            [Same(part) for part in parts],
-        )
+        key = bool(self.jit_compile), self._settings, [*map(id, parts)]
         traced = self._training.programs
         if traced is None or traced[0] != key:
-            self._training.programs = traced = (key, Programs(self))
+            # The parts are kept alive, so no other object gets one of their ids.
+            self._training.programs = traced = (key, Programs(self), parts)
         return traced[1]
 
     def _private_optimizer(self) -> PrivateOptimizer:
