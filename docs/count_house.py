@@ -69,7 +69,7 @@ FOLDERS = {
 # a change needs more lines in one folder, lower another folder's ceiling by as many.
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (7_570, 7_000),
+    "keras": (7_555, 7_000),
     "accounting": (2_048, 2_150),
     "planning": (2_165, 1_900),
     "strategies": (1_365, 1_600),
