@@ -6,6 +6,7 @@ import tensorflow as tf
 from small_plans import small_plan
 
 from tf_bandmf.sampling.changes import Ranges
+from tf_bandmf.sampling.examples import Examples
 from tf_bandmf.sampling.sources import ArrayExamples
 
 X = np.array([[0.0, 1.0], [2.0, 0.5], [np.nan, 0.5], [1.0, 1.0]], np.float32)
@@ -75,5 +76,15 @@ def test_a_schedule_has_them_before_map_and_tells_runs_apart():
         if float(w)
     }
     assert rows == {0: ([0.0, 2.0], 1.0), 9: ([2.0, 2.0], 1.0)}
+    # The range of x does not apply to the result of `map`.
+    assert ranged.ranges == {"y": (0, 9)}
     others = plan.batches(X, Y, ranges={"x": (0, 2)}), plan.batches(X, Y)
     assert len({ranged.schedule_id, *(s.schedule_id for s in others)}) == 3
+
+
+def test_units_of_several_rows_keep_what_was_declared():
+    ranges = {"y": (0, 2)}
+    units = Examples(
+        2, X, Y, users=["a", "a", "b", "b"], rows_per_user=2, ranges=ranges
+    )
+    assert units.ranges == ranges

@@ -88,6 +88,8 @@ class BatchSchedule:
 
     Attributes:
       steps_per_epoch: number of steps per pass over the data, exact or on average.
+      labels: class numbers of inspected examples; empty if they are not known.
+      ranges: declared ranges of inputs and targets; see `sampling.changes.Ranges`.
 
     Raises:
       ValueError: if the number of examples differs from that in the participation.
@@ -125,6 +127,7 @@ class BatchSchedule:
                 f"files that are read by index: arrays of np.lib.format.open_memmap, "
                 f"or TFRecord files for tf_bandmf.sampling.TFRecordExamples."
             )
+        self.labels, self.ranges = examples.labels, examples.ranges
 
     def __repr__(self) -> str:
         # Keras quotes this text in its error message if a schedule is passed to the

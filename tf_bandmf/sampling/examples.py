@@ -20,13 +20,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.sampling.changes import ClassWeights, Ranges
-from tf_bandmf.sampling.identity import INPUTS, ROWS, hash_rows
+from tf_bandmf.sampling.identity import INPUTS, ROWS, TARGETS, hash_rows
 from tf_bandmf.sampling.mapped import Mapped
 from tf_bandmf.sampling.sources import (
     OF_WEIGHTS,
     ArrayExamples,
     ExampleSource,
     IndexedExamples,
+    classes_of,
 )
 from tf_bandmf.sampling.streamed import StreamedExamples, is_stream
 
@@ -59,6 +60,8 @@ class Examples:
     Attributes:
       source: source of the rows.
       num_examples: number of examples.
+      labels: class numbers of inspected examples; empty if they are not known.
+      ranges: declared ranges of the model's "x" and "y".
       remarks: sentences that the statement of a run on these examples must contain.
 
     Raises:
@@ -81,21 +84,27 @@ class Examples:
     ) -> None:
         num_rows = num_examples if users is None else np.shape(users)[0]
         self.source = source = _source_of(x, y, sample_weight, num_rows)
+        self.labels = np.zeros(0, np.int64)
         self.num_examples = source.num_examples
         if not may_overlap:
             _refuse_overlap(source)
         if users is None:
             _warn_of_repetitions(source)
         if map is None and source.parse is None and not (ranges or source.in_order):
-            _warn_of_missing_values(source.probed_content())
-        self.remarks = source.remarks
+            content, works = source.probed_content()
+            _warn_of_missing_values(content)
+            self.labels = classes_of(content)[works]
+        self.remarks, self.ranges = source.remarks, {}
         self._changes: list[Any] = []
         if source.parse is not None:
             self._make(source.parse, parses=True)
         if ranges:
             self._changes.append(Ranges(ranges))
+            self.ranges = dict(ranges)
         if map is not None:
-            self._make(map)
+            # Declared ranges apply to what `map` receives, not to what it returns.
+            kept = () if self._make(map).with_targets else (TARGETS,)
+            self.ranges = {k: v for k, v in self.ranges.items() if k in kept}
         elif views != 1:
             raise ValueError(
                 f"views = {views} needs map=, a function that makes the views differ."

@@ -120,10 +120,10 @@ class ExampleSource(abc.ABC):
         """Returns the hashes of the records that were read."""
         return self._hashes[0, self._is_seen]
 
-    def probed_content(self) -> dict[str, Any]:
-        """Returns up to 256 evenly spaced rows."""
-        rows = self.rows(self._probed[:: -(-len(self._probed) // _PROBED)])
-        return tf.nest.pack_sequence_as(self._sample, rows[:-1])
+    def probed_content(self) -> tuple[dict[str, Any], np.ndarray]:
+        """Returns up to 256 evenly spaced rows, and a mask of the readable rows."""
+        *leaves, works = self.rows(self._probed[:: -(-len(self._probed) // _PROBED)])
+        return tf.nest.pack_sequence_as(self._sample, leaves), works
 
     def all_rows(self) -> Iterator[dict[str, Any]]:
         """Reads and hashes all rows; yields their contents, block by block."""

@@ -12,7 +12,7 @@ from small_models import data, make_plan, make_private_model
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import OUTCOMES
-from tf_bandmf.keras.metrics.counts import Counts
+from tf_bandmf.keras.metrics.counts import Counts, PrivateCounts
 
 
 @pytest.mark.slow_cases("nothing clipped")
@@ -26,7 +26,8 @@ def test_it_counts_what_became_of_examples(clip):
     weights = np.ones(len(y), np.float32)
     weights[7:11] = 0.0
     model = make_private_model(plan, keras.optimizers.SGD(0.0))
-    model.fit(plan.batches(x, y, weights), epochs=2, verbose=0)
+    with pytest.warns(UserWarning, match="contributed nothing to the 8 steps"):
+        model.fit(plan.batches(x, y, weights), epochs=2, verbose=0)
     actual = model.private_counts()
     # In an epoch, 4 batches of 5 or 6 examples contain all 22 examples.
     per_epoch = plan.expected_batch_size * plan.num_steps / 2
@@ -149,6 +150,15 @@ def test_no_file_and_no_attribute_has_a_raw_count(tmp_path, figure):
     figure(
         f"{len(numbers)} numbers searched: 0 raw counts; control: the noisy one is found"
     )
+
+
+def test_what_is_said_at_the_end():
+    bad = PrivateCounts(0.3, 0.01, 0.88, 0.01, 40).sentence()
+    assert bad.startswith("About 89% of the examples (noise 1.4%) contributed nothing")
+    assert "88% had a loss" in bad and "1% weight 0, a failed map" in bad
+    # No sentence if the share is within the noise, or if it is small.
+    assert not PrivateCounts(0.3, 0.2, 0.3, 0.2, 40).sentence()
+    assert not PrivateCounts(0.3, 0.0, 0.02, 1e-4, 40).sentence()
 
 
 def test_the_noise_is_the_strategys():

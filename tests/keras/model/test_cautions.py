@@ -1,4 +1,4 @@
-"""Warnings before the first step, such as of noise that undoes what is learned."""
+"""Warnings and refusals before the first step, such as for a run that cannot learn."""
 
 import re
 import warnings
@@ -33,22 +33,26 @@ class OwnStop(keras.callbacks.TerminateOnNaN):
 
 def said(
     inner=None,
+    last=None,
     loss=CROSS_ENTROPY,
     dtype="float32",
     first=(),
     callbacks=(),
+    y=data[1],
+    ranges=None,
     **changes,
 ):
     """Returns the plan, and all warnings that `fit` gives before the first step."""
     plan = make_plan(**{"mechanism": "identity", **changes})
-    model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, layers.Dense(3)])
+    last = layers.Dense(3) if last is None else last()
+    model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
     options = {"model": model, "loss": loss}
     make_private_model(plan, inner() if inner else sgd(1e-3), **options)
     with warnings.catch_warnings(record=True) as caught, pytest.raises(Begun):
         warnings.simplefilter("always")
         x = np.abs(data[0] * 50).astype(dtype)
         model.fit(
-            plan.batches(x, data[1]),
+            plan.batches(x, y, ranges=ranges),
             epochs=1,
             verbose=0,
             callbacks=[*callbacks, Stops()],
@@ -59,6 +63,9 @@ def said(
 
 
 LAMBDA = {"mechanism": "lambda_cgd"}
+LOSS = {"loss": "sparse_categorical_crossentropy"}
+FOUR = {**LOSS, "y": np.arange(22) % 4}
+SOFT = {"last": lambda: layers.Dense(3, "softmax")}
 SCALED = {"dtype": "uint8", "first": [layers.Rescaling(1 / 255)]}
 
 
@@ -81,6 +88,12 @@ SCALED = {"dtype": "uint8", "first": [layers.Rescaling(1 / 255)]}
             "times the .* that tf_bandmf.advise",
             {"inner": lambda: sgd(1000.0, clipnorm=1.0), **LAMBDA},
         ),
+        (LOSS, "from_logits=True", {**SOFT, **LOSS}),
+        (
+            {**SOFT, **FOUR},
+            "none of the classes",
+            {"last": lambda: layers.Dense(4, "softmax"), **FOUR},
+        ),
         ({"dtype": "uint8"}, "Divide by 255", SCALED),
     ],
 )
@@ -88,6 +101,24 @@ def test_a_mistake_is_warned_of_until_it_is_repaired(mistake, words, repaired):
     _, (text,) = said(**mistake)
     assert re.search(words, text)
     assert said(**repaired)[1] == []
+
+
+SPARSE = keras.losses.SparseCategoricalCrossentropy
+SOFTMAX = (3, "softmax")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "loss", "options", "message"),
+    [
+        ((1, "softmax"), "binary_crossentropy", {}, "always 1"),
+        ((1,), SPARSE(), {}, "one output per class"),
+        (SOFTMAX, SPARSE(), {"ranges": {"y": (0, 9)}}, "declared up to 9"),
+    ],
+)
+def test_what_learns_nothing_is_refused(outputs, loss, options, message):
+    with pytest.raises(ValueError, match=f"{message}.*Nothing was trained"):
+        # The self-check would also fail for such labels, but with a TensorFlow error.
+        said(last=lambda: layers.Dense(*outputs), loss=loss, **options)
 
 
 @pytest.mark.invariant(18)

@@ -76,8 +76,10 @@ def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(kind, tmp_pat
     for crash_at in (1, 2, 3):
         with pytest.raises(Crash):
             run("crashed", CrashAt(crash_at))
-    # The learning rate of the backup is used.
-    resumed = run("crashed", rate=0.02)
+    with pytest.warns(UserWarning) as warnings:
+        resumed = run("crashed", rate=0.02)
+    (told,) = (str(w.message) for w in warnings if w.category is UserWarning)
+    assert "backup, 0.01: the program's, 0.02, has no effect" in told
     assert resumed.optimizer.steps_taken == plan.num_steps
     assert_same(resumed, run("straight"))
 

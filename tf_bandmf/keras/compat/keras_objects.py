@@ -181,6 +181,11 @@ def calls_of(model: Any) -> Iterator[tuple[Any, list[Any], list[Any]]]:
                 yield node.operation, inputs, keras.tree.flatten(node.output_tensors)
 
 
+def maker_of(tensor: keras.KerasTensor) -> Any:
+    """The operation or layer whose call created a symbolic tensor."""
+    return tensor._keras_history.operation
+
+
 def metric_handles(model: Any) -> set[int]:
     """Ids of the handles of all metric variables, even of metrics without data yet."""
     variables = list(model.metrics_variables)

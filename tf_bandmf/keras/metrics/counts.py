@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from tf_bandmf.planning.plan import Plan
 
 # Outcomes of an example. The first one, "used", is not counted: it is the remainder.
 COUNTED = OUTCOMES[1:]
+# `sentence` mentions a share only if it is at least `_CLEARLY` times its noise, and at
+# least `_WORTH_SAYING`.
+_CLEARLY, _WORTH_SAYING = 4.0, 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,20 @@ class PrivateCounts:
     bad: float
     noise: float
     steps: int
+
+    def sentence(self) -> str:
+        """A sentence about the examples that contributed nothing; "" if there are few."""
+        without = self.zero + self.bad
+        noise = math.sqrt(2.0) * self.noise
+        if without < max(_CLEARLY * noise, _WORTH_SAYING):
+            return ""
+        bad, zero = max(self.bad, 0.0), max(self.zero, 0.0)
+        return (
+            f"About {min(without, 1.0):.0%} of the examples (noise {noise:.1%}) "
+            f"contributed nothing to the {self.steps} steps so far: {bad:.0%} had a loss, "
+            f"label or gradient that was not finite or valid, and {zero:.0%} weight 0, a "
+            f"failed map, or a loss without gradient."
+        )
 
 
 class Counts:
@@ -106,3 +124,9 @@ class Counts:
         noise /= plan.expected_batch_size * steps
         clipped, zero, bad = (float(share) for share in sums / steps)
         return PrivateCounts(clipped, zero, bad, noise, steps)
+
+    def warn(self, steps: int) -> None:
+        """Warns of examples that contributed nothing, if the counts show many."""
+        counts = self.value(steps)
+        if counts is not None and counts.sentence():
+            warnings.warn(counts.sentence(), stacklevel=3)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tf_bandmf.keras.compat.keras_objects import given_learning_rate
+
+_Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 # Prefixes of metrics that reveal only noisy numbers about the training data.
 _PUBLIC = ("val_", "private_")
@@ -55,8 +60,8 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
     """Lets `BackupAndRestore` restore before the run asks for its first batch.
 
     The restored step of the optimizer, which belongs to the weights, determines the
-    next batch. The epoch that the callback recorded is ignored. The learning rate comes
-    from the backup, too.
+    next batch. The epoch that the callback recorded is ignored. The learning rate also
+    comes from the backup; if it differs from the program's, a warning says so.
 
     Raises:
       ValueError: if the backup cannot be read.
@@ -67,6 +72,8 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(callback.backup_dir, name))
             callback.set_model(model)
+            optimizer = model.optimizer.inner_optimizer
+            given = float(optimizer.learning_rate)
             try:
                 callback.on_train_begin()
             except Exception as error:  # h5py may raise any exception
@@ -77,6 +84,15 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                     f"delete that folder, and the run begins again at its first step, "
                     f"with the same batches and noise."
                 ) from error
+            rate = float(optimizer.learning_rate)
+            has_schedule = isinstance(given_learning_rate(optimizer), _Schedule)
+            if rate != given and not has_schedule:
+                warnings.warn(
+                    f"The run goes on with the learning rate of its backup, {rate:.3g}: "
+                    f"the program's, {given:.3g}, has no effect. To change it, set "
+                    f"model.optimizer.learning_rate in a callback.",
+                    stacklevel=3,
+                )
 
 
 def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:

@@ -1,14 +1,16 @@
-"""Warnings that `fit` gives before a budget is spent.
+"""Warnings that `fit` gives before a budget is spent, and settings that it refuses.
 
-They concern settings that waste a budget, or that act on private data. They depend only
-on the plan and on the model's settings and shapes, not on the values of records.
+The warnings concern settings that waste a budget, or that act on private data.
+
+Warnings and refusals depend only on the plan and on the model's settings and shapes. No
+value of a record is used, except the labels that `plan.batches` inspected.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -18,10 +20,11 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.keras_objects import (
     all_layers,
     given_learning_rate,
+    maker_of,
 )
 from tf_bandmf.keras.model.callbacks import cautions_of
 from tf_bandmf.planning import learning_rates
-from tf_bandmf.sampling.identity import INPUTS
+from tf_bandmf.sampling.identity import INPUTS, TARGETS
 
 # At twice the advised rate, models of `benchmarks/utility` lose up to 13 points; at
 # four times that rate, most of their accuracy.
@@ -39,19 +42,28 @@ _SCALES = (
     keras.layers.Embedding,
     keras.layers.Lambda,
 )
+_NO_PROBABILITIES = ("linear", "relu", "tanh", "elu", "gelu", "silu", "leaky_relu")
+_OF_NUMBERS = keras.losses.sparse_categorical_crossentropy
+_OF_CLASSES = (_OF_NUMBERS, keras.losses.categorical_crossentropy)
+_OF_PROBABILITIES = (*_OF_CLASSES, keras.losses.binary_crossentropy)
 
 
-def warn(model: Any, data: Any, callbacks: Any) -> None:
+def warn(model: Any, data: Any, labels: Any, callbacks: Any) -> None:
     """Gives the warnings that are possible before the first step of `fit`.
 
     Args:
       model: private and compiled.
       data: the data of `fit`; if it has `element_spec`, dtypes of inputs are checked.
+      labels: class numbers of some examples, if they are known.
       callbacks: the argument of `fit`.
     """
     messages = list(cautions_of(callbacks, model.optimizer.run.file is not None))
     if model.built and not model.optimizer.steps_taken:
-        messages += [*_of_inputs(model, data), *_of_sgd(model)]
+        messages += [
+            *_of_inputs(model, data),
+            *_of_outputs(model, np.asarray(labels)),
+            *_of_sgd(model),
+        ]
     for message in messages:
         warnings.warn(message, stacklevel=3)
 
@@ -67,6 +79,27 @@ def _of_inputs(model: keras.Model, data: Any) -> Iterator[str]:
             "Inputs are bytes (uint8) up to 255 and no layer scales them: gradients of "
             "such numbers are all clipped, and one weight gets as much noise as another. "
             "Divide by 255, in map= or by a Rescaling layer."
+        )
+
+
+def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
+    layer, activation, size = _last_layer(model)
+    if layer is None:
+        return
+    loss, from_logits = _loss_of(model)
+    is_bounded = from_logits or activation not in _NO_PROBABILITIES
+    if loss in _OF_PROBABILITIES and not is_bounded:
+        yield (
+            f"The model's last layer, {layer!r}, has no softmax or sigmoid, and "
+            f"{loss.__name__} expects probabilities: outputs outside [0, 1] get no "
+            f"gradient. Give the loss from_logits=True."
+        )
+    others = (labels < 0) | (labels >= size)
+    if loss is _OF_NUMBERS and others.any():
+        yield (
+            f"{100.0 * others.mean():.2g}% of {others.size} examples that were looked at "
+            f"have a label that is none of the classes 0 to {size - 1}: they teach the "
+            f"model nothing, and the loss is NaN. Number classes from 0, one output each."
         )
 
 
@@ -139,3 +172,50 @@ def _rates(inner: Any, steps: np.ndarray) -> np.ndarray:
     # A variable that is mirrored over replicas does not convert with `float` alone.
     value = float(keras.ops.convert_to_numpy(inner.learning_rate))
     return np.full(steps.size, value)
+
+
+def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
+    """Refuses a last layer that has too few outputs for its loss.
+
+    Args:
+      model: private, built, compiled.
+      ranges: the declared ranges of values; see `Plan.batches`.
+
+    Raises:
+      ValueError: if the gradients of all examples are zero, or the declared labels contain
+        a class that has no output.
+    """
+    layer, activation, size = _last_layer(model)
+    loss, _ = _loss_of(model)
+    last = max(tf.nest.flatten(ranges.get(TARGETS, 0)))
+    is_constant = size == 1 and (activation == "softmax" or loss in _OF_CLASSES)
+    if is_constant or (loss is _OF_NUMBERS and 0 < size <= last):
+        raise ValueError(
+            f"The model's last layer, {layer!r}, has {size} outputs, too few for its loss: "
+            f"a softmax of one output is always 1, without a gradient, and a loss of "
+            f"classes needs one output per class, here for labels declared up to {last}. "
+            f"Use Dense(classes, activation='softmax'), or for two classes 'sigmoid' with "
+            f"binary_crossentropy. Nothing was trained."
+        )
+
+
+def _last_layer(model: keras.Model) -> tuple[str | None, str, int]:
+    """Name, activation and size of the layer that makes a model's only output.
+
+    The name is None, and the size 0, if there is not exactly one output of known shape.
+    """
+    outputs = getattr(model, "outputs", None) or []
+    if len(outputs) != 1 or outputs[0].shape[-1] is None:
+        return None, "", 0
+    layer = maker_of(outputs[0])
+    activation = getattr(getattr(layer, "activation", None), "__name__", "")
+    return layer.name, activation, int(outputs[0].shape[-1])
+
+
+def _loss_of(model: keras.Model) -> tuple[Any, bool]:
+    """The loss function of a model; and True if it is known to take logits."""
+    loss = keras.losses.get(model.loss) if isinstance(model.loss, str) else model.loss
+    function = getattr(loss, "fn", loss)
+    if function is loss or function not in _OF_PROBABILITIES:
+        return function, False
+    return function, bool(loss.get_config().get("from_logits"))

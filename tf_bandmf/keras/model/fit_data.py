@@ -13,6 +13,7 @@ import math
 import warnings
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import is_distributed
@@ -63,6 +64,37 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
             "that the plan assumes. Give a tf.data.Dataset that respects it."
         )
     return x
+
+
+def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -> None:
+    """Raises ValueError if data do not match the input of a model with one input.
+
+    Keras itself looks at validation data only after the first epoch, when the budget of
+    that epoch is spent.
+
+    Args:
+      model: built.
+      data: `validation_data` of `fit`: (x, y), with arrays, or a `tf.data.Dataset`.
+      name: name of the data in errors.
+
+    Raises:
+      ValueError: if a dimension differs.
+    """
+    inputs = getattr(model, "inputs", None) or []
+    is_dataset = isinstance(data, tf.data.Dataset)
+    data = data.element_spec if is_dataset else data
+    if not isinstance(data, (tuple, list)) or not data or len(inputs) != 1:
+        return
+    leaves = tf.nest.flatten(data[0])
+    shape = getattr(leaves[0], "shape", None) if len(leaves) == 1 else None
+    if shape is None or len(shape) != len(inputs[0].shape):
+        return
+    expected = inputs[0].shape[1:]
+    if any(None not in (a, b) and a != b for a, b in zip(shape[1:], expected)):
+        raise ValueError(
+            f"{name} must have the inputs of the model, of shape "
+            f"{(None, *expected)}, found {tuple(shape)}. Nothing was trained."
+        )
 
 
 def check_passes(

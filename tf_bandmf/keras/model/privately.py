@@ -20,6 +20,7 @@ from tf_bandmf.keras.clipping import check_supported
 from tf_bandmf.keras.compat.keras_objects import compiled_arguments
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.conversion import make_private, to_plain
+from tf_bandmf.keras.model.fit_data import check_inputs
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.planning.advice import Advice, advise
 from tf_bandmf.planning.plan import Plan
@@ -125,6 +126,7 @@ def fit_privately(
             "y is missing: fit_privately(model, x, y, ...). For an autoencoder, y is x."
         )
     _build(model, x)
+    check_inputs(model, (x, y), "x")
     check_supported(model)  # before advice, which takes seconds
     num_weights = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     advice = None

@@ -39,6 +39,7 @@ from tf_bandmf.keras.model.callbacks import (
     restore_backup,
 )
 from tf_bandmf.keras.model.fit_data import (
+    check_inputs,
     check_passes,
     checked_data,
     scheduled,
@@ -169,23 +170,30 @@ class PrivateTraining(BuiltBefore, _Model):
         # Callbacks run before the first step, which checks the weights again.
         run.check()
         is_resumed = private_state is not None and run.file.resumed
+        batches = x
         if is_schedule:
             x = scheduled(self, x, kwargs, is_resumed)
         else:
             check_passes(x, run.plan.participation, kwargs)
+        # This is checked before gradients are compared, which would raise an obscure
+        # error.
+        cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
+        check_inputs(self, kwargs.get("validation_data"))
         if self._settings.tables != DENSE:
             # Callbacks after this one see released tables at the end of an epoch.
             releases = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: self.release()
             )
             kwargs["callbacks"] = [releases, *each_callback(callbacks)]
-        cautions.warn(self, x, callbacks)
+        cautions.warn(self, x, getattr(batches, "labels", ()), callbacks)
         try:
             with warnings.catch_warnings():
                 if is_resumed:
                     # The last epoch of a resumed run may be shorter: Keras would warn.
                     warnings.filterwarnings("ignore", "Your input ran out of data")
-                return super().fit(x, **{**kwargs, "shuffle": False})
+                history = super().fit(x, **{**kwargs, "shuffle": False})
+            run.counts.warn(run.step)
+            return history
         finally:
             run.close_seal()
             run.note_steps()
