@@ -257,13 +257,15 @@ def advise(
         "workload": "prefix" if is_adam else _WORKLOAD,
     }
     plan = build.plan(**arguments)
-    of_mechanism = {} if plan.choice is None else {"mechanism": plan.choice.reason}
-    calm = None if plan.choice is None else _calmest(plan.choice)
-    if calm is not None:
-        facts = dict(chosen=calm, least=plan.choice.best())  # type: ignore[union-attr]
-        of_mechanism["mechanism"] = phrase("advice", "calm", **facts)
-        arguments["mechanism"] = calm.mechanism
-        plan = build.plan(**arguments)
+    choice, of_mechanism = plan.choice, dict[str, str]()
+    if choice is not None:
+        of_mechanism["mechanism"] = choice.reason
+        calm = _calmest(choice)
+        if calm is not None:
+            facts = dict(chosen=calm, least=choice.best())
+            of_mechanism["mechanism"] = phrase("advice", "calm", **facts)
+            arguments["mechanism"] = calm.mechanism
+            plan = build.plan(**arguments)
     named = registry.specification(plan.strategy)
     momentum, mean_size = plan.workload.momentum or 0.0, plan.expected_batch_size or 0.0
     planned = setting(named, plan.num_steps, plan.rmse(), mean_size, momentum, **use)
@@ -334,7 +336,7 @@ def _calmest(table: Comparison) -> Row | None:
     """
     best = table.best()
     inverse = [row for row in table if _has_banded_inverse(row)]
-    if best not in inverse:
+    if best not in inverse or table.objective != "mean":
         return None
     good = [row for row in inverse if row.rmse <= _AS_GOOD * best.rmse]
     calm = min(good, key=lambda row: row.noise_stddev)

@@ -120,6 +120,10 @@ class Row:
         default=None, repr=False, compare=False
     )
 
+    def error(self, objective: str) -> float:
+        """Returns the error that an objective, "mean" or "max", measures."""
+        return float(getattr(self, _COLUMNS[objective][0]))
+
     @property
     def cost(self) -> float:
         """The cost of a step's noise; the unit is the cost of generating one vector."""
@@ -157,7 +161,7 @@ class Comparison:
 
     def value(self, row: Row) -> float:
         """Returns the error of a row that the objective measures."""
-        return float(getattr(row, _COLUMNS[self.objective][0]))
+        return row.error(self.objective)
 
     def best(self) -> Row:
         """Returns the cheapest row whose error is within 1% of the smallest error."""
@@ -359,7 +363,6 @@ class Search:
 
     def __post_init__(self) -> None:
         check_word("objective", self.objective, _COLUMNS)
-        self._value = Comparison("", (), {}, self.objective).value
         self.data.sampling.validate_num_steps(self.workload.num_steps)
         if self.max_memory_vectors is not None:
             most = whole_number("max_memory_vectors", self.max_memory_vectors, least=0)
@@ -415,6 +418,9 @@ class Search:
             strategy = self._strategy(family, options, is_draft=False)
         diagnostics = {**strategy.diagnostics, "choice": table.to_record()}
         return dataclasses.replace(strategy, diagnostics=diagnostics)
+
+    def _value(self, row: Row) -> float:
+        return row.error(self.objective)
 
     def _is_drafted(self, family: Family) -> bool:
         """True if a slow family or a long run makes "auto" compare drafts."""
