@@ -77,13 +77,13 @@ AUDIT := -m attack
 FOUND := $(CURDIR)/audit-output
 audit: .venv/.installed .venv-federated/.installed .venv-flower/.installed
 	rm -rf $(FOUND)
-	.venv/bin/python $(PYTEST) $(PARALLEL) $(AUDIT) --attacks=$(FOUND)/main.json tests \
+	.venv/bin/python $(PYTEST) $(PARALLEL) $(AUDIT) --junitxml=$(FOUND)/main.xml tests \
 		|| touch $(FOUND)/broken
 	cd federated && ../.venv-federated/bin/python $(PYTEST) $(AUDIT) \
-		--attacks=$(FOUND)/federated.json tests || [ $$? -eq 5 ] || touch $(FOUND)/broken
+		--junitxml=$(FOUND)/federated.xml tests || [ $$? -eq 5 ] || touch $(FOUND)/broken
 	cd federated && ../.venv-flower/bin/python $(PYTEST) $(AUDIT) \
-		--attacks=$(FOUND)/flower.json tests/flower || [ $$? -eq 5 ] || touch $(FOUND)/broken
-	.venv/bin/python tests/reporting/page.py docs/what-was-attacked.md $(FOUND)/*.json
+		--junitxml=$(FOUND)/flower.xml tests/flower || [ $$? -eq 5 ] || touch $(FOUND)/broken
+	.venv/bin/python tests/reporting/page.py docs/what-was-attacked.md $(FOUND)/*.xml
 	[ ! -e $(FOUND)/broken ]
 
 # Tests the main stack on another Python, with the newest available packages:

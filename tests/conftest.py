@@ -14,9 +14,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 import tensorflow as tf
 
-# These plugins define the markers `attack`, `invariant` and `slow_cases`, and their
-# command line options.
-pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
+# This plugin reads the markers `attack`, `invariant` and `slow_cases`.
+pytest_plugins = ["marks"]
 
 # Tests neither read nor write the user's cache of optimized strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"

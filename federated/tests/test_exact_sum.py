@@ -142,8 +142,8 @@ def impossible(weights, released, stddev, denominator):
     tried="Adds an update to 200,000 weights, and counts the released weights that are "
     "impossible without the update, whatever the float32 noise is.",
     area="noise",
-    invariants=[15],
 )
+@pytest.mark.invariant(15)
 @pytest.mark.parametrize("noise_multiplier", [0.5, 4.0])
 def test_no_bits_of_a_release_exclude_an_update(noise_multiplier, figure):
     size, stddev = 200_000, noise_multiplier * CLIP

@@ -153,8 +153,8 @@ DAMAGES = {
     tried="Changes, removes, moves or adds rows of entries, participations or states, "
     "or adds a trigger: the ledger is refused when it is opened again.",
     area="faults",
-    invariants=[11],
 )
+@pytest.mark.invariant(11)
 def test_a_changed_removed_or_added_row_is_seen(path, tmp_path, figure):
     with Ledger(path, RUN) as ledger:
         begin(ledger)

@@ -50,8 +50,8 @@ class Other:
     tried="A program copies its own folder, or reads its ledger's file, while it runs: "
     "a second program is still refused.",
     area="faults",
-    invariants=[8],
 )
+@pytest.mark.invariant(8)
 def test_a_copy_that_the_program_makes_does_not_end_its_lock(path, folder):
     other = Other(path)
     try:

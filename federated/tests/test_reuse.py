@@ -100,7 +100,6 @@ def noise_of_two_histories(plan, folder):
     tried="Copies the folder after 5 rounds, continues from both copies with different "
     "cohorts, and subtracts the devices' sums from the difference of both releases.",
     area="noise",
-    invariants=[8],
 )
 @pytest.mark.parametrize("mechanism", ["banded", "lambda_cgd", "bisr"])
 @pytest.mark.invariant(8)
@@ -123,7 +122,6 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     tried="Continues from two copies of a folder with different devices, which all send "
     "zeros: the releases must differ, so they do not show that the sums are equal.",
     area="noise",
-    invariants=[8],
 )
 @pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "control"])
 @pytest.mark.invariant(8)
@@ -156,9 +154,8 @@ def test_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
     "in round 4 or 6. The run is refused, or it repeats one round exactly, and further "
     "rounds share no noise with the earlier run.",
     area="noise",
-    invariants=[8, 11],
 )
-@pytest.mark.invariant(8)
+@pytest.mark.invariant(8, 11)
 def test_parts_of_a_backup(tmp_path, figure):
     plan, ends = make_plan("banded"), ("", "-wal")
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
@@ -198,9 +195,8 @@ def test_parts_of_a_backup(tmp_path, figure):
     tried="Continues from a copy that was made while devices compute: with replies in "
     "another order and other threads, and with different data on the same devices.",
     area="noise",
-    invariants=[8, 9, 11],
 )
-@pytest.mark.invariant(8)
+@pytest.mark.invariant(8, 9, 11)
 def test_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatch):
     plan = make_plan("lambda_cgd")
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
@@ -241,7 +237,6 @@ def noise_after_a_skipped_round(plan, folder, devices):
     tried="Continues from two copies of a folder, skips one round in both, and checks "
     "that the noise of the next round contains no normals that both runs share.",
     area="noise",
-    invariants=[8],
 )
 @pytest.mark.invariant(8)
 def test_histories_that_skip_a_round_share_no_normals(tmp_path, figure):

@@ -25,8 +25,8 @@ N, B, K, PER_ROUND = 15, 3, 5, 2
     tried="Kills at random moments, just before a write to the disk: each round sends "
     "only one model, and no device participates too early or too often.",
     area="faults",
-    invariants=[2, 11],
 )
+@pytest.mark.invariant(2, 11)
 @pytest.mark.parametrize(
     "kills", [3, pytest.param(200, marks=pytest.mark.slow)], ids=str
 )

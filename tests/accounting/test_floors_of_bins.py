@@ -24,12 +24,11 @@ def grams(num_bins, participations):
     "Balls in bins: simulated bounds compared with 60-digit lower bounds on delta",
     tried="noise 0.25 to 5, epsilon 0.1 to 20, 2 to 100 bins, deltas of at least 1e-7",
     area="audit",
-    invariants=[3, 12],
 )
 @pytest.mark.slow_cases("100-1-equal", "100-1-decaying", "100-1-orthogonal")
 @pytest.mark.parametrize("kind", ["orthogonal", "equal", "decaying"])
 @pytest.mark.parametrize("num_bins, participations", [(2, 1), (10, 7), (100, 1)])
-@pytest.mark.invariant(12)
+@pytest.mark.invariant(3, 12)
 def test_no_bound_of_bins_is_below_its_floor(num_bins, participations, kind, figure):
     gram = grams(num_bins, participations)[kind]
     accountant = BallsInBinsAccountant(gram, 1 - 1e-6, num_draws=2000)

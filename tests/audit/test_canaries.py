@@ -83,8 +83,8 @@ def test_directions_of_ones_own_see_what_coordinates_see():
     tried="A matched filter finds 8192 canary gradients (65,536 at epsilon = 1) in the "
     "noisy sums of one run; Clopper-Pearson bounds on Gaussian DP, at 95% confidence.",
     area="audit",
-    invariants=[3, 12],
 )
+@pytest.mark.invariant(3, 12)
 @pytest.mark.parametrize("mechanism", UNAMPLIFIED)
 @pytest.mark.parametrize(
     ("epsilon", "canaries"), [(1.0, 65_536), (4.0, 8192), (8.0, 8192)]
@@ -139,8 +139,8 @@ def contradictions(plan, runs, canaries=512):
     tried="200 audited runs of a correct mechanism: at most 5% of the runs may have a "
     "bound above epsilon.",
     area="audit",
-    invariants=[12],
 )
+@pytest.mark.invariant(12)
 @pytest.mark.parametrize(
     ("mechanism", "sampling"), [("lambda_cgd", None), ("bsr:4", None), *AMPLIFIED]
 )

@@ -96,7 +96,6 @@ def damages(content, count, rng):
     tried="Bits are flipped, truncated or overwritten in every region of the private"
     " file and of the backup: the run is refused or continues identically.",
     area="faults",
-    invariants=[11],
 )
 @pytest.mark.parametrize("count", [20, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.invariant(11)

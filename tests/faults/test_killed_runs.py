@@ -18,13 +18,12 @@ PROGRAM = pathlib.Path(__file__).with_name("killed_runs.py")
     "of every sum and its noise, kept outside of the run, show that no noise is used "
     "for other data. The final model is equal bit for bit; the ledger has one run.",
     area="faults",
-    invariants=[9, 11, 19],
 )
 @pytest.mark.parametrize(
     ("kills", "full_disks", "pairs"),
     [(3, 0, 1), pytest.param(200, 25, 10, marks=pytest.mark.slow)],
 )
-@pytest.mark.invariant(11)
+@pytest.mark.invariant(9, 11, 19)
 def test_whatever_happens_to_a_run_it_is_the_identical_one(
     kills, full_disks, pairs, tmp_path
 ):

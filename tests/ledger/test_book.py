@@ -97,8 +97,8 @@ def test_only_a_run_that_began_ends(file_ledger):
     tried="Spends runs, joint guarantees and tuning with a privacy unit that is not the "
     "budget's, a test seed, a negative rho, and events with impossible numbers.",
     area="inputs",
-    invariants=[12, 19],
 )
+@pytest.mark.invariant(12, 19)
 def test_what_is_spent_is_of_the_budgets_unit_and_possible(file_ledger, figure):
     file_ledger.add_dataset("patients", unit="one patient", epsilon=9.0, delta=1e-5)
     rows, patients = bound_plan(), bound_plan(unit="one patient")

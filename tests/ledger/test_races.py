@@ -12,6 +12,8 @@ from small_ledgers import bound_plan, run_name
 import tf_bandmf
 from tf_bandmf.ledger import BudgetExceededError, LedgerError
 
+pytestmark = pytest.mark.invariant(19)
+
 PROGRAM = pathlib.Path(__file__).with_name("racing_runs.py")
 
 
@@ -38,7 +40,6 @@ def told(url, plan, what, count):
     tried="Processes begin runs simultaneously, on SQLite and on PostgreSQL. Each plan "
     "fitted when it was made: as many runs begin as fit, and the others are refused.",
     area="faults",
-    invariants=[19],
 )
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)], ids=str)
 def test_processes_race_for_the_last_of_a_budget(count, ledger, tmp_path):
@@ -73,7 +74,6 @@ def check_told(ledger, lines):
     tried="Kills at random, on SQLite and PostgreSQL: the ledger has every entry that "
     "it confirmed, its hash chain is intact, a budget for ten runs is not overspent.",
     area="faults",
-    invariants=[19],
 )
 @pytest.mark.parametrize(
     "kills", [3, pytest.param(100, marks=pytest.mark.slow)], ids=str
@@ -105,7 +105,6 @@ def test_kills_lose_nothing(kills, each_url, tmp_path):
     tried="A limit on the size of files leaves no space for the entry: the run is "
     "refused, and the ledger is unchanged.",
     area="faults",
-    invariants=[19],
 )
 def test_a_full_disk_refuses_the_run(url, tmp_path):
     ledger = tf_bandmf.Ledger(url)

@@ -52,8 +52,8 @@ ATTACKS = {
     tried="Writes to the database with SQL, on SQLite and on PostgreSQL: verification "
     "names the changed entry, and a process that reads the entry reserves nothing.",
     area="faults",
-    invariants=[19],
 )
+@pytest.mark.invariant(19)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_was_changed_is_seen(attack, filled):
     assert filled.verify() == []
@@ -78,8 +78,8 @@ def test_what_was_changed_is_seen(attack, filled):
     "reserves nothing; verification reports that the entry of the run's statement is "
     "missing; the run reserves its budget again when it is resumed.",
     area="faults",
-    invariants=[19],
 )
+@pytest.mark.invariant(19)
 @pytest.mark.parametrize("how", ["older", "anew"])
 def test_a_database_that_forgot(how, url, tmp_path):
     path = tmp_path / "privacy.db"

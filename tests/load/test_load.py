@@ -54,7 +54,6 @@ def all_rows(generator, keys, buffer, first, count):
     tried="The noise of many steps, from a ring buffer or from buffered geometric "
     "sums, is compared with float64.",
     area="load",
-    invariants=[9],
 )
 @pytest.mark.parametrize(
     "num_steps", [2_000, pytest.param(100_000, marks=pytest.mark.slow)]
@@ -96,8 +95,8 @@ def small_model(plan):
     "Memory and retracing over many steps",
     tried="A fit of 100,000 steps: memory stays constant, and the step is traced once.",
     area="load",
-    invariants=[1],
 )
+@pytest.mark.invariant(1)
 @pytest.mark.parametrize(
     "num_steps", [600, pytest.param(100_000, marks=pytest.mark.slow)]
 )
@@ -144,7 +143,6 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
     "Plans of a million steps",
     tried="The plan is saved, loaded, used at its last step; a further step is refused.",
     area="load",
-    invariants=[1],
 )
 @pytest.mark.slow
 @pytest.mark.invariant(1)

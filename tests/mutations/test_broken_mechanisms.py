@@ -165,10 +165,10 @@ def broken(title, invariants, *check):
             title,
             tried="Changes the code and runs a check, which must fail.",
             area="mutations",
-            invariants=invariants,
         )
+        marks = [attack, pytest.mark.invariant(*invariants)]
         name = change.__name__
-        MUTATIONS.append(pytest.param(check, change, id=name, marks=attack))
+        MUTATIONS.append(pytest.param(check, change, id=name, marks=marks))
         return change
 
     return register

@@ -68,8 +68,8 @@ ALPHA = 1e-6 / (len(STREAMS) * len(battery.ALL))
     tried="Eleven tests of NIST SP 800-22 and TestU01: on words of one step, of 256 "
     "steps and of large counters, on step keys, and on quantiles of the normals.",
     area="noise",
-    invariants=[8],
 )
+@pytest.mark.invariant(8)
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.slow_cases("one_step", "many_steps", "far_counters")
 def test_what_is_drawn_passes_the_battery(stream):

@@ -56,8 +56,8 @@ def rows(strategy, mode, seed=5):
     tried="Marginals, covariance over steps, independence of coordinates, variables "
     "and replicas; in graphs, eagerly and under XLA. Chance of a false alarm: 1e-6.",
     area="noise",
-    invariants=[8, 9],
 )
+@pytest.mark.invariant(8, 9)
 @pytest.mark.parametrize(
     "mode",
     [

@@ -1,4 +1,4 @@
-"""Makes docs/what-was-attacked.md from the files that `pytest --attacks=FILE` writes.
+"""Makes docs/what-was-attacked.md from the files that `pytest --junitxml=FILE` writes.
 
     python tests/reporting/page.py docs/what-was-attacked.md FILE...
 
@@ -8,10 +8,29 @@ Everything above the line `MARK` of the page is written by hand, and is kept.
 import json
 import pathlib
 import sys
+from xml.etree import ElementTree
 
-from attack_report import AREAS
+from marks import AREAS
 
 MARK = "<!-- Below this line: written by `make audit`. -->"
+
+
+def cases_of(path):
+    """Returns the attacks among the tests of a file, in the order of their names."""
+    cases = []
+    for test in ElementTree.parse(path).iter("testcase"):
+        said = {
+            entry.get("name"): entry.get("value") for entry in test.iter("property")
+        }
+        if "attack" not in said:
+            continue
+        ended = {event.tag: event.get("message") for event in test}
+        outcome = "BROKEN" if {"failure", "error"} & set(ended) else "held"
+        if "skipped" in ended:
+            outcome = f"not run: {ended['skipped']}"
+        case = {**json.loads(said["attack"]), "name": test.get("name")}
+        cases.append({**case, "figure": said.get("figure", ""), "outcome": outcome})
+    return sorted(cases, key=lambda case: (case["test"], case["name"]))
 
 
 def rows(cases):
@@ -66,11 +85,7 @@ def page(cases):
 
 def main(target, *sources):
     target = pathlib.Path(target)
-    cases = [
-        case
-        for source in sources
-        for case in json.loads(pathlib.Path(source).read_text(encoding="utf-8"))
-    ]
+    cases = [case for source in sources for case in cases_of(source)]
     before, mark, _ = target.read_text(encoding="utf-8").partition(MARK)
     if not mark:
         raise SystemExit(f"{target} must have the line {MARK!r}.")

@@ -47,9 +47,8 @@ def decoded(record):
     tried="Texts that are not numbers, a damaged PNG, or wrong bytes, in `map` or "
     "`parse`. An error would end the run, and so reveal something about the record.",
     area="inputs",
-    invariants=[5, 18],
 )
-@pytest.mark.invariant(18)
+@pytest.mark.invariant(5, 18)
 def test_a_record_that_map_fails_for_has_weight_zero():
     made = rows(plan().batches(TEXTS, map=number))
     np.testing.assert_array_equal(np.sort(made["x"].ravel()), [0, 0, 1.5, 2, 4, 6])
@@ -103,7 +102,6 @@ def test_what_the_library_says_of_a_row_is_said():
     tried="A data set that is read by index raises for a record, or returns another "
     "shape: the record gets weight 0, and other records do not change.",
     area="inputs",
-    invariants=[18],
 )
 @pytest.mark.parametrize("shape", [False, True], ids=["raises", "shape"])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
@@ -173,7 +171,6 @@ UNREADABLE = {
     tried="A tf.data.Dataset, a generator or a PyDataset raises for a record: the run "
     "does not start, and the error contains no values of records.",
     area="inputs",
-    invariants=[18],
 )
 @pytest.mark.parametrize("name", list(UNREADABLE))
 @pytest.mark.invariant(18)

@@ -59,7 +59,6 @@ def structures(values, numbers, y):
     tried="A second run on the same records: permuted, with other labels, as a dict, a "
     "tuple or a matrix, read by index, from tf.data, a PyDataset or a generator.",
     area="inputs",
-    invariants=[19],
 )
 @pytest.mark.parametrize("most", [50, 2**40])
 @pytest.mark.invariant(19)

@@ -43,7 +43,6 @@ def by_index(tmp_path):
     tried="Permutes the rows of a memmap, or of an array in memory, between two "
     "epochs: an example would be used again too early.",
     area="inputs",
-    invariants=[20],
 )
 @pytest.mark.parametrize("kind", [memory_mapped, in_memory, by_index])
 @pytest.mark.invariant(20)
@@ -85,7 +84,6 @@ def impure():
     "A parse function that combines records",
     tried="A running mean in a variable, random numbers, and Python code are refused.",
     area="inputs",
-    invariants=[16],
 )
 @pytest.mark.parametrize("operation", ["AssignVariableOp", "RandomUniform", "PyFunc"])
 @pytest.mark.invariant(16)
@@ -120,7 +118,6 @@ def test_a_row_is_of_one_example(plan):
     "A custom source",
     tried="A source of examples that draws random numbers is refused.",
     area="inputs",
-    invariants=[16],
 )
 @pytest.mark.invariant(16)
 def test_a_source_of_ones_own_is_a_function_of_indices(plan):

@@ -25,6 +25,8 @@ from tf_bandmf.keras.run import secrets as run_secrets
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.samplers import random_words
 
+pytestmark = pytest.mark.invariant(10)
+
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 22, 6, 2
 
 
@@ -155,9 +157,7 @@ def assert_no_secret(folder, forms):
     "in models, checkpoints, backups, TensorBoard files, logs, graphs, pipelines"
     " and reprs.",
     area="secrets",
-    invariants=[10],
 )
-@pytest.mark.invariant(10)
 def test_no_secret_by_value_in_what_a_run_writes(finished, capfd, tmp_path):
     model, schedule, shared, private = finished
     forms = forms_of_run(model)
@@ -198,9 +198,7 @@ def _shown(value):
     tried="Prints 15 errors as error trackers do, with every local variable of the"
     " library.",
     area="secrets",
-    invariants=[10],
 )
-@pytest.mark.invariant(10)
 def test_no_error_shows_a_secret_even_with_local_variables(
     finished, tmp_path, monkeypatch
 ):
@@ -279,7 +277,6 @@ def test_no_error_shows_a_secret_even_with_local_variables(
     assert not shown
 
 
-@pytest.mark.invariant(10)
 def test_a_state_of_the_generator_does_not_show_itself():
     plan = make_plan()
     generator = noise.NoiseGenerator(plan.strategy, 10)

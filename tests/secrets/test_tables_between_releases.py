@@ -99,7 +99,6 @@ SETTINGS = {
     "variables, errors and reprs that are written in mid-epoch; with several steps per "
     "execution, mixed precision, momentum, a release each step, and validation.",
     area="secrets",
-    invariants=[10],
 )
 @pytest.mark.invariant(10)
 @pytest.mark.parametrize("name", SETTINGS)

@@ -357,8 +357,8 @@ def sum_of_a_round(folder, victim):
     tried="Asks three devices where two suffice. One of them adds zeros, fails or is "
     "slow: the released sum must change only by the update of this device.",
     area="faults",
-    invariants=[16],
 )
+@pytest.mark.invariant(16)
 @pytest.mark.parametrize("victim", ["adds zeros", "fails", "is slow"])
 def test_a_device_decides_about_nothing_but_its_own_update(victim, tmp_path, figure):
     with_it = sum_of_a_round(tmp_path / "with", "adds")
@@ -555,7 +555,6 @@ def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, lines):
     tried="A server's folder or a device's store within an app is refused. Flower's "
     "builder does not bundle a finished run that is copied into an app.",
     area="secrets",
-    invariants=[10],
 )
 @pytest.mark.invariant(10)
 def test_no_file_of_a_run_is_bundled(tmp_path, figure):

@@ -54,8 +54,8 @@ def given(model, rng):
     "batch or among others: with scales from 1e-42 to 3e38, NaN, infinities, almost "
     "equal rows, integers out of range, and random changes.",
     area="inputs",
-    invariants=[16, 17, 18],
 )
+@pytest.mark.invariant(16, 17, 18)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.slow_cases(but=["dense"])
 def test_no_record_adds_more_than_the_clip_norm(name, figure):

@@ -58,8 +58,8 @@ def scaled():
     tried="Includes each of 256 canaries by a coin flip, and guesses the included ones "
     "from the noisy gradients of all steps, and from the losses of the final model.",
     area="audit",
-    invariants=[3, 4],
 )
+@pytest.mark.invariant(3, 4)
 @pytest.mark.parametrize("kind", ["identity", "bsr:4", "scaled"])
 @pytest.mark.slow_cases("identity", "scaled")
 def test_a_sound_run_is_believed(kind, figure):

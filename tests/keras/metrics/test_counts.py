@@ -95,8 +95,8 @@ def test_a_resumed_run_counts_as_the_straight_one(train_from_files):
     "several scalings, in the weights file, in the history, and in the variables of "
     "the run and its optimizer.",
     area="secrets",
-    invariants=[10],
 )
+@pytest.mark.invariant(10)
 def test_no_file_and_no_attribute_has_a_raw_count(tmp_path, figure):
     import h5py
 

@@ -177,8 +177,8 @@ def evaluated(model, data, are_right):
     "would, and evaluates again: with the same labels, then with others, until the "
     "plan's 3 evaluations are spent. Compares the noise.",
     area="noise",
-    invariants=[8, 11],
 )
+@pytest.mark.invariant(8, 11)
 def test_a_restored_run_releases_the_same_number_or_spends_another(
     begun_at, reserved, tmp_path, figure
 ):
@@ -214,8 +214,8 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(
     "fit has created the file, and after a second fit has read it. Resumes from the "
     "file as a new process would, and tries a fourth.",
     area="noise",
-    invariants=[8, 11],
 )
+@pytest.mark.invariant(8, 11)
 def test_the_private_file_knows_all_that_was_spent(
     begun_at, reserved, tmp_path, figure
 ):

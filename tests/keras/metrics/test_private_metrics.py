@@ -187,7 +187,6 @@ def test_a_user_counts_as_one(records):
     tried="Uses a metric function that raises an error for some records: they count as "
     "bad, and the evaluation continues.",
     area="inputs",
-    invariants=[18],
 )
 @pytest.mark.invariant(18)
 def test_a_record_of_which_a_metric_raises_is_bad(records):

@@ -131,9 +131,8 @@ METRICS = {"graph": Confusions, "xla": Confusions, "host": OfTheHost}
     "Python (as in scikit-learn) receives a NaN prediction: the metric becomes NaN, "
     "training continues, and the weights are the same as without the metric.",
     area="inputs",
-    invariants=[5, 18],
 )
-@pytest.mark.invariant(18)
+@pytest.mark.invariant(5, 18)
 @pytest.mark.parametrize("kind", METRICS)
 def test_a_metric_that_raises_is_nan(kind, figure):
     x, y = examples(BATCH)
@@ -199,11 +198,10 @@ RAISING = {
     "in a layer or in a custom gradient: the record contributes zero, and the other "
     "records contribute the same as without it.",
     area="inputs",
-    invariants=[5, 18],
 )
 @pytest.mark.slow_cases("a position", "a text", "not finite")
 @pytest.mark.parametrize("name", RAISING)
-@pytest.mark.invariant(18)
+@pytest.mark.invariant(5, 18)
 def test_a_record_that_raises_adds_zero(name):
     x, y = between_0_and_1()
     weights = np.ones(BATCH, "f4")
@@ -234,7 +232,6 @@ def broken(x):
     tried="A layer has an assertion that fails for every input: the run is refused "
     "before it trains on noise alone and spends budget.",
     area="inputs",
-    invariants=[6],
 )
 @pytest.mark.invariant(6)
 def test_what_raises_for_made_up_examples_is_the_programs_fault():

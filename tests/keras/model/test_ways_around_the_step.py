@@ -33,7 +33,6 @@ MOMENTS = {
     "Data in the state of the inner optimizer",
     tried="Changes the optimizer's moments, momentum or averages between steps.",
     area="inputs",
-    invariants=[19],
 )
 @pytest.mark.parametrize("kind", MOMENTS)
 @pytest.mark.invariant(19)
@@ -60,7 +59,6 @@ def test_state_of_the_optimizer_that_something_else_changed(kind):
     "Two threads at once",
     tried="Calls private_gradients from two threads at once, on two batches.",
     area="inputs",
-    invariants=[8],
 )
 @pytest.mark.invariant(8)
 def test_threads_do_not_share_noise():
@@ -115,7 +113,6 @@ class Own(tf_bandmf.keras.extending.PrivateTraining, keras.Model):
     "A custom training function",
     tried="Overrides make_train_function or train_step, in a class or a mixin.",
     area="inputs",
-    invariants=[6],
 )
 @pytest.mark.parametrize("name", ["make_train_function", "train_step"])
 @pytest.mark.invariant(6)
@@ -141,7 +138,6 @@ def test_an_assigned_training_function_is_not_used():
     "A resumed run that parses its records differently",
     tried="Uses another parse function, which would reuse noise for other data.",
     area="inputs",
-    invariants=[11],
 )
 @pytest.mark.invariant(11)
 def test_a_run_is_not_resumed_with_another_parse(tmp_path):

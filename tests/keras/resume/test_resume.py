@@ -188,10 +188,9 @@ def test_anything_else_than_the_run_is_refused(change, halfway, monkeypatch):
     "the caller vouches. Control: the edited loss, with a private file that lacks "
     "these steps.",
     area="noise",
-    invariants=[8, 11],
 )
 @pytest.mark.parametrize("lost", ["as it was", "edited", "changed", "torn", "control"])
-@pytest.mark.invariant(10, 11)
+@pytest.mark.invariant(8, 10, 11)
 def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(lost, tmp_path, figure):
     def make_model(factor):
         def graded(y, logits):  # No config contains the factor.
@@ -297,8 +296,8 @@ def test_a_file_that_two_processes_wrote_is_refused(halfway, tmp_path):
     tried="A callback assigns weights when the training of a resumed run starts. "
     "Control: without the callback, the run continues.",
     area="inputs",
-    invariants=[11, 19],
 )
+@pytest.mark.invariant(11, 19)
 @pytest.mark.parametrize("what", ["nothing", "weights"])
 def test_what_a_run_is_resumed_with_is_sealed(what, halfway, figure):
     plan, weights, path = halfway

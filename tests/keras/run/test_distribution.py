@@ -90,7 +90,6 @@ def constrained():
     "Constraints that read activations on replicas",
     tried="A constraint adds what a layer received in the same step, on two replicas.",
     area="inputs",
-    invariants=[16],
 )
 @pytest.mark.invariant(16)
 def test_a_constraint_of_kept_activations_is_refused(strategy):

@@ -86,10 +86,9 @@ def unchanged():
     "in its first batch, but the same sums. Compares the releases: if they were equal "
     "bit for bit, they would prove that the difference contributed nothing.",
     area="noise",
-    invariants=[8, 11],
 )
 @pytest.mark.parametrize("history", HISTORIES)
-@pytest.mark.invariant(8)
+@pytest.mark.invariant(8, 11)
 def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     first = unchanged("as it is")
     difference = first - releases_of_history(HISTORIES[history])
@@ -115,9 +114,8 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     "noise, the difference of the second releases would be a multiple of that of the "
     "first releases, and the data would follow without noise.",
     area="noise",
-    invariants=[8, 9, 11],
 )
-@pytest.mark.invariant(9)
+@pytest.mark.invariant(8, 9, 11)
 def test_histories_that_meet_again_share_no_noise(unchanged, figure, monkeypatch):
     def correlation(difference):
         return np.corrcoef(difference[0], difference[1])[0, 1]
@@ -204,10 +202,9 @@ def by_one_more_release():
     "have different multiples of the same noise: solves for these rows without the "
     "noise.",
     area="noise",
-    invariants=[8, 11],
 )
 @pytest.mark.parametrize("solved", [by_two_rates, by_one_more_release])
-@pytest.mark.invariant(8)
+@pytest.mark.invariant(8, 11)
 def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
     actual = solved()
     digest = LazyTables.digest

@@ -81,10 +81,9 @@ def step_from_a_copy(plan, folder, world, sign):
     "each copy, with the loss and with its negative, which negates the clipped sum. "
     "Looks for the sum in the difference of the two releases.",
     area="noise",
-    invariants=[8, 11],
 )
 @pytest.mark.parametrize("mechanism", ["bsr:2", "lambda_cgd:0.9", "identity"])
-@pytest.mark.invariant(8)
+@pytest.mark.invariant(8, 11)
 def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
     plan = begun(mechanism, tmp_path)
     releases = [

@@ -18,10 +18,11 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.run import admission
 
+pytestmark = pytest.mark.invariant(19)
+
 SECRET = {"test_seed": None}
 
 
-@pytest.mark.invariant(19)
 def test_a_second_run_on_the_same_data_is_refused():
     plan, (x, y) = make_plan("identity", batch_size=22, **SECRET), data
     first = make_private_model(plan)
@@ -49,7 +50,6 @@ def test_a_second_run_on_the_same_data_is_refused():
     assert second.optimizer.steps_taken == 1
 
 
-@pytest.mark.invariant(19)
 def test_other_people_with_equal_records_are_no_second_run():
     plan, (x, y) = make_plan("identity", batch_size=22, **SECRET), data
     for seed in (1, 2):
@@ -60,7 +60,6 @@ def test_other_people_with_equal_records_are_no_second_run():
         assert model.optimizer.steps_taken == 1
 
 
-@pytest.mark.invariant(19)
 def test_an_additional_run_says_so():
     plan = make_plan("identity", batch_size=22, epochs=1, **SECRET)
     first = make_private_model(plan)
@@ -79,7 +78,6 @@ def test_an_additional_run_says_so():
     assert "additional_run" not in config
 
 
-@pytest.mark.invariant(19)
 def test_a_new_key_for_the_same_model():
     plan = make_min_sep_plan(**SECRET)
     x, y = data[0][:4], data[1][:4]
@@ -98,7 +96,6 @@ def test_a_new_key_for_the_same_model():
     assert first.steps_taken == 2
 
 
-@pytest.mark.invariant(19)
 def test_a_run_that_is_resumed_is_the_same_run(tmp_path):
     plan = make_plan("identity", batch_size=22, **SECRET)
     path, weights = tmp_path / "a.private", tmp_path / "a.weights.h5"
@@ -117,7 +114,6 @@ def test_a_run_that_is_resumed_is_the_same_run(tmp_path):
         resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
 
 
-@pytest.mark.invariant(19)
 def test_an_optimizer_is_not_copied():
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
     for way in (copy.deepcopy, copy.copy):

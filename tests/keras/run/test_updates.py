@@ -100,7 +100,6 @@ def updated(keep, make, constraint):
     tried="A learning rate, a constraint or an inner optimizer reads a batch that a "
     "layer or the user's program has stored, or runs Python code.",
     area="inputs",
-    invariants=[16],
 )
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.invariant(16)

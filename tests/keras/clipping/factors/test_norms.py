@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tf_bandmf.keras.clipping.factors import base, norms, tables
 from tf_bandmf.keras.clipping.sums.settings import Clip
 
+pytestmark = pytest.mark.invariant(17)
+
 # The documented bound on the relative rounding error of a contribution.
 TOLERANCE = 1e-3
 CLIP = 0.5
@@ -138,7 +140,6 @@ CASES = {
 
 @pytest.mark.slow_cases("*-xla")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.invariant(17)
 def test_no_contribution_is_larger_than_the_clip_norm(case):
     """A guided search for large contributions finds none above the clip norm."""
     name, dtype, xla = CASES[case]
@@ -161,7 +162,6 @@ def test_no_contribution_is_larger_than_the_clip_norm(case):
     "forms", [("unrelated",) * 2, ("alike",) * 2, ("ties", "alike")]
 )
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.invariant(17)
 def test_bounds_of_terms_that_do_not_cancel_are_close_at_all_scales(name, forms):
     scales = [((0.0, 0.0), -7.0), ((6.0, -3.0), -2.0), ((-4.0, 8.0), 0.0)]
     for exponents, nearness in scales:
@@ -175,7 +175,6 @@ def test_bounds_of_terms_that_do_not_cancel_are_close_at_all_scales(name, forms)
             assert (1 - 1e-6) * exact <= np.sqrt(each.bounds[0]) <= 1.01 * exact
 
 
-@pytest.mark.invariant(17)
 def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
     # The exact sum of l rᵀ over all terms is zero, but the float32 sum is not.
     rng = np.random.default_rng(0)
@@ -190,7 +189,6 @@ def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
     assert weights[0] * lengths.sum() <= 256 * CLIP * (1 + 1e-5)
 
 
-@pytest.mark.invariant(17)
 def test_squares_that_vanish_are_counted():
     # Each squared entry of `left` underflows to 0, but the product is not small.
     left = tf.fill([1, 1, 40000], 1e-19)
@@ -203,7 +201,6 @@ def test_squares_that_vanish_are_counted():
 
 @pytest.mark.parametrize("xla", [False, True])
 @pytest.mark.parametrize("size", [2**22, 999_983])
-@pytest.mark.invariant(17)
 def test_long_sums_of_equal_numbers(size, xla):
     # Adding so many equal float32 terms one by one would give too small a sum.
     @tf.function(autograph=False, jit_compile=xla)
@@ -232,7 +229,6 @@ def test_a_row_that_an_example_has_twice_is_measured_as_one():
     np.testing.assert_allclose(bounds[3], (lengths / 256) ** 2, rtol=3e-3)
 
 
-@pytest.mark.invariant(17)
 def test_lookups_that_cancel_a_projection():
     """The bound covers a contribution that consists only of rounding errors."""
     ids = tf.constant([[0, 7, 7, 9]] * 3)

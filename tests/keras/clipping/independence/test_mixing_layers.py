@@ -11,6 +11,8 @@ from small_models import centred
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
 
+pytestmark = pytest.mark.invariant(16)
+
 ops = keras.ops
 GENERATOR = keras.random.SeedGenerator(0)
 
@@ -187,7 +189,6 @@ FAST += ["node*", "*inside", "partition", "host*", "numbered*"]
 
 @pytest.mark.slow_cases(but=FAST)
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.invariant(16)
 def test_layer_that_mixes_examples(name):
     layer = LAYERS[name]()
     try:
@@ -202,7 +203,6 @@ def test_layer_that_mixes_examples(name):
         assert cases.executed_alone(model) == (layer,)
 
 
-@pytest.mark.invariant(16)
 def test_alone_gradients_are_those_of_single_examples():
     for function in (batch_norm, mixed_backward, attention_over_batch):
         model = cases.model_with(cases.Weighted(function))
@@ -231,7 +231,6 @@ CHOICES = {
 
 @pytest.mark.slow_cases("in a loop")
 @pytest.mark.parametrize("name", CHOICES)
-@pytest.mark.invariant(16)
 def test_an_example_may_decide_what_runs_for_it(name):
     layer = Chosen(CHOICES[name])
     model = cases.model_with(layer)
@@ -239,7 +238,6 @@ def test_an_example_may_decide_what_runs_for_it(name):
     assert cases.executed_alone(model) == (layer,)
 
 
-@pytest.mark.invariant(16)
 def test_last_layer_is_executed_alone():
     # With sparse labels, the loss passes a sparse gradient to the last layer.
     last = cases.Custom(lambda t: t - ops.max(t, axis=0) + ops.tanh(t))
@@ -267,7 +265,6 @@ class Gate(L.Layer):
 
 
 @pytest.mark.parametrize("cond", [tf.cond, ops.cond], ids=["tensorflow", "keras"])
-@pytest.mark.invariant(16)
 def test_gate_that_opens_later_is_isolated(cond):
     gate = Gate(cond)
     model = cases.model_with(gate)
@@ -284,7 +281,6 @@ class Keeps(L.Layer):
         return x
 
 
-@pytest.mark.invariant(16)
 def test_a_batch_that_a_layer_keeps_is_not_read():
     keeps = Keeps()
     reads = cases.Custom(lambda x: x + ops.mean(keeps.kept, axis=0))
@@ -303,7 +299,6 @@ def of_host(y, p):
     return ops.mean((y - p) ** 2) * tf.ensure_shape(factor, ())
 
 
-@pytest.mark.invariant(16)
 def test_loss_with_host_code_is_refused():
     with pytest.raises(UnsupportedModelError, match="code outside of the graph"):
         cases.largest_change(cases.model_with(loss=of_host))
@@ -322,6 +317,5 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.invariant(16)
 def test_loss_sees_one_example_alone(name):
     assert cases.largest_change(cases.model_with(loss=LOSSES[name])) <= 1 + 1e-3

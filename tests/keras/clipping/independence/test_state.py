@@ -11,6 +11,8 @@ import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.clipping.independence import registration
 
+pytestmark = pytest.mark.invariant(16)
+
 ops = keras.ops
 
 
@@ -77,13 +79,11 @@ KEEPING |= {
 
 
 @pytest.mark.parametrize("name", KEEPING)
-@pytest.mark.invariant(16)
 def test_state_assigned_at_any_depth_is_refused(name):
     with pytest.raises(UnsupportedModelError, match="without noise"):
         cases.largest_change(cases.model_with(KEEPING[name]()))
 
 
-@pytest.mark.invariant(16)
 def test_a_vouched_class_is_named_in_the_statement(monkeypatch):
     monkeypatch.setattr(registration, "_vouched", set())
 
@@ -105,14 +105,12 @@ def test_a_vouched_class_is_named_in_the_statement(monkeypatch):
     assert "Vouched" not in str(model.privacy_statement())
 
 
-@pytest.mark.invariant(16)
 def test_only_layers_can_be_vouched_for():
     for wrong in (keras.Sequential, int, keras.layers.Dense(2)):
         with pytest.raises(TypeError, match="layer_class"):
             tf_bandmf.keras.extending.register_per_example_layer(wrong)
 
 
-@pytest.mark.invariant(16)
 def test_layers_that_read_compiled_metrics_are_refused():
     # Once the metric is built, its variables would hold exact statistics of the data.
     metric = keras.metrics.SparseCategoricalAccuracy()

@@ -9,6 +9,8 @@ from tf_bandmf.keras.clipping.independence.operations import ARRANGED, OPERATION
 from tf_bandmf.keras.clipping.independence.places import CannotOpen, Mixes
 from tf_bandmf.keras.clipping.independence.walk import Walk
 
+pytestmark = pytest.mark.invariant(16)
+
 BATCH, SIZE = 5, 101
 SEED = random.SeedGenerator(1)
 WEIGHTS = np.random.default_rng(3).normal(size=(4, 2)).astype("f4")
@@ -197,7 +199,6 @@ def assert_no_other_moves(function):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.invariant(16)
 def test_an_operation_moves_no_other_example(name):
     assert_no_other_moves(CASES[name])
 
@@ -209,7 +210,6 @@ OTHERS = [kind for kind in OPERATIONS if kind.__name__ not in SPECIAL]
 
 
 @pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
-@pytest.mark.invariant(16)
 def test_an_entry_of_the_table_moves_no_other_example(kind):
     tried = 0
     for way in WAYS:
@@ -272,7 +272,6 @@ MIXING = {
 
 
 @pytest.mark.parametrize("name", MIXING)
-@pytest.mark.invariant(16)
 def test_operations_that_mix_examples_or_are_not_known_are_not_opened(name):
     with pytest.raises((Mixes, CannotOpen)):
         walked(MIXING[name])

@@ -207,7 +207,6 @@ UNTRIED = ["PlaceholderWithDefault", "_EagerConst"]
     "vectorization would add to a segment of the next example, so the operation is not "
     "vectorized: it runs in a loop, which refuses the number.",
     area="inputs",
-    invariants=[16],
 )
 @pytest.mark.invariant(16)
 @pytest.mark.on_cpu

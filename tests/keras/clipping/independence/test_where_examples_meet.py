@@ -14,7 +14,8 @@ from tf_bandmf.keras.clipping import UnsupportedModelError
 
 layers = keras.layers
 ops = keras.ops
-attack = functools.partial(pytest.mark.attack, area="inputs", invariants=[16])
+attack = functools.partial(pytest.mark.attack, area="inputs")
+pytestmark = pytest.mark.invariant(16)
 
 
 def batch_size(x):
@@ -282,7 +283,6 @@ def test_what_is_not_listed_is_refused_or_alone(name):
     cases.assert_harmless(lambda: cases.Custom(LAYERS[name]))
 
 
-@pytest.mark.invariant(16)
 def test_what_is_printed_to_a_file_is_not_read(tmp_path):
     path = tmp_path / "mean"
     path.write_text("1.0\n")

@@ -136,8 +136,8 @@ GATES = {
     tried="A layer that is registered as safe mixes examples behind a weight that is "
     "zero, negative before relu, or read only through isfinite or stop_gradient.",
     area="inputs",
-    invariants=[16],
 )
+@pytest.mark.invariant(16)
 @pytest.mark.slow_cases("behind relu, negated", "stopped", "finite", "zero")
 @pytest.mark.parametrize("name", GATES)
 def test_finds_what_is_mixed_behind_a_gate(name, monkeypatch):
