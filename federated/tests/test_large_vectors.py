@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 
-from forks import in_a_child
+from children import finish, start
 
 from tf_bandmf_federated import large_vectors
 from tf_bandmf_federated.large_vectors import ahead
@@ -15,9 +15,10 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
     here = set(ahead(lambda _: threading.get_ident(), range(9)))
     assert threading.get_ident() not in here
 
-    def child():
+    def child(say):
         signal.alarm(20)  # Otherwise a broken child waits forever.
         if list(ahead(lambda item: item + 1, range(9))) != list(range(1, 10)):
             os._exit(1)
 
-    assert in_a_child(child) == 0
+    code, _, error = finish(*start(child))
+    assert code == 0, error

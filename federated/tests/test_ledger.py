@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from forks import fork
+from children import fork
 from ledgers import COHORT, RUN, changed, rounds_of
 
 from tf_bandmf_federated import Ledger

@@ -64,24 +64,14 @@ def main(folder, kills):
     end = max(2, 120 * N // (kills + 20))
     moments = [random.randrange(1, end) for _ in range(kills)]
     for moment in [*moments, None]:
-        status = in_a_child(lambda moment=moment: train(folder, moment))
-        if status != (0 if moment is None else signal.SIGKILL):
-            raise SystemExit(f"A child for moment {moment} ended with status {status}.")
+        code, _, error = finish(*start(lambda _, moment=moment: train(folder, moment)))
+        if code != (0 if moment is None else -signal.SIGKILL):
+            raise SystemExit(f"A child for moment {moment} ended: {code}, {error}.")
 
 
 def die_at(moment):
     """Makes this process kill itself just before its write number `moment`."""
-    left = [moment]
-
-    def count(real):
-        def counted(*arguments, **options):
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **options)
-
-        return counted
-
+    count = killer(moment)
     for name in ("fsync", "fdatasync", "replace"):
         setattr(os, name, count(getattr(os, name)))
     connect = sqlite3.connect
@@ -136,8 +126,10 @@ def train(folder, moment):
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "shared"))
+
     import numpy as np
-    from forks import in_a_child
+    from children import finish, killer, start
     from plans import min_sep_plan
     from simulated import SimulatedDevices, make_run
 

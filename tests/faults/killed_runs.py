@@ -21,7 +21,6 @@ import shutil
 import signal
 import sys
 import time
-import traceback
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["TF_BANDMF_CACHE"] = "off"
@@ -31,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "shared"))
+from children import finish, killer, start
 from small_models import NUM_EXAMPLES, data, make_private_model
 
 import tf_bandmf
@@ -80,7 +80,7 @@ def report_uses(model, report):
         def note(step, *arrays):
             half = len(arrays) // 2
             key = hooks.name_of(optimizer.run.secrets.key)[:16]
-            report(f"{key} {step} {digest(*arrays[:half])} {digest(*arrays[half:])}\n")
+            report(f"{key} {step} {digest(*arrays[:half])} {digest(*arrays[half:])}")
             return step
 
         given = [number, *sums, *noisy.gradients]
@@ -112,42 +112,15 @@ def train(folder, report):
     (folder / "final").write_text(content.hexdigest())
 
 
-def start(function):
-    """Forks a child that calls `function(report)`; returns its id and output pipe."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read_end)
-        try:
-            function(lambda text: os.write(write_end, text.encode()))
-        except BaseException:
-            os.write(write_end, b"! " + traceback.format_exc().encode()[-3000:])
-            os._exit(1)
-        os._exit(0)
-    os.close(write_end)
-    return child, read_end
-
-
-def finish(child, read_end):
+def ended(child, read_end):
     """Waits for a child to end; returns how it ended, the uses of keys, and the error.
 
     A child ends as "done", "error", "killed" or "crashed".
     """
-    with os.fdopen(read_end, "rb") as pipe:
-        text = pipe.read().decode()
-    status = os.waitpid(child, 0)[1]
-    uses, _, error = text.partition("! ")
-    lines = [line.split() for line in uses.splitlines()]
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (
-        signal.SIGSEGV,
-        signal.SIGABRT,
-    ):
-        return "crashed", [line for line in lines if len(line) == 4], ""
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL, status
-        # If a line is incomplete, the child was killed before it used that noise.
-        return "killed", [line for line in lines if len(line) == 4], ""
-    return ("done" if status == 0 else "error"), lines, error
+    code, lines, error = finish(child, read_end)
+    ways = {0: "done", 1: "error", -signal.SIGKILL: "killed"}
+    ways |= dict.fromkeys((-signal.SIGSEGV, -signal.SIGABRT), "crashed")
+    return ways[code], [line.split() for line in lines], error
 
 
 def check_uses(uses):
@@ -184,8 +157,8 @@ class Faults:
         self._begin()
         began = time.monotonic()
         run = self.beginning("straight")
-        ended, self._uses, error = finish(*start(lambda report: train(run, report)))
-        assert ended == "done", error
+        way, self._uses, error = ended(*start(lambda report: train(run, report)))
+        assert way == "done", error
         self.seconds = time.monotonic() - began
         self._final = (run / "final").read_text()
 
@@ -205,8 +178,8 @@ class Faults:
             PrivateFile.write = write_and_end
             train(run, report)
 
-        ended, _, error = finish(*start(first))
-        assert ended == "done", error
+        way, _, error = ended(*start(first))
+        assert way == "done", error
 
     def beginning(self, name):
         """Creates the folder of a new run, and copies the shared secrets into it."""
@@ -217,8 +190,8 @@ class Faults:
 
     def end(self, run, uses):
         """Completes the run, and compares its results with the run without faults."""
-        ended, last, error = finish(*start(lambda report: train(run, report)))
-        assert ended == "done", error
+        way, last, error = ended(*start(lambda report: train(run, report)))
+        assert way == "done", error
         check_uses([*uses, *last, *self._uses])
         assert (run / "final").read_text() == self._final
         left = {path.name for path in run.iterdir()}
@@ -234,14 +207,14 @@ class Faults:
                 # The run is complete, so start a new one for the next fault.
                 shutil.rmtree(run)
                 run = self.beginning("run")
-            ended, used, error = fault(run, random.Random(number))
-            assert ended != "error" or "File too large" in error, error
+            way, used, error = fault(run, random.Random(number))
+            assert way != "error" or "File too large" in error, error
             # A full disk may crash the child, as HDF5 can crash if it cannot write.
-            assert ended != "killed" or fault == self._kill
-            assert ended != "crashed" or fault == self._fill_disk
-            endings[ended] += 1
+            assert way != "killed" or fault == self._kill
+            assert way != "crashed" or fault == self._fill_disk
+            endings[way] += 1
             uses += used
-            print(f"fault {number + 1} of {len(faults)}: {ended}", flush=True)
+            print(f"fault {number + 1} of {len(faults)}: {way}", flush=True)
         self.end(run, uses)
         check_ledger(run, 1)
         return endings
@@ -267,7 +240,7 @@ class Faults:
             # it has ended.
             time.sleep(rng.uniform(0.2, 0.8) * self.seconds)
             os.kill(process, signal.SIGKILL)
-        return finish(process, pipe)
+        return ended(process, pipe)
 
     def _fill_disk(self, run, rng):
         """Simulates a full disk: limits the child's files to a random number of bytes."""
@@ -277,7 +250,7 @@ class Faults:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             train(run, report)
 
-        return finish(*start(child))
+        return ended(*start(child))
 
     def two_processes(self, count):
         """Starts two processes at once in one folder, `count` times."""
@@ -293,10 +266,10 @@ class Faults:
 
                 children.append(start(child))
             for process in children:
-                ended, used, error = finish(*process)
-                assert ended == "done" or "Another process uses" in error, error
+                way, used, error = ended(*process)
+                assert way == "done" or "Another process uses" in error, error
                 uses += used
-                endings[ended] += 1
+                endings[way] += 1
             shutil.rmtree(run / "backup")
         check_uses(uses)
         check_ledger(run, 2)
@@ -305,19 +278,9 @@ class Faults:
 
 def die_at_a_write(moment):
     """Makes this process kill itself just before its write number `moment`."""
-    left = [moment]
-
-    def counted(real):
-        def count(*arguments, **options):
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **options)
-
-        return count
-
     import h5py
 
+    counted = killer(moment)
     for name in ("fsync", "replace", "unlink", "fdopen"):
         setattr(os, name, counted(getattr(os, name)))
     h5py.Group.create_dataset = counted(h5py.Group.create_dataset)

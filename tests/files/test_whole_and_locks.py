@@ -6,6 +6,7 @@ import shutil
 import signal
 
 import pytest
+from children import fork
 
 from tf_bandmf.files import locks, private
 
@@ -33,7 +34,7 @@ HELD, NOT_LOCKED, REFUSED = 0, 1, 3
 def in_a_child(path, hold_on=False):
     """Locks the path in a child; returns its exit code, or its id if it keeps the lock."""
     ready, begun = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             held = locks.hold(path)

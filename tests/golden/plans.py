@@ -27,6 +27,7 @@ BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 DATA = {"num_examples": 600, "batch_size": 60, "epochs": 6}
 # A run with strong amplification by sampling: a batch is 1 % of the data.
 SPARSE = {"num_examples": 2_000, "batch_size": 20, "epochs": 2}
+APART = {"num_steps": 60, "sampling": tf_bandmf.MinSep(8, 5)}
 FEW = {"num_examples": 64, "batch_size": 8, "epochs": 4}
 RATES = 1.0 - np.arange(60) / 80
 SCHEDULE = workloads.momentum_sgd(60, 0.9, 0.999, RATES)
@@ -64,18 +65,8 @@ CLOSED = {
     "identity, one epoch": _of("identity", {**DATA, "epochs": 1}),
     "bsr:4, uneven": _of("bsr:4", {**DATA, "batch_size": 70}),
     "shuffled, bisr:4": _of("bisr:4", sampling="shuffled"),
-    "min sep, lambda_cgd:0.9": {
-        **BUDGET,
-        "mechanism": "lambda_cgd:0.9",
-        "num_steps": 60,
-        "sampling": tf_bandmf.MinSep(8, 5),
-    },
-    "min sep, bsr:4": {
-        **BUDGET,
-        "mechanism": "bsr:4",
-        "num_steps": 60,
-        "sampling": tf_bandmf.MinSep(8, 5),
-    },
+    "min sep, lambda_cgd:0.9": _of("lambda_cgd:0.9", APART),
+    "min sep, bsr:4": _of("bsr:4", APART),
 }
 # Numerically optimized coefficients agree only within the optimizer's tolerance.
 OPTIMIZED = {
