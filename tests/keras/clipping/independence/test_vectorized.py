@@ -72,6 +72,9 @@ CASES = {
     **{n: (lambda x, n=n: unary(n, x)) for n in ENTRY},
     **{n: (lambda x, n=n: binary(n, x, x[:1] * 2 + 0.5)) for n in PAIR},
     **{f"{n}, gradient": gradient(lambda x, n=n: unary(n, x)) for n in OF_GRADIENTS},
+    # Gradients whose operation depends on the version of TensorFlow.
+    "SoftplusGrad": lambda x: R.SoftplusGrad(gradients=x * 2, features=x),
+    "EluGrad": lambda x: R.EluGrad(gradients=x * 2, outputs=x) + R.SeluGrad(gradients=x, outputs=x),
     **{n: (lambda x, n=n: getattr(R, n)(input=x, axis=[1])) for n in REDUCE},
     **{f"{n} kept": (lambda x, n=n: getattr(R, n)(input=x, axis=0, keep_dims=True)) for n in REDUCE},
     "bits": lambda x: tf.stack(

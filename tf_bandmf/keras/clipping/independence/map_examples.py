@@ -29,7 +29,7 @@ VECTORIZABLE = frozenset(
         "LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NotEqual Pow "
         "RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Round "
         "Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh "
-        "Softplus Softsign SoftsignGrad Sqrt SqrtGrad Square "
+        "Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square "
         "SquaredDifference "
         "Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlogy "
         # Operations along axes of one example.
