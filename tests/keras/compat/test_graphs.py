@@ -25,3 +25,9 @@ def test_a_gradient_passes_what_xla_computes_once():
         return tf.gradients(tf.square(once), x)[0]
 
     assert float(slope(tf.constant(3.0))) == 6.0
+
+
+def test_flattened_arguments_keep_their_places():
+    args = {"b": tf.constant(5.0), "a": tf.constant(3.0)}, None
+    concrete = tf.function(lambda x, _: x["b"] - x["a"]).get_concrete_function(*args)
+    assert float(graphs.call_flat(concrete, tf.nest.flatten(args))) == 2.0

@@ -37,6 +37,20 @@ def _handed_on(op: ops.Operation, *gradients: Any) -> list[Any]:
 ops.RegisterGradient("XlaOptimizationBarrier")(_handed_on)
 
 
+def call_flat(concrete: Any, leaves: Iterable[Any]) -> Any:
+    """Calls a concrete function with the flattened tensors of its nested arguments.
+
+    A public call compares each argument with the signature again, which takes longer than
+    a small program runs. None is left out.
+    """
+    tensors = [
+        leaf if isinstance(leaf, ops.EagerTensor) else ops.convert_to_tensor(leaf)
+        for leaf in leaves
+        if leaf is not None
+    ]
+    return concrete._call_flat(tensors, concrete.captured_inputs)
+
+
 def forget_gradients(operations: Iterable[Any]) -> None:
     """Unregisters the custom gradients of operations that are no longer needed.
 

@@ -13,7 +13,9 @@ Tests that fail if it breaks: `tests/keras/compat/test_optimizing.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
@@ -29,7 +31,18 @@ def optimized_once() -> Iterator[None]:
     """
     here = context.context()
     before = here.function_call_options
-    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+    here.function_call_options = _in_one_round(
+        before.executor_type, before.config_proto_serialized
+    )
+    try:
+        yield
+    finally:
+        here.function_call_options = before
+
+
+@functools.lru_cache(maxsize=4)
+def _in_one_round(executor_type: Any, serialized: bytes) -> Any:
+    config = config_pb2.ConfigProto.FromString(serialized)
     rewrites = config.graph_options.rewrite_options
     rewrites.meta_optimizer_iterations = RewriterConfig.ONE
     rewrites.disable_tfg_optimizer = True
@@ -38,10 +51,4 @@ def optimized_once() -> Iterator[None]:
     if not tf.config.list_logical_devices("GPU"):
         rewrites.layout_optimizer = RewriterConfig.OFF
         rewrites.memory_optimization = RewriterConfig.NO_MEM_OPT
-    here.function_call_options = context.FunctionCallOptions(
-        before.executor_type, config
-    )
-    try:
-        yield
-    finally:
-        here.function_call_options = before
+    return context.FunctionCallOptions(executor_type, config)

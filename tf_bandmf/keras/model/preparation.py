@@ -57,8 +57,7 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, batch: Any) -> Contents:
-        """The parts of a batch of any kind, or of its specs."""
-        batch = given(batch)
+        """The parts of a batch of any kind, or of its specs, as `given` returns them."""
         if not batches_lib.is_scheduled_batch(batch):
             return cls(*keras.utils.unpack_x_y_sample_weight(batch))
         x, y, weight, rows, shares = (batch.get(key) for key in CONTENT)

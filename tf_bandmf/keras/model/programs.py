@@ -109,14 +109,13 @@ class Programs:
         # No examples can be made up in the shape of an empty batch.
         if self._nothing is None and _size(self._local(contents.x)[0]):
             self._prepare(batch, update, spec)
-        facts = [part.numpy() for part in self._local(self._facts(batch))]
-        step, keys, seed = run.admit(facts)
+        facts = self._facts(batch)
+        step, keys, seed = run.admit([part.numpy() for part in self._local(facts)])
         scales = self._scales and list(self._scales())
         if run.tables is not None:
             run.tables.read(contents.x, contents.rows, step)
         clipped = self._clip_all(contents, scales, seed)
-        digest = self._distributed(*[tf.constant(part[0]) for part in facts])
-        noisy = self._noise(clipped.sums, scales, step, keys, digest)
+        noisy = self._noise(clipped.sums, scales, step, keys, facts)
         run.secrets.confirm(noisy.drawn)
         released = update(noisy)
         run.secrets.advance()
@@ -150,10 +149,10 @@ class Programs:
         """
         contents, (scales, seed) = Contents.of(batch), self._of_no_step()
         number, keys = tf.zeros([], tf.int64), self._run.secrets.step_keys(0)
-        self._facts.traced(batch)
+        facts = _traced(self._facts, batch)
         clipped = _traced(self._clip, contents, scales, seed)
-        sums = clipped.sums, scales
-        noisy = _traced(self._noise, *sums, number, tf.constant(keys), number)
+        drawing = scales, number, tf.constant(keys), facts
+        noisy = _traced(self._noise, clipped.sums, *drawing)
         update.traced(noisy)
         if update is self._update:
             self._measure.traced(contents, clipped.losses, clipped.outputs)
@@ -308,13 +307,13 @@ class Programs:
         return clipping(Contents(*contents), scales)
 
     def _noised(
-        self, sums: Any, scales: Any, step: tf.Tensor, keys: tf.Tensor, digest: Any
+        self, sums: Any, scales: Any, step: tf.Tensor, keys: tf.Tensor, facts: Any
     ) -> Noisy:
         """Adds up the sums of all replicas, and adds noise, on the first device."""
         add = functools.partial(self._strategy.reduce, "SUM", axis=None)
-        sums, digest = tf.nest.map_structure(add, (sums, digest))
+        sums, facts = tf.nest.map_structure(add, (sums, facts))
         variables = self._model.trainable_variables
-        return self._run.privatize(sums, variables, step, keys, digest, scales)
+        return self._run.privatize(sums, variables, step, keys, facts[0], scales)
 
     def _penalized(self, gradients: Sequence[Any]) -> list[Any]:
         """Adds the gradients of the weights' regularizers, which depend on no data."""

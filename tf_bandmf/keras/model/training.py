@@ -329,6 +329,7 @@ class PrivateTraining(BuiltBefore, _Model):
 
     def make_train_function(self, force: bool = False) -> Any:
         """Sets Keras' train function to one that calls the programs of each step."""
+        run = self._private_optimizer().run
         programs: Programs | None = None
 
         def in_turn(iterator: Any) -> dict[str, Any]:
@@ -339,7 +340,6 @@ class PrivateTraining(BuiltBefore, _Model):
             to that step.
             """
             nonlocal programs
-            run = self._private_optimizer().run
             logs, spec = None, getattr(iterator, "element_spec", None)
             with run.turn, optimized_once():
                 for _, batch in zip(range(self.steps_per_execution), iterator):
@@ -428,7 +428,7 @@ class PrivateTraining(BuiltBefore, _Model):
 
     def _prepare(self, data: Any) -> None:
         """Builds model and optimizer."""
-        preparation.build(self, None if self.built else next(iter(data)))
+        preparation.build(self, None if self.built else given(next(iter(data))))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

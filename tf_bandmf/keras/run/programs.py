@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.clipping.independence.state import may_write
-from tf_bandmf.keras.compat.graphs import captured, nodes_of
+from tf_bandmf.keras.compat.graphs import call_flat, captured, nodes_of
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
 
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
@@ -66,10 +66,12 @@ class Program:
             self._is_of_replicas = any(
                 issubclass(kind, tf.distribute.DistributedValues) for kind in kinds
             )
-        # Concrete functions take no distributed values with replicas of other processes.
-        run = self.function if self._is_of_replicas else self._concrete
         with self._around():
-            return run(*args)
+            # Concrete functions take no distributed values with replicas of other
+            # processes.
+            if self._is_of_replicas:
+                return self.function(*args)
+            return call_flat(self._concrete, leaves)
 
     def traced(self, *args: Any) -> Any:
         """The concrete function for these arguments, or for their specs."""

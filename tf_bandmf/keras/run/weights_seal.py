@@ -35,8 +35,10 @@ _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
 def digest_of(variables: Sequence[Any]) -> int:
-    """A digest of all bits of Keras variables, computed where they are."""
-    if not variables or device_kind() == "CPU":
+    """A digest of all bits of Keras variables, computed where they are; 0 for none."""
+    if not variables:
+        return 0
+    if device_kind() == "CPU":
         return host_digest(variables)
     values = [tf.convert_to_tensor(variable.value) for variable in variables]
     return int(_device_digest(values))
@@ -55,8 +57,8 @@ def host_digest(variables: Sequence[Any]) -> int:
             return tf.raw_ops.Fingerprint(data=flat, method=method)
 
         each = [digest(tf.convert_to_tensor(one.value)) for one in variables]
-        together = digest(tf.concat(each or [tf.zeros([1, 8], tf.uint8)], axis=0))
-        return int(tf.bitcast(together, tf.int64)[0])
+        together = digest(tf.concat(each, axis=0))
+    return int.from_bytes(together.numpy().tobytes(), "little", signed=True)
 
 
 @shared_function(jit_compile=True, reduce_retracing=False)
