@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from small_models import Custom, centred
 
-from tf_bandmf.keras import PrivateAccuracy, PrivateAUC, PrivateLoss
+from tf_bandmf.keras import PrivateAccuracy, PrivateAUC, PrivateLoss, make_private
 from tf_bandmf.keras.extending import PrivateMean, PrivateMetric, UnsupportedModelError
 from tf_bandmf.keras.metrics.metric_sums import sums_of
 
@@ -28,7 +28,7 @@ def compiled(*middle, last=1, loss="binary_crossentropy"):
         [layers.Input((FEATURES,)), *middle, layers.Dense(last, activation=activation)]
     )
     model.compile("sgd", loss)
-    return model
+    return make_private(model)
 
 
 class Counting(layers.Layer):
@@ -89,16 +89,16 @@ def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
     x, y = x.copy(), y.copy()
     x[0], x[1], y[2] = np.nan, 3e38, 7
     model = compiled(*middle)
-    whole, count = sums_of(model, x, y, metrics)
+    whole, count, _ = sums_of(model, x, y, metrics)
     assert count == 12 and np.all(np.isfinite(whole))
     for record in (0, 2):
         # The record's contribution, which the sums would lack without the record.
-        alone, _ = sums_of(model, x[[record]], y[[record]], metrics)
+        alone = sums_of(model, x[[record]], y[[record]], metrics)[0]
         assert np.linalg.norm(alone) <= 1.0
         other_x, other_y = x.copy(), y.copy()
         other_x[record], other_y[record] = x[11], y[11]
         moved = sums_of(model, other_x, other_y, metrics)[0] - whole
-        other, _ = sums_of(model, x[[11]], y[[11]], metrics)
+        other = sums_of(model, x[[11]], y[[11]], metrics)[0]
         # Rounding errors depend on the batch size.
         np.testing.assert_allclose(moved, other - alone, atol=1e-6)
 
@@ -137,7 +137,7 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
     loss, accuracy, _ = model.evaluate(x, y, verbose=0)
     values = {}
     for metric in (PrivateAccuracy(), PrivateLoss(9.0), PrivateAUC(400)):
-        sums, count = sums_of(model, x, y, [metric])
+        sums, count, _ = sums_of(model, x, y, [metric])
         values[metric.name], noise = metric.result(sums, count, 0.0)
         assert noise == 0.0
     scores = model.predict(x, verbose=0)[:, 0]
@@ -150,7 +150,7 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
     predicted = classes.predict(x, verbose=0).argmax(1)
     one_hot = np.eye(3, dtype=np.float32)[y]
     for targets in (y, one_hot):
-        sums, count = sums_of(classes, x, targets, [PrivateAccuracy()])
+        sums, count, _ = sums_of(classes, x, targets, [PrivateAccuracy()])
         actual, _ = PrivateAccuracy().result(sums, count, 0.0)
         assert actual == pytest.approx(np.mean(predicted == y), abs=1e-6)
 
@@ -172,11 +172,11 @@ def test_a_user_counts_as_one(records):
     x, y = records
     users = np.array([0] * 30 + [1] * 10)
     model = compiled()
-    sums, count = sums_of(model, x, y, ALL, users)
-    mine, one = sums_of(model, x[:30], y[:30], ALL, users[:30])
+    sums, count, _ = sums_of(model, x, y, ALL, users)
+    mine, one, _ = sums_of(model, x[:30], y[:30], ALL, users[:30])
     assert (count, one) == (2, 1)
     assert np.linalg.norm(mine) <= 1.0
-    other, _ = sums_of(model, x[30:], y[30:], ALL, users[30:])
+    other = sums_of(model, x[30:], y[30:], ALL, users[30:])[0]
     np.testing.assert_allclose(sums, mine + other, atol=1e-6)
     with pytest.raises(ValueError, match="name for each"):
         sums_of(model, x, y, ALL, users[:5])
@@ -200,7 +200,7 @@ def test_a_record_of_which_a_metric_raises_is_bad(records):
     x, y = (part[:6] for part in records)
     assert set(y) == {0, 1}
     model, metrics = compiled(), [PrivateMean(of_two, "of two")]
-    total, count = sums_of(model, x, y, metrics)
+    total, count, _ = sums_of(model, x, y, metrics)
     each = [sums_of(model, x[[i]], y[[i]], metrics)[0] for i in range(6)]
     assert count == len(y)
     np.testing.assert_allclose(total, np.sum(each, axis=0), atol=1e-9)

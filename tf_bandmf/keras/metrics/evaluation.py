@@ -12,17 +12,14 @@ process share this record, by the run's key.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
-from tf_bandmf.keras.compat.keras_objects import all_layers, compile_loss
-from tf_bandmf.keras.metrics.metric_sums import function_of, sums_of
-from tf_bandmf.keras.metrics.private_metrics import PrivateMetric, checked
+from tf_bandmf.keras.metrics.metric_sums import sums_of
+from tf_bandmf.keras.metrics.private_metrics import checked
 from tf_bandmf.planning.statement import ONE_EXAMPLE
 
 if TYPE_CHECKING:
@@ -95,10 +92,9 @@ def evaluate_privately(
             f"The plan hides {plan.unit!r}: give users=, the user of each record, so that "
             f"all records of a user count as one."
         )
-    records = hashlib.blake2b(digest_size=32)
-    sums, count = sums_of(model, x, y, asked, users, batch_size, records, traced)
+    sums, count, records = sums_of(model, x, y, asked, users, batch_size)
     described = [metric.describe() for metric in asked]
-    noisy = released(run, sums, [str(count), records.hexdigest(), *described])
+    noisy = released(run, sums, [str(count), records, *described])
     # Each of the q metrics gets 1 / sqrt(q) of the norm of 1: see `_bounded`.
     unit = math.sqrt(len(asked))
     noise = unit * plan.measurements.noise_multiplier
@@ -166,16 +162,3 @@ def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
         run.num_evaluations[run.step] = place + 1
     normals = run.key.bound_normals(message, len(sums))
     return np.asarray(sums + measured.noise_multiplier * normals)
-
-
-def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
-    """The result of `function_of`, cached until something that it depends on changes."""
-    state = model._training
-    specs = tf.nest.map_structure(lambda t: (t.shape[1:], t.dtype), batch)
-    parts = [*metrics, compile_loss(model), *model.weights, *all_layers(model)]
-    described = [metric.describe() for metric in metrics]
-    key = str(specs), described, [*map(id, parts)]
-    if state.evaluation is None or state.evaluation[0] != key:
-        # The parts are kept alive, so no other object gets one of their ids.
-        state.evaluation = (key, function_of(model, batch, metrics), parts)
-    return state.evaluation[1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from tf_bandmf.keras.clipping import (
     map_examples,
     measured_rows,
 )
+from tf_bandmf.keras.compat.keras_objects import all_layers, compile_loss
 from tf_bandmf.keras.metrics.private_metrics import PrivateMetric, Rows
 from tf_bandmf.sampling.identity import hash_rows
 
@@ -30,48 +32,56 @@ _GRID = 2.0**30
 
 
 def sums_of(
-    model: keras.Model,
+    model: Any,
     x: Any,
     y: Any,
     metrics: Sequence[PrivateMetric],
     users: Any = None,
     batch_size: int = 256,
-    digest: Any = None,
-    trace: Callable[..., Any] | None = None,
-) -> tuple[np.ndarray, int]:
+) -> tuple[np.ndarray, int, str]:
     """The sum of the records' vectors; a record's vector concatenates those of all metrics.
 
     Args:
-      model: a built model.
+      model: private and built.
       x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`.
       y: targets, arrays [N, ...]; None with a data set.
       metrics: the metrics; each gets an equal share of the norm.
       users: None, or the user of each record, [N]: the weights of a user's records add up
         to 1.
       batch_size: batch size for arrays.
-      digest: a `hashlib` object that is updated with the records and their weights; or
-        None.
-      trace: a function like `function_of`, the default; called for the first batch.
 
     Returns:
-      Sums, float64 [M], and the number of units: records, or users.
+      Sums, float64 [M]; the number of units: records, or users; and a digest of the records
+      and their weights.
 
     Raises:
       UnsupportedModelError: if the model changes a variable, or runs Python code.
       ValueError: if the data do not fit together, or there are none.
     """
     total = np.zeros([sum(metric.size for metric in metrics)], np.int64)
-    count, function = 0.0, None
+    count, function, digest = 0.0, None, hashlib.blake2b(digest_size=32)
     for batch in batches_of(x, y, batch_size, users):
-        function = function or (trace or function_of)(model, batch[:2], metrics)
-        if digest is not None:
-            for part in tf.nest.flatten(batch):
-                digest.update(hash_rows(part).numpy().tobytes())
+        function = function or traced(model, batch[:2], metrics)
+        for part in tf.nest.flatten(batch):
+            digest.update(hash_rows(part).numpy().tobytes())
         total += _sum(function, batch, metrics)
         count += float(tf.reduce_sum(batch[2]))
     if not count:
         raise ValueError("There are no records to evaluate.")
-    return total / _GRID, round(count)
+    return total / _GRID, round(count), digest.hexdigest()
+
+
+def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
+    """The result of `function_of`, cached until something that it depends on changes."""
+    state = model._training
+    specs = tf.nest.map_structure(lambda t: (t.shape[1:], t.dtype), batch)
+    parts = [*metrics, compile_loss(model), *model.weights, *all_layers(model)]
+    described = [metric.describe() for metric in metrics]
+    key = str(specs), described, [*map(id, parts)]
+    if state.evaluation is None or state.evaluation[0] != key:
+        # The parts are kept alive, so no other object gets one of their ids.
+        state.evaluation = (key, function_of(model, batch, metrics), parts)
+    return state.evaluation[1]
 
 
 def _sum(function: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> np.ndarray:

@@ -17,7 +17,6 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import is_distributed
-from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.run import admission
 from tf_bandmf.participation import MinSep, Participation
 from tf_bandmf.planning.plan import Plan
@@ -188,7 +187,7 @@ def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
 
 def _distributed(model: Any, schedule: BatchSchedule, first_step: int) -> Any:
     """A distributed data set, which gives each replica its part of each batch."""
-    replicas = preparation.num_replicas(model)
+    replicas = model.distribute_strategy.num_replicas_in_sync
 
     def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
         here = replicas // context.num_input_pipelines

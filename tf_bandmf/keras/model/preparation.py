@@ -89,11 +89,6 @@ def given(data: Any) -> Any:
     return data
 
 
-def num_replicas(model: Any) -> int:
-    """The number of replicas on which a model trains."""
-    return int(model.distribute_strategy.num_replicas_in_sync)
-
-
 def build(model: Any, data: Any = None) -> None:
     """Builds model and optimizer, if they are not built; the run then begins.
 

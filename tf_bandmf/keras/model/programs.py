@@ -118,7 +118,7 @@ class Programs:
         noisy = self._noise(clipped.sums, scales, step, keys, facts)
         run.secrets.confirm(noisy.drawn)
         released = update(noisy)
-        run.secrets.advance()
+        run.secrets.step += 1
         return contents, clipped, released
 
     # Before the first step.
@@ -411,7 +411,7 @@ def _map(function: Callable[..., Any], *structures: Any) -> Any:
 
 def _each(function: Callable[[Any], Any], structure: Any) -> Any:
     """Maps a function over a structure; None stays None."""
-    return _map(lambda leaf: None if leaf is None else function(leaf), structure)
+    return keras.tree.map_structure(function, structure, none_is_leaf=False)
 
 
 def _added(parts: Sequence[Any]) -> Any:

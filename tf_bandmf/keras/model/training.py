@@ -247,7 +247,8 @@ class PrivateTraining(BuiltBefore, _Model):
             batches = run.batches(batches)
         else:
             path = os.fspath(private_state)
-            if file is not None and not file.is_at(path):
+            place = os.path.realpath(path)
+            if file is not None and os.path.realpath(file.path) != place:
                 raise ValueError(
                     f"This run is kept in {file.path}, found private_state={path!r}: a run "
                     f"has one private state file, which records all that the run has spent."
@@ -388,7 +389,7 @@ class PrivateTraining(BuiltBefore, _Model):
             )
         check_inner(optimizer.inner_optimizer)
         is_other = optimizer.run.strategy is not self.distribute_strategy
-        if is_other and preparation.num_replicas(self) > 1:
+        if is_other and self.distribute_strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 "Model and PrivateOptimizer belong to different distribution strategies: "
                 "make both within strategy.scope()."
@@ -413,7 +414,8 @@ class PrivateTraining(BuiltBefore, _Model):
                 f"around it, which could run it again, and where a record that makes the "
                 f"model raise would stop it. Remove the tf.function."
             )
-        if method is not None and preparation.num_replicas(self) > 1:
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        if method is not None and replicas > 1:
             raise NotImplementedError(
                 f"{method} works on one replica: each of several would count all examples, "
                 f"several times in all. Train by model.fit."

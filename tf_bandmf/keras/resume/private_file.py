@@ -92,10 +92,6 @@ class PrivateFile(Secret):
             run.notes[name].update(values)
         return schedule
 
-    def is_at(self, path: str) -> bool:
-        """True if `path` is this file."""
-        return os.path.realpath(path) == os.path.realpath(self.path)
-
     def record(self) -> None:
         """Records the run's weights at this step, before a checkpoint is written.
 

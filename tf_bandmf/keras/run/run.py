@@ -9,7 +9,7 @@ A step of a run consists of these calls:
     run.secrets.confirm(noisy.drawn)          # in Python: the step is recorded
     run.secrets.take(noisy.drawn)             # a program: the buffer is updated,
     run.apply(noisy.gradients, ...)           #   and the optimizer applies gradients
-    run.secrets.advance()                     # in Python: the step was taken
+    run.secrets.step += 1                     # in Python: the step was taken
 
 A run begins when the optimizer is built. From then on, it has a noise key, a step counter,
 and a seal of the weights; none of these is in a file that Keras writes.
@@ -373,14 +373,12 @@ class Run:
         settings = plan.noise_stddev, plan.expected_batch_size
         mean = noisy_mean(total[:count], noise[:count], *settings)
         split = tf.split(mean, [*sizes, count - sum(sizes)])
-        gradients = [
-            tf.reshape(g, v.shape) for g, v in zip(split, self.eager(variables))
-        ]
+        variables = self.eager(variables)
+        gradients = [tf.reshape(g, v.shape) for g, v in zip(split, variables)]
         if scales:
             gradients = [g / s for g, s in zip(gradients, scales, strict=True)]
-        dtypes = [variable.dtype for variable in self.eager(variables)]
-        counts = split[len(eager)]
-        return Noisy(list(map(tf.cast, gradients, dtypes)), rows, drawn, counts)
+        gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables)]
+        return Noisy(gradients, rows, drawn, split[len(eager)])
 
     def apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Values of variables that get noise in each step, and values of lazy tables.

@@ -127,10 +127,6 @@ class SecretState(Secret):
         yield
         self.is_whole = True
 
-    def advance(self) -> None:
-        """Counts the step as taken."""
-        self.step += 1
-
     @property
     def buffer(self) -> np.ndarray:
         """Kept vectors, float32, shape [memory_vectors, num_parameters]. Secret."""
@@ -249,7 +245,7 @@ class SecretState(Secret):
         for step in range(self.step, last):
             point = tf.constant(self._known[step])
             again(tf.constant(step, tf.int64), self.step_keys(step), point)
-            self.advance()
+            self.step += 1
 
 
 def _variable(value: Any) -> tf.Variable:
