@@ -30,20 +30,16 @@ def main() -> None:
 
     import keras
 
-    from tf_bandmf.keras import PrivateOptimizer, make_private
+    from tf_bandmf.keras import fit_privately
 
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
-    model = make_private(model)
-    model.compile(
-        optimizer=PrivateOptimizer(keras.optimizers.SGD(0.1), plan),
-        loss=keras.losses.MeanSquaredError(),
-    )
+    before = model.get_weights()
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(64, n)).astype(np.float32) for n in (4, 2))
-    before = [v.numpy() for v in model.trainable_variables]
-    model.fit(plan.batches(x, y), epochs=2, verbose=0)
-    after = [v.numpy() for v in model.trainable_variables]
-    assert all(np.any(a != b) for a, b in zip(after, before))
+    fitted = fit_privately(
+        model, x, y, plan=plan, optimizer="sgd", loss="mse", verbose=0
+    )
+    assert all(np.any(a != b) for a, b in zip(fitted.model.get_weights(), before))
     print(f"tf-bandmf {tf_bandmf.__version__} in {package}: works")
 
 

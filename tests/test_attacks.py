@@ -1,11 +1,10 @@
 """All attacks in docs/what-was-attacked.md are existing tests, and none succeeded."""
 
-import pathlib
 import re
 
 import page
+from modules import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEST = re.compile(r"`((?:federated/)?tests/[^`]*?\.py)::(\w+)`")
 
 

@@ -1,11 +1,11 @@
 """`import tf_bandmf` loads no heavy packages, and its public names exist."""
 
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
+from modules import ROOT
 
 import tf_bandmf
 
@@ -56,7 +56,7 @@ def test_the_public_names_exist():
         assert getattr(tf_bandmf, name) is not None, name
     assert set(tf_bandmf.__all__) <= set(dir(tf_bandmf))
     assert len(tf_bandmf.__all__) <= 25
-    page = pathlib.Path(__file__).parents[1] / "docs" / "api" / "index.md"
+    page = ROOT / "docs" / "api" / "index.md"
     listed = re.findall(r"^\| `(\w+)` \| \S", page.read_text("utf-8"), re.M)
     assert sorted(listed) == sorted(tf_bandmf.__all__)
     with pytest.raises(AttributeError, match="no attribute 'magic'"):

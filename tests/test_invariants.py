@@ -1,11 +1,10 @@
 """The list of invariants agrees with the tests that check them."""
 
-import pathlib
 import re
 
 import marks
+from modules import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 MARKER = re.compile(
     r"^(?:@|pytestmark = )pytest\.mark\.invariant\(([\d, ]+)\)", re.MULTILINE
 )

@@ -1,7 +1,6 @@
 """A build puts the right files into wheel and sdist, and leaves nothing behind."""
 
 import email
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -9,8 +8,8 @@ import tarfile
 import zipfile
 
 import pytest
+from modules import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tf_bandmf")
 EXTRAS = "keras hub plot ledger ledger-postgresql flower docs examples test dev"
 BUILD = "import sys, setuptools.build_meta as b; b.build_{}(sys.argv[1])"

@@ -1,9 +1,9 @@
 """Every work that is cited by its arXiv id is listed in docs/references.md."""
 
-import pathlib
 import re
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from modules import ROOT
+
 ARXIV_ID = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import pathlib
 import re
-import sys
 
 import pytest
 
@@ -19,9 +18,6 @@ pytest_plugins = ["marks"]
 
 # Tests neither read nor write the user's cache of optimized strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
-
-# Tests import helper modules from this folder, such as `simulated`.
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 if importlib.util.find_spec("tensorflow_federated"):
     import psutil
@@ -41,6 +37,14 @@ else:
 # Tests that need Flower have their own folder, because they need their own conftest.
 if not importlib.util.find_spec("flwr"):
     collect_ignore = [*globals().get("collect_ignore", []), "flower"]
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    from tf_bandmf_federated import Ledger
+
+    with Ledger(str(tmp_path / "ledger"), {}) as actual:
+        yield actual
 
 
 @pytest.fixture

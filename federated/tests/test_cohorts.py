@@ -17,12 +17,6 @@ from tf_bandmf_federated.ledger import Ledger
 HERE = ["a", "b", "c", "d", "e", "f"]
 
 
-@pytest.fixture
-def ledger(tmp_path):
-    with Ledger(str(tmp_path / "ledger"), {}) as actual:
-        yield actual
-
-
 def make(ledger, here=HERE, b=2, k=2, **options):
     return Cohorts(ledger, lambda round_number: here, tf_bandmf.MinSep(b, k), **options)
 

@@ -28,18 +28,11 @@ PUBLIC = (
 )
 
 _PROGRAM = """
-import ast
 import importlib
 import sys
 
-ENGINES = ("tensorflow_federated", "tensorflow_privacy", "flwr")
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ENGINES:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Missing())
+# Importing a module that is None raises ModuleNotFoundError.
+sys.modules.update(tensorflow_federated=None, tensorflow_privacy=None, flwr=None)
 import tf_bandmf_federated
 
 for name in sys.argv[1].split():

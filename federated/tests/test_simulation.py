@@ -10,7 +10,6 @@ from ledgers import begin_round
 from plans import min_sep_plan
 
 from tf_bandmf_federated import (
-    Ledger,
     SimulatedClients,
 )
 
@@ -34,12 +33,6 @@ CLIENTS = make_clients()
 def source_of(plan=PLAN, clients=None, **options):
     options.setdefault("seed", 0)
     return SimulatedClients(CLIENTS if clients is None else clients, plan, **options)
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    with Ledger(str(tmp_path / "ledger"), {}) as actual:
-        yield actual
 
 
 def select(source, ledger, size):

@@ -1,11 +1,10 @@
 """Links between files of the repository have existing targets."""
 
-import pathlib
 import re
 
 import pytest
+from modules import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.M)
 FOLDERS = (".", "docs", "docs/api", "docs/notebooks", "federated")

@@ -1,12 +1,12 @@
 """The notebooks' scripts run, and each notebook matches its script and has outputs."""
 
 import json
-import pathlib
 import sys
 import types
 import warnings
 
 import pytest
+from modules import ROOT
 
 pytest.importorskip("keras", minversion="3.12")
 pytest.importorskip("sklearn")
@@ -14,7 +14,6 @@ matplotlib = pytest.importorskip("matplotlib")
 
 from tf_bandmf.keras.run import admission  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "notebooks"
 NAMES = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "make")
 # For each script, text replacements that make it faster. Each text must occur in it.

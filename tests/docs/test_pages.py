@@ -6,22 +6,22 @@ the library's record of earlier runs is cleared before it. A block below the lin
 that are too large for a test are replaced.
 """
 
-import pathlib
 import re
 import sys
 import types
 
-import numpy as np
 import pytest
+from modules import ROOT
 
 from tf_bandmf import participation
 from tf_bandmf.strategies import registry
 
-keras = pytest.importorskip("keras", minversion="3.12")
+pytest.importorskip("keras", minversion="3.12")
 
-from tf_bandmf.keras.run import admission  # noqa: E402
+import small_models
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tf_bandmf.keras.run import admission
+
 BLOCK = re.compile(
     r"(?P<excerpt><!-- excerpt -->\n+)?^```python\n(?P<code>.*?)^```$", re.M | re.S
 )
@@ -53,24 +53,13 @@ def blocks(page):
             yield line, match["code"]
 
 
-def build_model():
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3)]
-    )
-
-
-def given(num_examples=64):
+def given():
     """Returns names that pages use without defining them: arrays and a model function."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(num_examples, 5)).astype(np.float32)
-    y = rng.integers(0, 3, num_examples).astype(np.int32)
+    x, y = small_models.examples(64)
+    test = {"x_test": x[:20], "y_test": y[:20]}
     return {
-        "x_train": x,
-        "y_train": y,
-        "x_test": x[:20],
-        "y_test": y[:20],
-        "build_model": build_model,
+        **{"x_train": x, "y_train": y, **test},
+        "build_model": small_models.make_plain_model,
     }
 
 

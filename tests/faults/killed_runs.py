@@ -31,7 +31,7 @@ import tensorflow as tf
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "shared"))
 from children import finish, killer, start
-from small_models import NUM_EXAMPLES, data, make_private_model
+from small_models import NUM_EXAMPLES, backup_in, data, make_private_model
 
 import tf_bandmf
 from tf_bandmf.files.journal import Journal
@@ -97,15 +97,12 @@ def train(folder, report):
     plan = make_plan(folder)
     model = make_model(plan)
     report_uses(model, report)
-    backup = keras.callbacks.BackupAndRestore(
-        folder / "backup", save_freq=1, delete_checkpoint=False
-    )
     model.fit(
         plan.batches(*data),
         epochs=EPOCHS,
         verbose=0,
         private_state=folder / "run.private",
-        callbacks=[backup],
+        callbacks=[backup_in(folder / "backup")],
     )
     assert model.optimizer.steps_taken == NUM_STEPS
     content = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights()))

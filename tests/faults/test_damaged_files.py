@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from killed_runs import make_model, make_plan
-from small_models import data
+from small_models import Crash, CrashAfter, backup_in, data
 
 from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.model.callbacks import restore_backup
@@ -20,30 +20,18 @@ ENTRY = 32
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
     """Interrupts a run after STEPS steps; returns its plan and its folder."""
-
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if self.model.optimizer.steps_taken == STEPS:
-                raise KeyboardInterrupt
-
     admission.forget()  # Other tests have trained on these examples.
     plan, folder = make_plan(), tmp_path_factory.mktemp("interrupted")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Crash):
         make_model(plan).fit(
             plan.batches(*data),
             epochs=3,
             verbose=0,
             private_state=folder / "run.private",
-            callbacks=[backup(folder), Stop()],
+            callbacks=[backup_in(folder / "backup"), CrashAfter(STEPS)],
         )
     admission.forget()
     return plan, folder
-
-
-def backup(folder):
-    return keras.callbacks.BackupAndRestore(
-        folder / "backup", save_freq=1, delete_checkpoint=False
-    )
 
 
 def begun(plan, folder):
@@ -51,7 +39,7 @@ def begun(plan, folder):
     admission.forget()
     model = make_model(plan)
     model._prepare(plan.batches(*data))
-    restore_backup(model, [backup(folder)])
+    restore_backup(model, [backup_in(folder / "backup")])
     return model, model.begin_run(plan.batches(*data), folder / "run.private")
 
 

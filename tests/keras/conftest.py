@@ -1,16 +1,10 @@
 """Isolates Keras tests that share a process, and resumes runs from their files."""
 
-import pathlib
-import sys
-
 import keras
 import pytest
 from small_models import data
 
 from tf_bandmf.keras.run import admission
-
-# Makes `hub_models`, `largest_contribution` and `same_weights` importable.
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 # Seeds the layers that test files create at import time.
 keras.utils.set_random_seed(0)

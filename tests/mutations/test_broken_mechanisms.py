@@ -10,28 +10,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-keras = pytest.importorskip("keras", minversion="3.12")
+pytest.importorskip("keras", minversion="3.12")
 
-from small_models import make_private_model  # noqa: E402
-from small_plans import planned, small_plan  # noqa: E402
-from whiteness import whiteness  # noqa: E402
+import audited_runs
+from small_plans import planned, small_plan
+from whiteness import rows_of, whiteness
 
-import tf_bandmf  # noqa: E402
-import tf_bandmf.keras  # noqa: E402
-from tf_bandmf import audit, noise  # noqa: E402
-from tf_bandmf.accounting import gaussian  # noqa: E402
-from tf_bandmf.analysis import sensitivity  # noqa: E402
-from tf_bandmf.keras.clipping.sums import settings  # noqa: E402
-from tf_bandmf.keras.run import admission  # noqa: E402
-from tf_bandmf.keras.run import run as run_lib  # noqa: E402
-from tf_bandmf.keras.run.secrets import SecretState  # noqa: E402
-from tf_bandmf.noise import box_muller, generator, normals, recurrences  # noqa: E402
-from tf_bandmf.noise.keys import NoiseKey  # noqa: E402
-from tf_bandmf.planning.plan import Plan  # noqa: E402
-from tf_bandmf.sampling import samplers  # noqa: E402
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf import audit
+from tf_bandmf.analysis import sensitivity
+from tf_bandmf.keras.clipping.sums import settings
+from tf_bandmf.keras.run import admission
+from tf_bandmf.keras.run import run as run_lib
+from tf_bandmf.noise import box_muller, generator, normals, recurrences
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.plan import Plan
+from tf_bandmf.sampling import samplers
 
-# Number of coordinates, and of canary examples: each one has its own coordinate.
-WIDTH = 1024
 STEPS = 12
 # Family-wise false-alarm rate of a check.
 ALPHA = 1e-6
@@ -51,62 +47,13 @@ def forgets():
     forget()
 
 
-def restart(run):
-    """Restores a run's secret state from its saved values, as a new process would."""
-    state = run.secrets
-    run.adopt(
-        run.secrets_of(
-            NoiseKey(state.key.secret_bytes()),
-            step=state.step,
-            buffer=state.buffer,
-            points=state.points(),
-        )
-    )
-
-
-def train(mechanism, restart_at=None):
-    """Trains on canary examples; returns the canaries and the released noisy sums."""
-    plan = planned(
-        mechanism,
-        epsilon=4.0,
-        delta=1e-5,
-        num_examples=WIDTH,
-        batch_size=WIDTH // 4,
-        epochs=3,
-        test_seed=3,
-    )
-    included = np.random.default_rng(5).random(WIDTH) < 0.5
-    # Each gradient has its own coordinate direction and three times the clip norm.
-    x = 3.0 * plan.l2_norm_clip * np.eye(WIDTH, dtype=np.float32)
-    y, weights = np.zeros((WIDTH, 1), np.float32), included.astype(np.float32)
-    batches = plan.batches(x, y, weights)
-    patterns = np.zeros((WIDTH, plan.num_steps))
-    for step in range(plan.num_steps):
-        patterns[batches.example_indices(step), step] = 1.0
-    canaries = audit.GradientCanaries(plan, WIDTH, patterns, included)
-    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-    layers = [keras.Input((WIDTH,)), dense]
-    model = make_private_model(plan, model=layers, loss=lambda y, score: score[..., 0])
-    released = []
-    for step, batch in enumerate(batches):
-        if step == restart_at:
-            restart(model.optimizer.run)
-        noisy = model.private_gradients(batch)
-        flat = np.concatenate([np.ravel(gradient) for gradient in noisy.gradients])
-        released.append(np.float64(flat) * plan.expected_batch_size)
-        model.optimizer.apply_noisy(noisy)
-    return canaries, np.array(released)
-
-
 def audited(mechanism):
     """True if the audit of a Keras run agrees with its plan."""
-    canaries, released = train(mechanism)
+    plan = audited_runs.plan_of(mechanism, epsilon=1.0)
+    actual = audited_runs.audited(plan, confidence=1 - ALPHA).white_box
     # In addition, the canaries' signal must not exceed the sensitivity.
-    most = 1.0 / canaries.plan.noise_multiplier
-    return (
-        canaries.signals.max() <= most * (1 + 1e-5)
-        and not canaries.audit(released, confidence=1 - ALPHA).contradicts
-    )
+    most = (1 + 1e-5) / plan.noise_multiplier
+    return actual.signal <= most and not actual.contradicts
 
 
 def audited_sampler():
@@ -114,19 +61,6 @@ def audited_sampler():
     plan = small_plan("identity", 64, 4, 2, epsilon=1.0, sampling="poisson")
     canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
     return not canaries.audit(canaries.simulated(1), confidence=1 - ALPHA).contradicts
-
-
-def white_restart(mechanism):
-    """True if the noise in a Keras run that is restarted once is the plan's noise."""
-    canaries, released = train(mechanism, restart_at=5)
-    plan = canaries.plan
-    # Released values are rounded to a grid. To undo this, each value is replaced by a
-    # random value in its grid cell.
-    batch_size = plan.expected_batch_size
-    cell = gaussian.grid_of(plan.noise_stddev / batch_size) * batch_size
-    within = np.random.default_rng(6).uniform(-0.5, 0.5, released.shape) * cell
-    left = (released + within - canaries.sums()) / plan.noise_stddev
-    return whiteness(plan.strategy, left, lags=(WIDTH // 2,)).p_value >= ALPHA
 
 
 def white(mechanism, num_shards=1):
@@ -138,19 +72,9 @@ def white(mechanism, num_shards=1):
         num_steps=STEPS,
         sampling=tf_bandmf.MinSep(4, 3),
     )
-    size = 4096 * num_shards
-    made = noise.NoiseGenerator(
-        plan.strategy, size, num_shards=num_shards, jit_compile=False
-    )
-    parts = []
-    for shard in range(num_shards):
-        state, rows = made.initial_state(NoiseKey.for_testing(3)), []
-        for step in range(STEPS):
-            row, state = made.next(state, tf.constant(step), shard)
-            rows.append(row.numpy())
-        parts.append(np.array(rows))
-    whole = np.concatenate(parts, axis=1)
-    return whiteness(plan.strategy, whole, lags=(size // 2, 4096)).p_value >= ALPHA
+    noise = rows_of(plan.strategy, 4096 * num_shards, num_shards, seed=3)
+    lags = (2048 * num_shards, 4096)
+    return whiteness(plan.strategy, noise, lags).p_value >= ALPHA
 
 
 # All mutations, in the order of their definition.
@@ -172,17 +96,6 @@ def broken(title, invariants, *check):
         return change
 
     return register
-
-
-@broken("Noise used again after a restart", [8, 11], white_restart, "bsr:4")
-def restart_reuses_noise(patch):
-    begin = SecretState.__init__
-
-    def earlier(state, generator, key, plan, step=0, **rest):
-        begin(state, generator, key, plan, step, **rest)
-        state._step_keys = np.roll(state._step_keys, step, axis=0)
-
-    patch.setattr(SecretState, "__init__", earlier)
 
 
 @broken("One key for two variables", [8], white, "identity")

@@ -9,12 +9,10 @@ are fixed. The probability of a false alarm in any case of this file is below 1e
 import numpy as np
 import pytest
 import tensorflow as tf
-from whiteness import whiteness
+from whiteness import rows_of, whiteness
 
 import tf_bandmf
 from tf_bandmf import workloads
-from tf_bandmf.noise import NoiseGenerator
-from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.strategies import FAMILIES, registry
 
 N, D, SHARDS = 12, 4096, 2
@@ -30,22 +28,6 @@ def strategy(request):
     participation, workload = tf_bandmf.MinSep(4, 3), workloads.prefix_sum(N)
     built = registry.build_strategy(name, workload, participation, **options)
     return built.in_float32()
-
-
-def rows(strategy, mode, seed=5):
-    """Returns the noise of all steps, with the parts of two replicas side by side."""
-    generator = NoiseGenerator(
-        strategy, D * SHARDS, num_shards=SHARDS, jit_compile=mode == "xla"
-    )
-    parts = []
-    for shard in range(SHARDS):
-        state = generator.initial_state(NoiseKey.for_testing(seed))
-        rows = []
-        for step in range(N):
-            row, state = generator.next(state, tf.constant(step), shard)
-            rows.append(row.numpy())
-        parts.append(rows)
-    return np.concatenate(parts, axis=1)
 
 
 @pytest.mark.slow_cases(
@@ -69,7 +51,7 @@ def rows(strategy, mode, seed=5):
 def test_the_noise_is_that_of_the_strategy(strategy, mode):
     tf.config.run_functions_eagerly(mode == "eager")
     try:
-        noise = rows(strategy, mode)
+        noise = rows_of(strategy, D * SHARDS, SHARDS, jit_compile=mode == "xla", seed=5)
     finally:
         tf.config.run_functions_eagerly(False)
     # Variables may begin at any index, so distances other than powers of two matter,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import tensorflow as tf
 from scipy import special, stats
 
+from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.strategies import Strategy
 
 
@@ -25,6 +28,21 @@ class Whiteness:
     def p_value(self) -> float:
         """P-value of all tests together (Bonferroni)."""
         return min(1.0, min(self.p_values.values()) * len(self.p_values))
+
+
+def rows_of(strategy, size, num_shards, *, jit_compile=False, seed):
+    """Returns the noise of all steps, with the parts of all replicas side by side."""
+    generator = NoiseGenerator(
+        strategy, size, num_shards=num_shards, jit_compile=jit_compile
+    )
+    parts = []
+    for shard in range(num_shards):
+        state, rows = generator.initial_state(NoiseKey.for_testing(seed)), []
+        for step in range(generator.num_steps):
+            row, state = generator.next(state, tf.constant(step), shard)
+            rows.append(row.numpy())
+        parts.append(rows)
+    return np.concatenate(parts, axis=1)
 
 
 def whiteness(

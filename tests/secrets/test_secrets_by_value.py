@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from forms import files_below, forms_of_run, found_in
-from small_models import data, make_private_model
+from small_models import backup_in, data, make_private_model
 from written import write_model
 
 import tf_bandmf
@@ -71,9 +71,7 @@ def finished(tmp_path_factory):
             verbose=2,
             private_state=private,
             callbacks=[
-                keras.callbacks.BackupAndRestore(
-                    shared / "backup", save_freq=1, delete_checkpoint=False
-                ),
+                backup_in(shared / "backup"),
                 keras.callbacks.ModelCheckpoint(
                     str(shared / "models" / "{epoch}.keras")
                 ),

@@ -152,6 +152,27 @@ def straight_weights(mechanism="lambda_cgd", epochs=2, **changes):
     return weights
 
 
+def backup_in(folder):
+    """Returns a callback that saves the model after each step."""
+    return keras.callbacks.BackupAndRestore(
+        folder, save_freq=1, delete_checkpoint=False
+    )
+
+
+class Crash(BaseException):
+    """An exception that no `except Exception` catches."""
+
+
+class CrashAfter(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self._step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.steps_taken == self._step:
+            raise Crash
+
+
 def written_steps(path):
     """Returns the step number of each entry in a private state file, in order."""
     _, entries = Journal(str(path)).read()

@@ -25,6 +25,18 @@ def initial_arrays():
     return ArrayRecord({f"w{i}": Array(w) for i, w in enumerate(WEIGHTS)})
 
 
+def adding(value, came):
+    """Returns a training function that adds a constant, and notes its rounds."""
+
+    def train(message, context):
+        came.append(message.content["config"]["tf-bandmf.round"])
+        arrays = message.content["arrays"]
+        after = {n: Array(a.numpy() + np.float32(value)) for n, a in arrays.items()}
+        return Message(RecordDict({"new": ArrayRecord(after)}), reply_to=message)
+
+    return train
+
+
 class Node:
     """A ClientApp that adds a constant to all weights; it has its own device store."""
 
@@ -35,13 +47,7 @@ class Node:
         self.app = private_client_app(
             policy, lambda context: context.node_config["store"]
         )
-
-        @self.app.train()
-        def train(message, context):
-            self.came.append(message.content["config"]["tf-bandmf.round"])
-            arrays = message.content["arrays"]
-            after = {n: Array(a.numpy() + np.float32(value)) for n, a in arrays.items()}
-            return Message(RecordDict({"new": ArrayRecord(after)}), reply_to=message)
+        self.app.train()(adding(value, self.came))
 
 
 class OneProcess(Grid):

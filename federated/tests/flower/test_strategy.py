@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from one_process import Node, OneProcess, initial_arrays, on_updates
+from one_process import Node, OneProcess, adding, initial_arrays, on_updates
 from plans import min_sep_plan
 from simulated import Crash, Models
 
@@ -396,18 +396,6 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(tmp_path, options, 
     assert not grid.asked
 
 
-def app_with(node, mods, install):
-    """Builds a node's app from a training function, as a user would."""
-    node.app = install(ClientApp(mods=mods))
-
-    @node.app.train()
-    def adds_one(message, context):
-        node.came.append(message.content["config"]["tf-bandmf.round"])
-        arrays = message.content["arrays"]
-        after = {n: Array(a.numpy() + np.float32(1)) for n, a in arrays.items()}
-        return Message(RecordDict({"new": ArrayRecord(after)}), reply_to=message)
-
-
 def mod_of(plan):
     policy = DevicePolicy.from_plan(plan)
     return ParticipationMod(policy, lambda context: context.node_config["store"])
@@ -443,7 +431,8 @@ def test_a_mod_that_is_installed_serves_an_app_with_further_mods(tmp_path):
 
     for node in grid.nodes.values():
         mod = mod_of(PLAN)
-        app_with(node, [mod, further], mod.install)
+        node.app = mod.install(ClientApp(mods=[mod, further]))
+        node.app.train()(adding(1, node.came))
     start_in_full(make_strategy(tmp_path), grid)
     assert set(seen) == {"train"} and len(seen) == N * PER_ROUND
     app = private_client_app(DevicePolicy.from_plan(PLAN), "store", mods=[further])

@@ -1,51 +1,12 @@
 """An audit of a Keras run contradicts the plan's epsilon only if noise is missing."""
 
 import keras
-import numpy as np
 import pytest
-from small_models import make_min_sep_plan, make_private_model
-from small_plans import planned
+from audited_runs import NUM, WIDTH, audited, linear, plan_of, problem
+from small_models import make_min_sep_plan
 
-import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.run import run as run_lib
-
-NUM, WIDTH = 300, 256
-
-
-def problem():
-    """Returns examples; the first WIDTH are canaries with orthogonal gradients."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(NUM, WIDTH)).astype(np.float32)
-    x[:WIDTH] = 3.0 * np.eye(WIDTH)
-    return x, np.ones((NUM, 1), np.float32)
-
-
-def plan_of(mechanism="bsr:4", **changes):
-    arguments = {"epsilon": 8.0, "delta": 1e-5, "num_examples": NUM, "batch_size": 75}
-    return planned(mechanism, epochs=3, **{**arguments, **changes}, test_seed=1)
-
-
-def linear(plan, inner=None, clipping="flat", **changes):
-    changes = {"use_bias": False, "kernel_initializer": "zeros", **changes}
-    dense = keras.layers.Dense(1, **changes)
-    return make_private_model(
-        plan,
-        inner or keras.optimizers.SGD(0.5),
-        model=[keras.Input((WIDTH,)), dense],
-        clipping=clipping,
-        loss="mse",
-    )
-
-
-def audited(plan, **changes):
-    canaries = np.arange(WIDTH)
-    model = linear(plan, **changes)
-    actual = tf_bandmf.keras.audit.audit_run(
-        model, *problem(), canaries=canaries, seed=0
-    )
-    assert model.optimizer.steps_taken == plan.num_steps
-    return actual
 
 
 def scaled():

@@ -1,11 +1,6 @@
-"""Makes `clipping_reference` importable, and provides a broken gradient rule."""
-
-import pathlib
-import sys
+"""Provides a broken gradient rule."""
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 import ast
 import pathlib
 
+from modules import ROOT
+
 import tf_bandmf
 
 PACKAGE = pathlib.Path(tf_bandmf.__file__).parent
 DOOR = PACKAGE / "keras" / "compat"
-# Root of this repository; the package may be installed elsewhere.
-ROOT = pathlib.Path(__file__).parents[3]
 MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
 # Files that must not import Keras, and therefore cannot use `keras/compat/`. The values
 # say what each file looks up in private modules.

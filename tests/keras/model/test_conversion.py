@@ -7,7 +7,6 @@ import tensorflow as tf
 from small_models import data, make_plan, make_private_model
 
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import UnsupportedModelError
 
 
 class Subclassed(keras.Model):
@@ -89,16 +88,6 @@ def test_a_model_that_keras_cannot_make_again(make, message):
         tf_bandmf.keras.to_plain(model, into=other)
     with pytest.raises(TypeError, match="into must be a plain model"):
         tf_bandmf.keras.to_plain(model, into=model)
-
-
-@pytest.mark.parametrize("name", ["train_step", "compute_loss", "make_train_function"])
-@pytest.mark.invariant(6)
-def test_a_training_step_of_its_own_is_refused(name):
-    override = {name: lambda self, *args, **kwargs: None}
-    model = type("Own", (Subclassed,), override)(4)
-    with pytest.raises(UnsupportedModelError, match=f"overrides `{name}`"):
-        tf_bandmf.keras.make_private(model)
-    assert not isinstance(model, tf_bandmf.keras.extending.PrivateTraining)
 
 
 ADAPTED = {

@@ -111,16 +111,21 @@ class Own(tf_bandmf.keras.extending.PrivateTraining, keras.Model):
 
 @pytest.mark.attack(
     "A custom training function",
-    tried="Overrides make_train_function or train_step, in a class or a mixin.",
+    tried="Overrides make_train_function, train_step or compute_loss, in a class, a "
+    "mixin or a plain model that is made private.",
     area="inputs",
 )
-@pytest.mark.parametrize("name", ["make_train_function", "train_step"])
+@pytest.mark.parametrize("name", ["make_train_function", "train_step", "compute_loss"])
 @pytest.mark.invariant(6)
 def test_a_training_function_of_ones_own_is_refused(name):
     given = {name: Loop.make_train_function}
     for bases, members in (((type("Mixin", (), given), Own), {}), ((Own,), given)):
         with pytest.raises(UnsupportedModelError, match=f"overrides `{name}`"):
             type("Mine", bases, members)
+    model = type("Mine", (keras.Model,), given)()
+    with pytest.raises(UnsupportedModelError, match=f"overrides `{name}`"):
+        tf_bandmf.keras.make_private(model)
+    assert not isinstance(model, tf_bandmf.keras.extending.PrivateTraining)
 
 
 @pytest.mark.invariant(6)

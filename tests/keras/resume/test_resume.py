@@ -10,6 +10,9 @@ import pytest
 import tensorflow as tf
 from same_weights import assert_same, refused
 from small_models import (
+    Crash,
+    CrashAfter,
+    backup_in,
     built,
     data,
     make_min_sep_plan,
@@ -26,20 +29,6 @@ from tf_bandmf.keras.resume import private_file
 from tf_bandmf.keras.run import admission
 
 NUM_EXAMPLES = 22
-
-
-class Crash(BaseException):
-    """An exception that no `except Exception` catches."""
-
-
-class CrashAt(keras.callbacks.Callback):
-    def __init__(self, step):
-        super().__init__()
-        self._step = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.model.optimizer.steps_taken == self._step:
-            raise Crash
 
 
 def noisy_model(plan, rate=0.01):
@@ -60,9 +49,7 @@ def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(kind, tmp_pat
     def run(name, *callbacks, rate=0.01):
         """Trains with a backup after every step."""
         given = (tf.data.Dataset.from_tensor_slices(data),)
-        backup = keras.callbacks.BackupAndRestore(
-            tmp_path / f"{name}-backup", save_freq=1, delete_checkpoint=False
-        )
+        backup = backup_in(tmp_path / f"{name}-backup")
         model = noisy_model(plan, rate)
         model.fit(
             plan.batches(*(given if kind == "stream" else data)),
@@ -75,7 +62,7 @@ def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(kind, tmp_pat
 
     for crash_at in (1, 2, 3):
         with pytest.raises(Crash):
-            run("crashed", CrashAt(crash_at))
+            run("crashed", CrashAfter(crash_at))
     with pytest.warns(UserWarning) as warnings:
         resumed = run("crashed", rate=0.02)
     (told,) = (str(w.message) for w in warnings if w.category is UserWarning)

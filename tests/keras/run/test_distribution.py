@@ -4,7 +4,6 @@ import contextlib
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ports import free_ports
 from same_weights import assert_same, refused
 from small_models import built, data, make_plan, make_private_model, written_steps
 
@@ -213,22 +213,13 @@ WORKER = """
 """
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_workers_train_like_one(count, tmp_path, monkeypatch):
     program = tmp_path / "worker.py"
     program.write_text(textwrap.dedent(WORKER))
-    cluster = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    first = free_ports(count)
+    cluster = [f"127.0.0.1:{first + index}" for index in range(count)]
     workers = subprocess.Popen(
         [sys.executable, str(program), str(tmp_path), "0", *cluster],
         stderr=subprocess.PIPE,

@@ -1,9 +1,0 @@
-"""Makes `killed_runs` importable."""
-
-import pathlib
-import sys
-
-import pytest
-
-pytest.importorskip("keras", minversion="3.12")
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
