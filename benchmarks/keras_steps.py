@@ -33,7 +33,7 @@ from keras import layers
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf import noise
-from tf_bandmf.keras.clipping import clipped_gradient_sums
+from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 
 MECHANISMS = ("identity", "lambda_cgd", "kept")
 BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128}

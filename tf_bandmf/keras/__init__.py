@@ -11,7 +11,7 @@ from tf_bandmf.keras import (
     audit,  # noqa: F401
     extending,  # noqa: F401
 )
-from tf_bandmf.keras.clipping import Clipping as Clipping
+from tf_bandmf.keras.clipping.sums.settings import Clipping as Clipping
 from tf_bandmf.keras.metrics.callbacks import PrivacyProgress as PrivacyProgress
 from tf_bandmf.keras.metrics.callbacks import PrivateEvaluation as PrivateEvaluation
 from tf_bandmf.keras.metrics.private_metrics import PrivateAccuracy as PrivateAccuracy

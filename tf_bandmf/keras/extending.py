@@ -4,17 +4,21 @@ Layer rules and registration, base classes of metrics, errors, and the classes o
 objects that `make_private`, `fit_privately` and custom training loops return.
 """
 
-from tf_bandmf.keras.clipping import ClippingMismatchError as ClippingMismatchError
-from tf_bandmf.keras.clipping import Factor as Factor
-from tf_bandmf.keras.clipping import Instantiated as Instantiated
-from tf_bandmf.keras.clipping import LayerCall as LayerCall
-from tf_bandmf.keras.clipping import Product as Product
-from tf_bandmf.keras.clipping import Rule as Rule
-from tf_bandmf.keras.clipping import UnsupportedModelError as UnsupportedModelError
-from tf_bandmf.keras.clipping import (
+from tf_bandmf.keras.clipping.factors.base import Factor as Factor
+from tf_bandmf.keras.clipping.factors.base import Instantiated as Instantiated
+from tf_bandmf.keras.clipping.factors.base import Product as Product
+from tf_bandmf.keras.clipping.independence.registration import (
     register_per_example_layer as register_per_example_layer,
 )
-from tf_bandmf.keras.clipping import register_rule as register_rule
+from tf_bandmf.keras.clipping.rules import register_rule as register_rule
+from tf_bandmf.keras.clipping.rules.base import LayerCall as LayerCall
+from tf_bandmf.keras.clipping.rules.base import Rule as Rule
+from tf_bandmf.keras.clipping.tensors.errors import (
+    ClippingMismatchError as ClippingMismatchError,
+)
+from tf_bandmf.keras.clipping.tensors.errors import (
+    UnsupportedModelError as UnsupportedModelError,
+)
 from tf_bandmf.keras.metrics.counts import PrivateCounts as PrivateCounts
 from tf_bandmf.keras.metrics.evaluation import NoisyMetrics as NoisyMetrics
 from tf_bandmf.keras.metrics.private_metrics import PrivateMean as PrivateMean

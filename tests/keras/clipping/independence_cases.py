@@ -5,9 +5,9 @@ import keras
 import numpy as np
 from small_models import Custom
 
-from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.clipping.proof.judge import structure_of
 from tf_bandmf.keras.clipping.tensors.batches import to_tensors
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.optimizing import optimized_once
 
 layers = keras.layers

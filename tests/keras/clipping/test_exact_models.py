@@ -8,7 +8,6 @@ import tensorflow as tf
 from clipping_reference import classifier, functional, labels, tokens
 from keras import layers as L
 
-from tf_bandmf.keras.clipping import find_layers_alone
 from tf_bandmf.keras.clipping.rules import rule_for
 from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
 from tf_bandmf.keras.clipping.rules.recurrent import RecurrentRule
@@ -178,7 +177,7 @@ def test_recurrent_layers(group):
     assert (x == 0).any() and not (x == 0).all(1).any()
     before = np.asarray(model(x, training=True))
     result = reference.assert_exact(model, x, labels())
-    assert find_layers_alone(model, x) == ()
+    assert reference.layers_alone(model, x) == ()
     # The outputs are those of an ordinary call, which the step has not changed.
     np.testing.assert_allclose(result.outputs, before, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(model(x, training=True)), before)
@@ -421,4 +420,4 @@ def test_a_list_of_losses_one_of_each_token():
     model.compile(loss=[per_token, "mae"], loss_weights=[1.0, 0.3])
     x = {"tokens": tokens(length=3), "scale": reference.normal(5, 1)}
     reference.assert_exact(model, x, [tokens(1, length=3), reference.normal(5, 2)])
-    assert find_layers_alone(model, x) == ()
+    assert reference.layers_alone(model, x) == ()

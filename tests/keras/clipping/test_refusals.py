@@ -7,12 +7,9 @@ import pytest
 import tensorflow as tf
 from keras import layers as L
 
-from tf_bandmf.keras.clipping import (
-    UnsupportedModelError,
-    check_supported,
-    clipped_gradient_sums,
-    find_layers_alone,
-)
+from tf_bandmf.keras.clipping.forward.supported import check_supported
+from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
 
 def model_with(*inner, loss=reference.FROM_LOGITS):
@@ -219,31 +216,28 @@ def same_for_all(dense, x):
 # Functions in which the call of a layer loses the batch axis. Inside a layer that has
 # weights of its own, such a call is harmless, because that layer is differentiated as a
 # whole. If the model itself makes the call, the whole model runs on one example at a
-# time or is refused.
+# time, unless what the layer is given can be repeated for each example.
 TOGETHER = {
-    "rows of all examples": (2, rows_of_all, None),
-    "the same for all": (4, same_for_all, "without a batch dimension"),
+    "rows of all examples": (2, rows_of_all, True),
+    "the same for all": (4, same_for_all, False),
 }
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_gradients_that_cannot_be_told_apart_are_taken_alone_or_refused(name):
-    width, function, reason = TOGETHER[name]
+def test_gradients_that_cannot_be_told_apart_are_taken_alone_or_repeated(name):
+    width, function, is_alone = TOGETHER[name]
     x, y = reference.normal(2, 5, 4)
     layer = reference.Around(L.Dense(width), function)
     model = keras.Sequential([keras.Input((4,)), L.Dense(4), layer])
     model.compile(loss="mse")
     reference.assert_exact(model, x, y)
-    assert find_layers_alone(model, x) == ()
+    assert reference.layers_alone(model, x) == ()
 
     model = Custom(L.Dense(width), function)
     model(x)
     model.compile(loss="mse")
-    if reason is None:
-        reference.assert_exact(model, x, y)
-        assert find_layers_alone(model, x) == (model,)
-    else:
-        assert_refused(model, x, y, reason)
+    reference.assert_exact(model, x, y)
+    assert reference.layers_alone(model, x) == ((model,) if is_alone else ())
 
 
 def test_layers_are_restored_after_an_error():

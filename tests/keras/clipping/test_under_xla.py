@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tf_bandmf.keras.clipping import clipped_gradient_sums
 from tf_bandmf.keras.clipping.factors import norms
+from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 
 FILTERS, SIDE, BATCH, CHANNELS = 80, 4, 7, 5
 

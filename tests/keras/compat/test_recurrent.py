@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras import make_private
-from tf_bandmf.keras.clipping import clipped_gradient_sums
+from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 
 
 def operations_of(graph):

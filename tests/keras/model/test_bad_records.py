@@ -8,7 +8,7 @@ from same_weights import assert_same, flat
 from small_models import Custom, examples, make_private_model
 from small_plans import small_plan
 
-from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
 layers = keras.layers
 BATCH, BAD = 8, 5

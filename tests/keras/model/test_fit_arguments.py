@@ -15,7 +15,7 @@ from small_models import (
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import clipped_gradient_sums
+from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 
 SGD = keras.optimizers.SGD
 

@@ -10,7 +10,7 @@ from same_weights import assert_same, flat, refused
 from small_models import make_plan, make_private_model
 
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.run import admission
 
 NUM_EXAMPLES = 22

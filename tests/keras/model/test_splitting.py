@@ -8,7 +8,7 @@ from small_models import make_plan, make_private_model, plan_and_model
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import clipped_gradient_sums
+from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 
 M = 24
 _RNG = np.random.default_rng(0)

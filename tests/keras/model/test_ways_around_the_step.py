@@ -18,7 +18,7 @@ from small_models import (
 )
 
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.sampling import TFRecordExamples
 
 MOMENTS = {

@@ -9,7 +9,8 @@ from small_models import built, data, make_plan, make_private_model
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
+from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.model.preparation import Contents
 from tf_bandmf.keras.optimizer.scaling import scales_of
 

@@ -18,7 +18,7 @@ from small_models import built, data, make_plan, make_private_model, written_ste
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.run import admission
 
 

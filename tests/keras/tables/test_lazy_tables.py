@@ -13,7 +13,7 @@ import tensorflow as tf
 from same_weights import assert_same, flat
 
 import tf_bandmf
-from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.noise.lazy_tables import Jumps
 
 ROWS, WIDTH, LENGTH, EXAMPLES = 40, 3, 4, 24

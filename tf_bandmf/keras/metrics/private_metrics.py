@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import check_positive, whole_number
-from tf_bandmf.keras.clipping import map_examples
+from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 
 
 @dataclasses.dataclass(frozen=True)

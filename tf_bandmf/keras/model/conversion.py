@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.clipping import check_supported
+from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.compat.keras_objects import (
     Functional,
     all_layers,

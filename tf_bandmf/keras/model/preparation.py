@@ -10,15 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import (
-    UnsupportedModelError,
-    check_supported,
-    find_layers_alone,
-    made_up,
-    needs_self_check,
-    present_rows,
-    self_check,
-)
+from tf_bandmf.keras.clipping.forward.supported import check_supported
+from tf_bandmf.keras.clipping.proof.judge import Structure, structure_of
+from tf_bandmf.keras.clipping.sums.self_check import needs_self_check, self_check
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors.made_up import made_up
+from tf_bandmf.keras.clipping.tensors.multi_row import present_rows
 from tf_bandmf.keras.compat.keras_objects import (
     CALL_CONTEXT,
     global_state,
@@ -119,7 +116,7 @@ def build_model(model: Any, data: Any = None) -> None:
     check_supported(model)
 
 
-def check_examples(model: Any, data: Any) -> None:
+def check_examples(model: Any, contents: Any) -> Structure:
     """Refuses layers that mix examples; compares gradients, if the model needs that.
 
     Layers are checked first, because a layer that mixes examples may turn a single
@@ -129,18 +126,20 @@ def check_examples(model: Any, data: Any) -> None:
 
     Args:
       model: private, compiled and built.
-      data: a batch that is not empty; only its shapes and dtypes matter.
+      contents: inputs, targets and sample weights of made-up examples.
+
+    Returns:
+      How the model keeps its examples apart.
     """
-    contents = Contents.of(data).by_row()
-    optimizer = model.optimizer
-    inputs = made_up(contents, EXAMPLES)[0]
+    optimizer, inputs = model.optimizer, contents[0]
     if optimizer.run.tables is not None:
         optimizer.run.tables.looked_up(inputs, None)
-    check_layers_alone(model, find_layers_alone(model, inputs), inputs)
-    if not needs_self_check(model):
-        return
-    with optimized_once():
-        self_check(model, *contents, loss_scale_factor=optimizer.loss_scale_factor)
+    structure = structure_of(model, inputs, model.trainable_variables)
+    check_layers_alone(model, structure.alone, inputs)
+    if needs_self_check(model):
+        with optimized_once():
+            self_check(model, *contents, loss_scale_factor=optimizer.loss_scale_factor)
+    return structure
 
 
 def refuse_preprocessor(model: Any) -> None:

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import check_supported
+from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.compat.keras_objects import compiled_arguments
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.conversion import make_private, to_plain

@@ -27,19 +27,26 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import (
-    OF_THE_MACHINE,
+from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
+from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
+from tf_bandmf.keras.clipping.sums.clipped_sums import (
     OUTCOMES,
     ClippedGradients,
-    UnsupportedModelError,
-    check_loss,
     clipped_gradient_sums,
-    made_up,
-    present_rows,
-    regularization_gradients,
 )
+from tf_bandmf.keras.clipping.tensors.errors import (
+    OF_THE_MACHINE,
+    UnsupportedModelError,
+)
+from tf_bandmf.keras.clipping.tensors.made_up import made_up
+from tf_bandmf.keras.clipping.tensors.multi_row import present_rows
 from tf_bandmf.keras.compat.keras_objects import build_from, loss_tracker
-from tf_bandmf.keras.model.preparation import Contents, check_examples, given
+from tf_bandmf.keras.model.preparation import (
+    EXAMPLES,
+    Contents,
+    check_examples,
+    given,
+)
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.programs import Measure, Program, Update
 from tf_bandmf.keras.run.run import Noisy
@@ -77,6 +84,8 @@ class Programs:
         self._measure = Measure(self._everywhere(self._measured), model, by_xla)
         # The result for one example that contributes nothing; made from made-up examples.
         self._nothing: Any = None
+        # The judgement of the model, before the first step.
+        self._structure: Any = None
 
     # A step.
 
@@ -106,8 +115,7 @@ class Programs:
         Nothing changes before `update`: a step that is interrupted earlier is repeated.
         """
         run, contents = self._run, Contents.of(batch)
-        # No examples can be made up in the shape of an empty batch.
-        if self._nothing is None and _size(self._local(contents.x)[0]):
+        if self._nothing is None:
             self._prepare(batch, update, spec)
         facts = self._facts(batch)
         step, keys, seed = run.admit([part.numpy() for part in self._local(facts)])
@@ -130,15 +138,17 @@ class Programs:
         """
         here = self._local(batch)[0]
         with _no_records_fault(self._model):
-            check_examples(self._model, here)
+            contents = made_up(Contents.of(here).by_row(), EXAMPLES)
+            self._structure = check_examples(self._model, contents)
             with self._strategy.scope():
-                contents = Contents.of(here).by_row()
                 build_from(self._model, contents)
                 check_loss(self._model, *contents)
             if self._is_one:
                 # Batches whose sizes vary need one trace.
                 self._trace(batch if spec is None else given(spec), update)
             self._try_on_made_up(Contents.of(batch))
+        # Batches of other shapes are judged when their programs are traced.
+        self._structure = None
 
     def _trace(self, batch: Any, update: Program) -> None:
         """Traces the programs of a step.
@@ -168,7 +178,7 @@ class Programs:
         kept in `_nothing`, which is the result for an example that contributes nothing.
         """
         parts = self._local(contents._replace(count=None))
-        parts = [made_up(part, _size(part)) for part in parts]
+        parts = [made_up(part, max(1, _size(part))) for part in parts]
         examples = _map(self._distributed, *parts)
         clipped = self._local(self._clip(examples, *self._of_no_step()))[0]
         scale = self._model._private_optimizer().loss_scale_factor
@@ -178,11 +188,11 @@ class Programs:
                 f"nothing. If the data are finite, lower loss_scale_factor={scale:g}.",
                 stacklevel=2,
             )
-        losses, outputs = _each(lambda t: tf.zeros_like(t[:1]), clipped[2:4])
+        losses, outputs = _each(lambda t: tf.zeros_like(t[:0]), clipped[2:4])
         sums = tf.nest.map_structure(
             tf.zeros_like, clipped.sums, expand_composites=True
         )
-        self._nothing = ClippedGradients(sums, (), losses + float("nan"), outputs)
+        self._nothing = ClippedGradients(sums, (), losses, outputs)
 
     # Functions that call the programs.
 
@@ -196,10 +206,11 @@ class Programs:
         return everywhere
 
     def _clip_all(self, contents: Contents, scales: Any, seed: Any) -> Any:
-        """Clips a batch; if that raises, clips each example by itself."""
-        clipped = _unless_it_raises(self._clip, contents, scales, seed)
-        if clipped is not None:
-            return clipped
+        """Clips a batch; if a part is empty or raises, clips each example by itself."""
+        if all(map(_size, self._local(contents))):
+            clipped = _unless_it_raises(self._clip, contents, scales, seed)
+            if clipped is not None:
+                return clipped
         parts = self._local((contents, scales, seed))
         return _map(self._distributed, *[self._each_alone(*part) for part in parts])
 
@@ -209,13 +220,17 @@ class Programs:
         contents, nothing = contents._replace(count=None), self._nothing
         sums = nothing.sums[: len(self._model.trainable_variables)]
         counts = self._run.counts.coordinates(tf.fill([1], _BAD))
-        bad, each = nothing._replace(sums=[*sums, *counts]), [nothing]
+        losses, outputs = _each(
+            lambda t: tf.zeros([1, *t.shape[1:]], t.dtype), nothing[2:4]
+        )
+        bad = ClippedGradients([*sums, *counts], (), losses + float("nan"), outputs)
+        each = [nothing]
         for place in range(count):
             part = slice(place, place + 1)
             row = _each(operator.itemgetter(part), contents)
             each.append(_unless_it_raises(self._clip_here, row, scales, seed) or bad)
         losses, outputs = _map(
-            lambda *leaves: tf.concat(leaves, 0), *[c[2:4] for c in each[1:] or each]
+            lambda *leaves: tf.concat(leaves, 0), *[c[2:4] for c in each]
         )
         sums = [_added(parts) for parts in zip(*[c.sums for c in each])]
         return ClippedGradients(sums, (), losses, outputs)
@@ -300,6 +315,7 @@ class Programs:
                 clipping=optimizer.clipping,
                 scales=scales,
                 readers=None if tables is None else tables.readers,
+                structure=self._structure,
             )
 
         if model.jit_compile:

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.files import configs as storage
-from tf_bandmf.keras.clipping import Clipping, check_loss_scale
+from tf_bandmf.keras.clipping.sums.settings import Clipping, check_loss_scale
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.compat.replicas import keep_gradients_apart
 from tf_bandmf.keras.optimizer.scaling import check_scaling, scales_of

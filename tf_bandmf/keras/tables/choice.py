@@ -7,7 +7,8 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.clipping import UnsupportedModelError, is_lookup_table
+from tf_bandmf.keras.clipping.rules.embedding import is_lookup_table
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import (
     all_layers,
     is_distributed,

@@ -21,7 +21,9 @@ def contribution(factor, clip=CLIP):
     measured = factor.measure()
     finite = tf.math.is_finite(measured.norms.bounds)
     settings = Clip((0,), tf.constant([clip], tf.float64), False, 1.0)
-    weights = settings.weights(measured.norms.bounds[None], tf.ones([1]))[0]
+    shares = tf.ones([1])
+    allowed = settings.allowed(shares)
+    weights = settings.weights(measured.norms.bounds[None], allowed, shares)[0]
     weights = tf.where(finite, weights, 0.0)
     tensors = base.cleaned(finite, measured.tensors)
     return tf.convert_to_tensor(measured.weighted_sum(weights, *tensors)), weights

@@ -9,7 +9,7 @@ from clipping_reference import Around
 from keras import layers as L
 from small_models import centred
 
-from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
 pytestmark = pytest.mark.invariant(16)
 

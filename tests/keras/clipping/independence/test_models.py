@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from keras import layers as L
 
-from tf_bandmf.keras.clipping import clipped_gradient_sums
+from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 
 ops = keras.ops
 

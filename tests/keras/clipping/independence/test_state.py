@@ -8,8 +8,8 @@ import tensorflow as tf
 from small_models import data, make_plan, make_private_model
 
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.clipping.independence import registration
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
 pytestmark = pytest.mark.invariant(16)
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from small_models import data, make_plan
 
-from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
 layers = keras.layers
 ops = keras.ops

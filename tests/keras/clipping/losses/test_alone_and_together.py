@@ -8,8 +8,8 @@ import tensorflow as tf
 from clipping_reference import assert_fit_refuses
 from small_models import data, make_plan
 
-from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.clipping.losses.alone_and_together import compare
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
 losses, ops = keras.losses, keras.ops
 TIME, CLASSES = 4, 5

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras import make_private
-from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
+from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.seeds import seeds_from
 
 WEIGHT = 2.0

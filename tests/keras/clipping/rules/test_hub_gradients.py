@@ -6,7 +6,6 @@ import keras
 import pytest
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
-from tf_bandmf.keras.clipping.proof.judge import find_layers_alone
 from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
 
 MODELS = {
@@ -34,7 +33,7 @@ def test_gradients_equal_those_of_examples_one_by_one(name):
     reference.assert_exact(model, *hub_models.data(kind))
     # No layer runs on one example at a time, except the position embeddings in the
     # backward pass.
-    assert find_layers_alone(model, hub_models.data(kind)[0]) == ()
+    assert reference.layers_alone(model, hub_models.data(kind)[0]) == ()
     for unit in find_units(model, model.trainable_variables):
         is_position = type(unit.layer).__name__ == "PositionEmbedding"
         assert is_position or not isinstance(unit.rule, PerExampleRule), unit.layer.name

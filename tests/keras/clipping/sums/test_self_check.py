@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import ClippingMismatchError, rules, self_check
+from tf_bandmf.keras.clipping import rules
 from tf_bandmf.keras.clipping.independence import registration
+from tf_bandmf.keras.clipping.sums.self_check import self_check
+from tf_bandmf.keras.clipping.tensors.errors import ClippingMismatchError
 from tf_bandmf.keras.extending import Instantiated, Product, Rule
 
 layers = keras.layers

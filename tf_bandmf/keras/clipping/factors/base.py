@@ -50,7 +50,7 @@ class Measured(NamedTuple):
       tensors: the tensors [B, ...] from which the sum is computed; float32, or on
         accelerators also 16-bit floats, see `norms.kept`.
       weighted_sum: maps weights [B] and the (cleaned) tensors, one argument each, to the
-        weighted sum of the per-example gradients, in the variable's shape.
+        weighted sum of the per-example gradients, in the variable's shape or flattened.
     """
 
     norms: Norms
@@ -63,11 +63,8 @@ def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
     A weight of zero would not be enough, since zero times infinity is NaN.
     """
-    return [
-        tf.where(batches.expand_example(counts, tensor), tensor, zero)
-        for tensor in tensors
-        for zero in [tf.constant(0.0, tensor.dtype)]
-    ]
+    # This version of `where` selects whole rows.
+    return [tf.compat.v1.where(counts, t, tf.zeros_like(t)) for t in tensors]
 
 
 class Factor(abc.ABC):
@@ -213,7 +210,7 @@ class Product(Factor):
         left = tf.reshape(left, [-1, left.shape[-1]])
         right = tf.reshape(right, [-1, right.shape[-1]])
         total = tf.matmul(left, right, transpose_a=True)
-        return self._to_kernels(total)
+        return self._to_kernels(total) if self.order else total
 
     def _to_kernels(self, matrices: tf.Tensor, *batch: int) -> tf.Tensor:
         """Maps `[*batch, I, O]` to `[*batch, *shape]`."""
@@ -240,8 +237,7 @@ def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
 
 
 def _tensordot(weights: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-    """Contracts weights [B] with gradients [B, ...]."""
+    """Contracts weights [B] with gradients [B, ...]; the result is flattened."""
     # `tf.tensordot` would take forty operations; each costs start-up time.
     rows = batches.flattened(gradients)
-    total = tf.linalg.matvec(rows, weights, transpose_a=True)
-    return tf.reshape(total, keras.ops.shape(gradients)[1:])
+    return tf.linalg.matvec(rows, weights, transpose_a=True)

@@ -152,7 +152,7 @@ def of_outer_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
       Norms [B].
     """
     pairs = zip(of_last_axis(left), of_last_axis(right), strict=True)
-    return Norms(*((one * other)[:, 0] for one, other in pairs))
+    return Norms(*(tf.squeeze(one * other, 1) for one, other in pairs))
 
 
 def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
 from tf_bandmf.keras.clipping.independence.places import CallShape
 from tf_bandmf.keras.clipping.rules import LayerCall
+from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.patching import patched
 
@@ -23,7 +24,7 @@ class Recorder:
     Args:
       units: the layers to tap.
       shapes: the `CallShape` of each call, in the order of the calls.
-      size: the batch size.
+      data: the batch.
 
     Attributes:
       start: number of operations in the graph before the pass.
@@ -33,11 +34,11 @@ class Recorder:
     """
 
     def __init__(
-        self, units: Sequence[Unit], shapes: Sequence[CallShape], size: tf.Tensor
+        self, units: Sequence[Unit], shapes: Sequence[CallShape], data: Any
     ) -> None:
         self._units = units
         self._shapes = iter(shapes)
-        self._size = size
+        self._data = data
         self._graph = tf.compat.v1.get_default_graph()
         self._unit: Unit | None = None
         self.start = self._position()
@@ -86,17 +87,19 @@ class Recorder:
                 "traced than on Keras' symbolic tensors, so its gradients cannot be "
                 "followed. Let `call` make the same calls in the same order each time."
             )
-        flags = zip(keras.tree.flatten((args, kwargs)), shape.batched)
+        flags: Sequence[bool] = shape.batched
+        if not any(flags):
+            args, kwargs = batches.map_tensors(self._repeat, (args, kwargs))
+            flags = [True] * len(flags)
+        given = zip(keras.tree.flatten((args, kwargs)), flags)
         call = LayerCall(
             layer=layer,
             variables=list(unit.variables),
             original=original,
             args=args,
             kwargs=kwargs,
-            batched=tuple(flag for leaf, flag in flags if tf.is_tensor(leaf)),
+            batched=tuple(flag for leaf, flag in given if tf.is_tensor(leaf)),
         )
-        if not any(shape.batched):
-            call.spread = self._repeat
         self.calls.append((unit, call))
         start, self._unit = self._position(), unit
         try:
@@ -110,7 +113,8 @@ class Recorder:
         return len(self._graph.get_operations())
 
     def _repeat(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Repeats an output that all examples share, once per example."""
+        """Repeats an argument that all examples share, once per example."""
         if tuple(tensor.shape[:1]) != (1,):
             tensor = tensor[None]
-        return tf.broadcast_to(tensor, [self._size, *keras.ops.shape(tensor)[1:]])
+        size = batches.batch_size(self._data)[1]
+        return tf.broadcast_to(tensor, [size, *keras.ops.shape(tensor)[1:]])

@@ -29,7 +29,7 @@ class CallShape(NamedTuple):
     Attributes:
       layer: the called layer.
       batched: for each leaf of the arguments, True if its first axis is the batch axis.
-        If all are False, the output is shared by all examples.
+        If all are False, all examples share the arguments.
     """
 
     layer: Any

@@ -246,7 +246,9 @@ class Walk:
         try:
             if is_alone and was_within:
                 raise CannotOpen(f"layer {layer.name!r} cannot run alone in a unit")
-            call = None if unit is None else self._noted(unit, args, kwargs)
+            call = None
+            if unit is not None:
+                call, args, kwargs = self._noted(unit, args, kwargs)
             is_own = getattr(original, "__func__", None) is type(layer).call
             shapes = [self.shape(tensor) for tensor in tensors if is_symbolic]
             if is_alone or (is_symbolic and is_own and knows(layer, shapes)):
@@ -313,43 +315,38 @@ class Walk:
     # Calls that are tapped.
 
     def _of_unit(self, call: CallShape, outputs: Any) -> Any:
-        """Checks that the result of a unit has example rows, or is one shared tensor."""
-        results = tensors_of(outputs)
-        if any(call.batched):
-            for tensor in results:
-                kind = keras.backend.standardize_dtype(tensor.dtype)
-                if "float" in kind and self.place(tensor) != ROWS:
-                    raise _not_told_apart(call.layer)
-            return outputs
-        if len(results) != 1 or outputs is not results[0]:
-            raise _not_told_apart(call.layer)
-        return self._share(outputs, call.layer)
+        """Checks that the result of a unit has a row for each example."""
+        for tensor in tensors_of(outputs):
+            kind = keras.backend.standardize_dtype(tensor.dtype)
+            if "float" in kind and self.place(tensor) != ROWS:
+                raise _not_told_apart(call.layer)
+            if not any(call.batched):
+                self._shared[id(tensor)] = call.layer
+        return outputs
 
-    def _noted(self, unit: Any, args: Any, kwargs: Any) -> CallShape:
-        """Notes which arguments of a unit are batched."""
+    def _noted(self, unit: Any, args: Any, kwargs: Any) -> tuple[CallShape, Any, Any]:
+        """Notes which arguments of a unit are batched, and returns the arguments.
+
+        Arguments that all examples share are repeated for each example, as in the step: so
+        each example has its own gradient.
+        """
         places = [self.place(leaf) for leaf in keras.tree.flatten((args, kwargs))]
         call = CallShape(unit.layer, tuple(place == ROWS for place in places))
-        is_told_apart = all(place in (None, ROWS) for place in places)
-        if any(call.batched):
-            first = self.place(tensors_of((args, kwargs))[0])
-            is_told_apart &= first == ROWS or unit.rule.runs_again
-        elif not unit.rule.spreads:
-            is_told_apart = False
-        if not is_told_apart:
+        if not any(call.batched):
+            args, kwargs = keras.tree.map_structure(self._repeated, (args, kwargs))
+        first = [self.place(tensor) for tensor in tensors_of((args, kwargs))][:1]
+        is_first_batched = first == [ROWS] or unit.rule.runs_again
+        if not (is_first_batched and all(place in (None, ROWS) for place in places)):
             raise _not_told_apart(unit.layer)
         self.calls.append(call)
-        return call
+        return call, args, kwargs
 
-    def _share(self, outputs: Any, layer: Any) -> Any:
-        """Returns a result that all examples share as the step does: with a row for each.
-
-        Thanks to its rows, each example has its own gradient.
-        """
-        shape, dtype = outputs.shape, keras.backend.standardize_dtype(outputs.dtype)
-        rest = shape[1:] if tuple(shape[:1]) == (1,) else shape
-        tensor = self.put(KerasTensor((None, *rest), dtype), ROWS)
-        self._shared[id(tensor)] = layer
-        return tensor
+    def _repeated(self, leaf: Any) -> Any:
+        if not tensors_of(leaf):
+            return leaf
+        rest = leaf.shape[1:] if tuple(leaf.shape[:1]) == (1,) else leaf.shape
+        dtype = keras.backend.standardize_dtype(leaf.dtype)
+        return self.put(KerasTensor((None, *rest), dtype), ROWS)
 
     # State and random numbers.
 

@@ -66,14 +66,6 @@ def structure_of(
     ) from mixed
 
 
-def find_layers_alone(model: keras.Model, x: Any) -> tuple[Any, ...]:
-    """Finds the layers that a step will execute on each example alone.
-
-    The arguments and errors are those of `structure_of`, for a model in training.
-    """
-    return structure_of(model, batches.to_tensors(x), model.trainable_variables).alone
-
-
 def _tried(
     model: keras.Model,
     x: Any,

@@ -18,7 +18,7 @@ from tf_bandmf.keras.clipping.independence.state import (
     side_effects,
 )
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
-from tf_bandmf.keras.clipping.proof.judge import structure_of
+from tf_bandmf.keras.clipping.proof.judge import Structure, structure_of
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -50,7 +50,10 @@ class Forward:
 
 @contextlib.contextmanager
 def proved_forward(
-    model: keras.Model, variables: Sequence[Any], data: Any
+    model: keras.Model,
+    variables: Sequence[Any],
+    data: Any,
+    structure: Structure | None,
 ) -> Iterator[Forward]:
     """Runs the model and its loss in this graph, and proves that examples stay apart.
 
@@ -61,6 +64,7 @@ def proved_forward(
       model: a built and compiled model.
       variables: its trainable variables.
       data: (x, y, sample_weight), tensors [B, ...].
+      structure: the structure of the model for such data, if it was judged before.
 
     Yields:
       The recorded pass. Operations created in the `with` block belong to the step, and
@@ -72,9 +76,8 @@ def proved_forward(
         variable.
     """
     x, y, sample_weight = batches.map_tensors(_without_batch_size, data)
-    structure = structure_of(model, x, variables)
-    size = batches.batch_size((x, y, sample_weight))[1]
-    recorder = Recorder(structure.units, structure.calls, size)
+    structure = structure or structure_of(model, x, variables)
+    recorder = Recorder(structure.units, structure.calls, x)
     try:
         with used_generators() as generators:
             with recorder.tapping():

@@ -26,8 +26,6 @@ class LayerCall:
       taps: tensors [B, ...] whose gradients the rule asked for.
       batched: for each tensor among the arguments, True if its first axis is the batch
         axis.
-      spread: function that repeats an output shared by all examples to [B, ...]; the
-        identity for all other outputs.
       notes: values that the rule keeps from the forward pass.
       replaced: the operations to which the rule gave a custom gradient.
     """
@@ -38,7 +36,6 @@ class LayerCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     batched: Sequence[bool] = ()
-    spread: Callable[[tf.Tensor], tf.Tensor] = tf.identity
     taps: list[tf.Tensor] = dataclasses.field(default_factory=list)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
     replaced: list[Any] = dataclasses.field(default_factory=list)
@@ -49,7 +46,7 @@ class LayerCall:
         A layer may return one tensor twice, or return its input. Thanks to the copy,
         the gradient belongs to this output alone.
         """
-        copy = self.spread(tensor)
+        copy = tf.identity(tensor)
         self.taps.append(copy)
         return copy
 
@@ -79,14 +76,12 @@ class Rule(abc.ABC):
     By default, a rule taps one tensor, the output of the layer.
 
     Attributes:
-      spreads: True if the rule handles calls whose output is shared by all examples.
       runs_again: True if the rule runs the layer a second time on the batched
         arguments. For all other rules, the first argument must be batched.
       opens: True if the rule is only for the layer's own variables, while its inner
         layers are tapped with their own rules.
     """
 
-    spreads = False
     runs_again = False
     opens = False
 

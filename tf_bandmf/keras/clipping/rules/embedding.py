@@ -23,12 +23,9 @@ class EmbeddingRule(LayerRule):
     """The rule of lookups and projections with one table.
 
     The gradients of a lookup go to the rows that were looked up, and are added if a row
-    was looked up several times. Position embeddings are looked up once, and the result
-    is repeated for each example. A call with `reverse=True` multiplies with the
-    transposed table, which gives one outer product per position.
+    was looked up several times. A call with `reverse=True` multiplies with the transposed
+    table, which gives one outer product per position.
     """
-
-    spreads = True
 
     def fits(self, layer: Any) -> bool:
         """See the base class; subclasses of `ReversibleEmbedding` may override nothing."""
@@ -58,7 +55,7 @@ class EmbeddingRule(LayerRule):
     def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, inputs = call.layer, call.inputs
         if not is_reverse(call.args, call.kwargs):
-            table, ids = embeddings_of(layer), rows_of_ids(layer, call.spread(inputs))
+            table, ids = embeddings_of(layer), rows_of_ids(layer, inputs)
             rows = Rows(flattened(ids), terms_of(gradient), table.shape[0])
             return {id(table): rows}
         if layer.tie_weights:

@@ -20,6 +20,7 @@ from tf_bandmf.keras.clipping.factors.base import (
 from tf_bandmf.keras.clipping.factors.norms import accelerator, pinned
 from tf_bandmf.keras.clipping.factors.precision import prepare_process
 from tf_bandmf.keras.clipping.forward.supported import check_supported
+from tf_bandmf.keras.clipping.proof.judge import Structure
 from tf_bandmf.keras.clipping.proof.proved_forward import Forward, proved_forward
 from tf_bandmf.keras.clipping.sums.settings import FLAT, Clip, Clipping, how_to_clip
 from tf_bandmf.keras.clipping.tensors import batches
@@ -32,8 +33,7 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     reader_of,
 )
 
-# Possible outcomes of an example. "used" means that its gradient was summed unclipped;
-# padding rows of a batch are "used", too.
+# Possible outcomes of an example. "used" means that its gradient was summed unclipped.
 OUTCOMES = ("used", "clipped", "zero", "bad")
 
 
@@ -82,6 +82,7 @@ def clipped_gradient_sums(
     clipping: Clipping = FLAT,
     scales: Sequence[tf.Tensor] | None = None,
     readers: Mapping[int, TableReader] | None = None,
+    structure: Structure | None = None,
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
@@ -96,7 +97,7 @@ def clipped_gradient_sums(
 
     Args:
       model: a built and compiled model.
-      x: inputs as the model takes them, tensors [B, ...].
+      x: inputs as the model takes them, tensors [B, ...], with B >= 1.
       y: targets as the compiled loss takes them, [B, ...].
       sample_weight: optional weights [B] or [B, ...] as in `model.fit`.
       l2_norm_clip: largest norm of each example's contribution; positive.
@@ -119,6 +120,8 @@ def clipped_gradient_sums(
       readers: None; or functions that look up table rows instead of the layer's
         variable, by the `id` of this variable. The sums of these tables are
         `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
+      structure: the structure of the model for such data, if it was judged before; see
+        `proof.judge`.
 
     Returns:
       Sums, norms, losses and predictions. With `scales`, sums and norms are those of the
@@ -144,64 +147,40 @@ def clipped_gradient_sums(
         shares = tf.where(shares > 0.0, tf.minimum(shares, 1.0), 0.0)
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
-    with read_by(readers):
-        return _clipped(model, (*data, shares), microbatch_size, clip)
+    data = *data, shares
 
+    def one_pass(leaves: list[tf.Tensor]) -> ClippedGradients:
+        return _one_pass(model, batches.with_leaves(data, leaves), clip, structure)
 
-def _clipped(
-    model: keras.Model, data: Any, microbatch_size: int | None, clip: Clip
-) -> ClippedGradients:
-    """Returns the result of `clipped_gradient_sums`, without its `scales`.
-
-    Args:
-      model: the model.
-      data: (x, y, sample_weight, rows, shares), tensors [B, ...].
-      microbatch_size: the largest number of examples at once, or None.
-      clip: the settings of clipping.
-    """
-    static, size = batches.batch_size(data)
-
-    def one_pass(leaves: list[tf.Tensor], valid: tf.Tensor) -> ClippedGradients:
-        return _one_pass(model, batches.with_leaves(data, leaves), valid, clip)
-
-    # The pass is analyzed in a separate graph with unknown batch size. Regularizers,
-    # constraints and metrics cannot use tensors that a layer stored from this graph.
-    signature = [list(batches.specs_of(data)), tf.TensorSpec([None], tf.bool)]
+    # The pass is analyzed in a graph with unknown batch size.
+    signature = [list(batches.specs_of(data))]
     separate = tf.function(one_pass, autograph=False, input_signature=signature)
-    if microbatch_size is not None and not (static and static <= microbatch_size):
-        return ClippedGradients(*in_groups(separate, data, size, microbatch_size))
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+    with read_by(readers):
+        if microbatch_size is not None and not (static and static <= microbatch_size):
+            return ClippedGradients(*in_groups(separate, data, size, microbatch_size))
         # With replicas, random generators do not work in nested functions.
-        one_pass = separate
-    if static:
-        return one_pass(batches.tensor_leaves(data), tf.fill([static], True))
-    # Some layers fail on an empty batch, so it gets a padding example that does not
-    # count.
-    count = tf.maximum(size, 1)
-    padded = batches.tensor_leaves(batches.pad_batch(data, count - size))
-    clipped = one_pass(padded, tf.range(count) < size)
-    # All results share these constants, since each operation of a graph costs time.
-    part = tf.constant([0]), tf.reshape(size, [1]), tf.constant([1])
-    results = batches.map_tensors(lambda t: tf.strided_slice(t, *part), clipped[1:])
-    return ClippedGradients(clipped.sums, *results)
+        is_one = tf.distribute.get_strategy().num_replicas_in_sync == 1
+        run = separate if static is not None and is_one else one_pass
+        return run(batches.tensor_leaves(data))
 
 
 def _one_pass(
-    model: keras.Model, data: Any, valid: tf.Tensor, clip: Clip
+    model: keras.Model, data: Any, clip: Clip, structure: Structure | None
 ) -> ClippedGradients:
     """Processes one group of examples.
 
     Args:
       model: the model.
-      data: (x, y, sample_weight, rows, shares), tensors [B, ...] with B >= 1.
-      valid: [B], False for examples that were padded and do not count.
+      data: (x, y, sample_weight, rows, shares), tensors [B, ...] with B >= 1. The share of
+        examples that were padded is 0.
       clip: the settings of clipping.
+      structure: see `clipped_gradient_sums`.
     """
     variables = model.trainable_variables
     *data, rows, shares = data
     units = None if rows is None else UnitRows(rows)
     data = tuple(data) if units is None else units.flat(tuple(data))
-    with proved_forward(model, variables, data) as forward:
+    with proved_forward(model, variables, data, structure) as forward:
         parts = _measured(variables, forward, clip, units)
     losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
     outputs = batches.map_tensors(tf.stop_gradient, forward.y_pred)
@@ -211,13 +190,15 @@ def _one_pass(
     norms = tf.sqrt(squared) / clip.scale
     bounds = _bounds(parts, clip)
     is_finite = tf.math.is_finite(losses) & tf.reduce_all(tf.math.is_finite(bounds), 0)
-    counts = is_finite & valid & (shares > 0.0)
-    weights = tf.where(counts, clip.weights(bounds, shares), 0.0) / clip.scale
+    has_share = shares > 0.0
+    counts = is_finite & has_share
+    allowed = clip.allowed(shares)
+    weights = tf.where(counts, clip.weights(bounds, allowed, shares), 0.0) / clip.scale
     sums = _weighted_sums(variables, parts, tf.unstack(weights), counts)
-    is_zero = tf.equal(norms, 0.0) | ~(shares > 0.0)
-    is_short = tf.reduce_all(bounds <= tf.square(clip.allowed(shares)), 0)
+    is_zero = tf.equal(norms, 0.0) | ~has_share
+    is_short = tf.reduce_all(bounds <= tf.square(allowed), 0)
     outcomes = tf.where(is_zero, 2, tf.where(is_short, 0, 1))
-    outcomes = tf.where(valid, tf.where(is_finite, outcomes, 3), 0)
+    outcomes = tf.where(is_finite, outcomes, 3)
     norms = tf.cast(norms, tf.float32)
     return ClippedGradients(sums, norms, losses, outputs, outcomes)
 
@@ -338,10 +319,9 @@ def _weighted_sums(
     """Sums the weighted gradients of the examples that count, for each variable."""
     sums: dict[int, Any] = {}
     for part, total in zip(parts, _sums_of(parts, weights, counts), strict=True):
-        pieces, shapes = [total], [tuple(variables[i].shape) for i in part.positions]
-        if len(shapes) > 1:
-            pieces = tf.split(total, [math.prod(shape) for shape in shapes])
-            pieces = list(map(tf.reshape, pieces, shapes))
+        pieces, of_part = [total], [variables[i] for i in part.positions]
+        if len(of_part) > 1:
+            pieces = tf.split(total, [math.prod(one.shape) for one in of_part])
         sums.update(zip(part.positions, pieces, strict=True))
     return [_sum_of(variable, sums.get(i)) for i, variable in enumerate(variables)]
 
@@ -352,7 +332,7 @@ def _sum_of(variable: Any, total: Any) -> Any:
     if reader_of(variable) is None:
         if total is None:
             return tf.zeros(shape)
-        return tf.ensure_shape(tf.convert_to_tensor(total), shape)
+        return tf.reshape(tf.convert_to_tensor(total), shape)
     if total is None:
         nothing = tf.zeros([0], tf.int64)
         return tf.IndexedSlices(tf.zeros([0, *shape[1:]]), nothing)

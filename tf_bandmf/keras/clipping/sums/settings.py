@@ -181,11 +181,14 @@ class Clip(NamedTuple):
         """Returns the clip norm of each group for examples with shares [B]: [G, B]."""
         return self.norms[:, None] * tf.cast(shares, tf.float64)
 
-    def weights(self, bounds: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
+    def weights(
+        self, bounds: tf.Tensor, allowed: tf.Tensor, shares: tf.Tensor
+    ) -> tf.Tensor:
         """Returns the weights that clip gradients to their share of the clip norm.
 
         Args:
           bounds: upper bounds of squared norms, [G, B] float64.
+          allowed: the clip norms of these shares, [G, B].
           shares: fractions of the clip norm, [B] float32, in (0, 1] where weights are used.
 
         Returns:
@@ -195,7 +198,7 @@ class Clip(NamedTuple):
           covers rounding of the weight and of its products. Undefined if the bound is
           not finite.
         """
-        allowed, norms = self.allowed(shares), tf.sqrt(bounds)
+        norms = tf.sqrt(bounds)
         if self.is_automatic:
             norms += GAMMA * tf.cast(shares, tf.float64)
         ratios = allowed / norms * (1.0 - 2.0**-20)

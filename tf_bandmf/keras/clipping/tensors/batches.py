@@ -141,6 +141,8 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     """
     if tuple(tensor.shape[1:]) == shape:
         return tf.ensure_shape(tensor, [None, *shape])
+    if (1, *tensor.shape[1:]) == shape:  # This takes fewer operations.
+        return tf.expand_dims(tensor, 1)
     return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
 
 

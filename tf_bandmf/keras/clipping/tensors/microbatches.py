@@ -18,8 +18,8 @@ def in_groups(
     one group are in memory at a time.
 
     Args:
-      function: a `tf.function` with a signature. It maps the tensors of a group and their
-        validity, [m] bool, to a list of sums over the group and nested results [m, ...].
+      function: a `tf.function` with a signature. It maps the tensors of a group to a list
+        of sums over the group and nested results [m, ...].
       data: nested tensors [B, ...].
       size: B, scalar int32.
       group_size: examples per group, m. The last group is padded with zeros.
@@ -29,8 +29,6 @@ def in_groups(
     """
     groups = tf.maximum((size + group_size - 1) // group_size, 1)
     total = groups * group_size
-    valid = tf.reshape(tf.range(total) < size, [groups, group_size])
-
     padded = batches.tensor_leaves(batches.pad_batch(data, total - size))
     leaves = [batches.split_first(leaf, groups, group_size) for leaf in padded]
 
@@ -42,7 +40,7 @@ def in_groups(
     ]
 
     def body(index: tf.Tensor, sums: Any, arrays: Any) -> Any:
-        part, *results = function([leaf[index] for leaf in leaves], valid[index])
+        part, *results = function([leaf[index] for leaf in leaves])
         sums = [old + new for old, new in zip(sums, part, strict=True)]
         values = zip(arrays, tf.nest.flatten(results), strict=True)
         return index + 1, sums, [array.write(index, value) for array, value in values]
