@@ -10,7 +10,7 @@ from modules import module_at
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras import clipping
+from tf_bandmf.keras.clipping.sums.self_check import self_check
 
 
 def test_the_self_check_takes_examples_that_cancel_but_for_rounding():
@@ -24,7 +24,7 @@ def test_the_self_check_takes_examples_that_cancel_but_for_rounding():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(), loss)
     x = {"history": history, "candidates": others}
-    clipping.self_check(model, x, np.array([0, 1], "int32"))
+    self_check(model, x, np.array([0, 1], "int32"))
 
 
 @pytest.mark.slow

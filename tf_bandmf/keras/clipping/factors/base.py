@@ -205,7 +205,7 @@ class Product(Factor):
     ) -> tf.Tensor:
         """Returns the weighted sum over examples from left and right sides."""
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
-        right = right * batches.expand_example(weights, right)
+        right = right * tf.reshape(weights, [-1, 1, 1])
         # This is one large matrix product over examples and terms.
         left = tf.reshape(left, [-1, left.shape[-1]])
         right = tf.reshape(right, [-1, right.shape[-1]])

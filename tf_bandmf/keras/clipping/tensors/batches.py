@@ -171,8 +171,3 @@ def terms_of(tensor: tf.Tensor) -> tf.Tensor:
 def flattened(tensor: tf.Tensor) -> tf.Tensor:
     """Reshapes [B, ...] to [B, n]."""
     return reshape_examples(tensor, elements(tensor.shape[1:]))
-
-
-def expand_example(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Reshapes per-example values [B] to broadcast against `like` [B, ...]."""
-    return tf.reshape(tensor, [-1] + [1] * (like.shape.rank - 1))
