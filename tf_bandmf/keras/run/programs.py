@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence.state import may_write
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.graphs import call_flat, captured, nodes_of
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
 
