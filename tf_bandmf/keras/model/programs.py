@@ -140,15 +140,17 @@ class Programs:
         with _no_records_fault(self._model):
             contents = made_up(Contents.of(here).by_row(), EXAMPLES)
             self._structure = check_examples(self._model, contents)
-            with self._strategy.scope():
-                build_from(self._model, contents)
-                check_loss(self._model, *contents)
-            if self._is_one:
-                # Batches whose sizes vary need one trace.
-                self._trace(batch if spec is None else given(spec), update)
-            self._try_on_made_up(Contents.of(batch))
-        # Batches of other shapes are judged when their programs are traced.
-        self._structure = None
+            try:
+                with self._strategy.scope():
+                    build_from(self._model, contents)
+                    check_loss(self._model, *contents)
+                if self._is_one:
+                    # Batches whose sizes vary need one trace.
+                    self._trace(batch if spec is None else given(spec), update)
+                self._try_on_made_up(Contents.of(batch))
+            finally:
+                # Batches of other shapes are judged when their programs are traced.
+                self._structure = None
 
     def _trace(self, batch: Any, update: Program) -> None:
         """Traces the programs of a step.
