@@ -69,7 +69,7 @@ FOLDERS = {
 # a change needs more lines in one folder, lower another folder's ceiling by as many.
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (7_668, 7_000),
+    "keras": (7_609, 7_000),
     "accounting": (2_048, 2_150),
     "planning": (2_170, 1_900),
     "strategies": (1_365, 1_600),
@@ -86,7 +86,7 @@ CEILINGS = {
     "files": (185, 190),
     "other": (229, 290),
     "federated": (3_012, 3_200),
-    "tests": (22_048, 22_000),
+    "tests": (22_047, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
