@@ -422,7 +422,7 @@ def test_other_data_after_the_same_steps_get_other_noise():
 
 @pytest.mark.invariant(5)
 def test_an_empty_batch_takes_no_noise_from_a_row():
-    """The made-up example in an empty batch looks up row 0, but draws no noise."""
+    """An empty batch looks up no row, so it draws no noise for row 0."""
     ids = np.arange(EXAMPLES * LENGTH, dtype=np.int32).reshape(EXAMPLES, LENGTH) % ROWS
     ids[:, 0] = 0
     plan = make_plan(sampling="poisson", batch_size=1)
@@ -442,7 +442,7 @@ def test_an_empty_batch_takes_no_noise_from_a_row():
 
 @pytest.mark.invariant(5)
 def test_a_run_may_begin_with_an_empty_batch():
-    """A run can start with an empty batch, whose made-up example reads a new row."""
+    """A run can start with an empty batch, which reads no row."""
     data = np.zeros([EXAMPLES, LENGTH], np.int32), np.ones([EXAMPLES, 1], np.float32)
     # A third of all runs start with an empty batch. The probability that none of 60
     # runs does is 10^-11.

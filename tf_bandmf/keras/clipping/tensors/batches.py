@@ -121,18 +121,6 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
     return (sizes.pop() if sizes else None), tf.shape(leaves[0])[0]
 
 
-def pad_batch(structure: Any, padding: tf.Tensor | int) -> Any:
-    """Appends `padding` all-zero examples to every tensor of shape [B, ...]."""
-    # All tensors share these constants, since each operation of a graph costs time.
-    of_batch, of_others = tf.stack([0, padding]), tf.constant([0, 0])
-
-    def pad(tensor: tf.Tensor) -> tf.Tensor:
-        others = [of_others] * (tensor.shape.rank - 1)
-        return tf.pad(tensor, tf.stack([of_batch, *others]))
-
-    return map_tensors(pad, structure)
-
-
 def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     """Reshapes [B, ...] to [B, *shape]; one size in `shape` may be -1.
 

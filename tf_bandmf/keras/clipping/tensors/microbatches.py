@@ -29,8 +29,12 @@ def in_groups(
     """
     groups = tf.maximum((size + group_size - 1) // group_size, 1)
     total = groups * group_size
-    padded = batches.tensor_leaves(batches.pad_batch(data, total - size))
-    leaves = [batches.split_first(leaf, groups, group_size) for leaf in padded]
+
+    def grouped(leaf: tf.Tensor) -> tf.Tensor:
+        padding = [[0, total - size], *[[0, 0]] * (leaf.shape.rank - 1)]
+        return batches.split_first(tf.pad(leaf, padding), groups, group_size)
+
+    leaves = list(map(grouped, batches.tensor_leaves(data)))
 
     # The trace of the function reveals the dtypes of its results before the loop.
     sum_specs, *result_specs = function.get_concrete_function().structured_outputs
