@@ -20,9 +20,7 @@ import abc
 import copy
 import dataclasses
 import math
-from typing import TypeVar
-
-import dp_accounting
+from typing import TYPE_CHECKING, TypeVar
 
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.checks import (
@@ -34,9 +32,13 @@ from tf_bandmf.accounting.checks import (
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log, near_root, smallest, to_safe_side
 
+if TYPE_CHECKING:
+    import dp_accounting
+
 # _LEAST_EPSILON is the minimum epsilon that a guarantee with amplification states.
-# _ROUGH_TOLERANCE is the tolerance of the log noise in a rough search.
-_LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
+# _ROUGH_TOLERANCE is the tolerance of the log noise in a rough search, and _WIDTH the
+# step of the difference quotient that estimates its first slope.
+_LEAST_EPSILON, _ROUGH_TOLERANCE, _WIDTH = 1e-6, 2e-3, 1e-3
 # A search for the minimum noise starts at this fraction of a noise known to suffice.
 _START = 0.5
 
@@ -172,31 +174,38 @@ class Accountant(abc.ABC):
             )
         return multiplier * self.whole_sensitivity
 
-    def rough_noise_stddev(self, epsilon: float, delta: float) -> float:
+    def rough_noise_stddev(
+        self, epsilon: float, delta: float, near: float = 0.0
+    ) -> float:
         """Returns the noise for the budget with an accuracy of 1%, to compare runs.
 
         Args:
           epsilon: > 0.
           delta: in (0, 1).
+          near: noise at which the search starts; 0 for `first_noise`.
         """
         largest = self.largest_noise(epsilon, delta)
         if self.sampling_probability == 1.0:
             return largest
-        near = self.first_noise(epsilon, delta, largest)
+        near = near or self.first_noise(epsilon, delta)
 
         def excess(log_noise: float) -> float:
             reached = self.delta(epsilon, math.exp(log_noise), rough=True)
             return log(reached) - log(delta)
 
-        return math.exp(
-            near_root(excess, math.log(near), math.log(largest), _ROUGH_TOLERANCE)
-        )
+        # At the start of the search, log delta is assumed to fall with the noise as fast
+        # as it does without amplification.
+        less = self.whole_delta(epsilon, largest * math.exp(-_WIDTH))
+        slope = (log(delta) - log(less)) / _WIDTH
+        edges = math.log(near), math.log(largest)
+        return math.exp(near_root(excess, *edges, _ROUGH_TOLERANCE, slope))
 
-    def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
-        """Returns the noise (at most `largest`) at which a search starts."""
+    def first_noise(self, epsilon: float, delta: float) -> float:
+        """Returns the noise at which a search starts."""
         # If the required noise is large, it is approximately the noise without
         # amplification times the sampling probability.
-        return min(1.5 * self.sampling_probability, 1.0) * largest
+        least = min(1.5 * self.sampling_probability, 1.0)
+        return least * self.largest_noise(epsilon, delta)
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """Returns the minimum noise that meets the budget, rounded up.
@@ -284,6 +293,8 @@ class GaussianAccountant(Accountant):
         self.claims = ((name, "exact" if is_exact else "bound", ZERO_OUT),)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        import dp_accounting  # slow to import
+
         return dp_accounting.GaussianDpEvent(self.multiplier(noise_stddev))
 
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:

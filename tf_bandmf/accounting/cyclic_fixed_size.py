@@ -14,11 +14,14 @@ is used. Poisson sampling is a different sampler, with different results.
 
 from __future__ import annotations
 
-import dp_accounting
+from typing import TYPE_CHECKING
 
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.cyclic_poisson import SampledQueries
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, UNAMPLIFIED, ZERO_OUT
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 NAME = "sampling without replacement (tilted Fourier transform; replace-one)"
 
@@ -56,6 +59,8 @@ class CyclicFixedSizeAccountant(SampledQueries):
         super().__init__(num_queries, batch_size / part_size, column_norm)
 
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        import dp_accounting  # slow to import
+
         return dp_accounting.SampledWithoutReplacementDpEvent(
             self.part_size, self.batch_size, query
         )

@@ -15,9 +15,8 @@ import abc
 import collections
 import dataclasses
 import math
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import dp_accounting
 import numpy as np
 
 from tf_bandmf import matrices
@@ -25,6 +24,9 @@ from tf_bandmf.accounting import tilted
 from tf_bandmf.accounting.base import Accountant
 from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 Self = TypeVar("Self", bound="SampledQueries")
 
@@ -132,6 +134,8 @@ class SampledQueries(ComposedQueries):
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """Returns the run as a composition of `num_queries` sampled Gaussian events."""
+        import dp_accounting  # slow to import
+
         unit = noise_stddev / self.column_norm / self.moved_by
         query = self.sampled(dp_accounting.GaussianDpEvent(unit))
         run = dp_accounting.SelfComposedDpEvent(query, self.num_queries)
@@ -171,6 +175,8 @@ class CyclicPoissonAccountant(SampledQueries):
         super().__init__(num_queries, sampling_probability, column_norm)
 
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        import dp_accounting  # slow to import
+
         if self.sampling_probability == 1.0:
             return query
         return dp_accounting.PoissonSampledDpEvent(self.sampling_probability, query)

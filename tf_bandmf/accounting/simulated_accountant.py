@@ -115,8 +115,8 @@ class SimulatedAccountant(Accountant):
         beta = 1.0 - self.confidence
         return self._delta_bound(epsilon, noise_stddev, beta, aim, MAIN)
 
-    def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
-        return largest * math.exp(-_ROUGH_START)
+    def first_noise(self, epsilon: float, delta: float) -> float:
+        return self.largest_noise(epsilon, delta) * math.exp(-_ROUGH_START)
 
     def epsilon(self, delta: float, noise_stddev: float) -> MonteCarloValue:
         """Returns epsilon at delta; 0 if epsilon = 0 holds at delta.

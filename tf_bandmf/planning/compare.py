@@ -53,6 +53,8 @@ _COST_OF_KEPT = 0.05
 # budget. For such a family only one number of bands is tried, because each number
 # requires a separate search.
 _BANDS_OF_BUDGET = 16
+# The first number of bands (a power of two) that a search tries.
+_FIRST_BANDS = 8
 # For each objective, the table column that it measures, and its name in texts.
 _COLUMNS = {"mean": ("rmse", "RMSE"), "max": ("max_se", "MaxSE")}
 # The tolerance on log(1 - fraction) in the search for the best fraction parameter.
@@ -360,6 +362,9 @@ class Search:
     # The maximum number of vectors to store, from `max_memory_vectors`; 31 by default.
     _limit: int = MEMORY_VECTORS
     _rows: list[Row] = dataclasses.field(default_factory=list)
+    # The noise of the last candidate, as a multiple of its accountant's `first_noise`.
+    # The search for the noise of the next candidate starts at the same multiple.
+    _near: float = 1.0
 
     def __post_init__(self) -> None:
         check_word("objective", self.objective, _COLUMNS)
@@ -464,14 +469,24 @@ class Search:
             return self._candidate(family, options)
         if is_fraction:
             return self._best_fraction(family, opened[0].name, options)
-        made: list[Row] = []
-        for size in self._sizes(family):
-            made.append(self._best(family, {**options, opened[0].name: size}))
-            # As the number of bands increases, the error first falls and then rises.
-            is_worse = len(made) > 1 and self._value(made[-1]) > self._value(made[-2])
-            if self._is_searched and is_worse:
+
+        def of_size(size: int) -> Row:
+            return self._best(family, {**options, opened[0].name: size})
+
+        sizes = self._sizes(family)
+        if not self._is_searched:
+            return min(map(of_size, sizes), key=self._value)
+        # As the number of bands increases, the error first falls and then rises.
+        at = max(sum(size <= _FIRST_BANDS for size in sizes) - 1, 0)
+        first = best = of_size(sizes[at])
+        for others in (sizes[at + 1 :], sizes[:at][::-1]):
+            for row in map(of_size, others):
+                if self._value(row) > self._value(best):
+                    break
+                best = row
+            if best is not first:
                 break
-        return min(made, key=self._value)
+        return best
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
         """Returns parameters of a family that refines `of`, taken from the row of `of`.
@@ -500,8 +515,7 @@ class Search:
             limit = max(_LEAST_REGENERATED, limit)
         most = min(limit + 1, n)
         if self.data.is_cyclic:
-            # With as many parts as batches in an epoch, there is no amplification.
-            most = min(most, sampling.num_examples // sampling.batch_size)  # type: ignore[attr-defined]
+            most = min(most, sampling.most_bands(n))  # type: ignore[attr-defined]
         elif family.is_optimized or family.banded != "inverse":
             most = min(most, sampling.separation())
         if family.refinement is not None and self.is_auto:
@@ -606,7 +620,10 @@ class Search:
         noise, adjacency = sensitivity.value, ZERO_OUT
         if self.budget is not None:
             accountant = participation.accountant(strategy.matrix)
-            noise = accountant.rough_noise_stddev(*self.budget)
+            first = accountant.first_noise(*self.budget)
+            near = first * self._near
+            noise = accountant.rough_noise_stddev(*self.budget, near)
+            self._near = noise / first
             adjacency = accountant.claims[0][2]
         per_step = strategy.per_step_squared_error(self.workload)
         search = strategy.diagnostics

@@ -15,7 +15,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-import dp_accounting
 import numpy as np
 
 from tf_bandmf import matrices
@@ -37,6 +36,8 @@ from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
+    import dp_accounting
+
     from tf_bandmf.sampling import BatchSchedule
 
 _FORMAT = 1
