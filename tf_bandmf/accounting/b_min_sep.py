@@ -26,11 +26,6 @@ NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
 _LARGEST_WORK, _STEP = 1_900_000, 250
 
 
-def most_bands(num_steps: int) -> int:
-    """Returns the maximum number of bands for a simulation of half a minute, or less."""
-    return max(_LARGEST_WORK // num_steps - _STEP, 0)
-
-
 def check_size(num_steps: int, bands: int) -> None:
     """Raises ValueError if a simulation would take more than about half a minute."""
     most = _LARGEST_WORK // (bands + _STEP)

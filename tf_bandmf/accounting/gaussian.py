@@ -20,7 +20,6 @@ import numpy as np
 import scipy.optimize
 from scipy.special import log_ndtr, ndtr
 
-from tf_bandmf.accounting import tails
 from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
     LARGEST_STATED_EPSILON,
@@ -68,13 +67,11 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
     # The privacy loss of N(-1, sigma^2) against N(0, sigma^2) is at least epsilon for
     # values up to `cut`.
     cut = -0.5 - epsilons * noise_stddev**2
-    other = np.exp(epsilons + log_ndtr(cut / noise_stddev))
-    deltas = ndtr((cut + 1.0) / noise_stddev) - other
+    tail = ndtr((cut + 1.0) / noise_stddev)
+    deltas = tail - np.exp(epsilons + log_ndtr(cut / noise_stddev))
     place = epsilons * noise_stddev - 0.5 / noise_stddev
     # The relative error of the larger tail at z grows with z^2 and with the rounding
     # error of z, which is a difference of two numbers.
-    tail = tails.upper_tail(place)
-    tail = np.where(tail > 2.0 * tails.LEAST, tail, 0.0)
     far = np.clip(place, 0.0, _LARGEST_PLACE)
     apart = epsilons * noise_stddev + 0.5 / noise_stddev
     rounded = tail * _EPSILON * (32.0 + 4.0 * far * (far + np.minimum(apart, 1e9)))

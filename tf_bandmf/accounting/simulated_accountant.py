@@ -38,10 +38,8 @@ _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
 # The minimum delta that a simulated bound aims at; for a smaller delta, the bound is
 # about this value.
 _LEAST_BOUNDED = 1e-6
-# A rough search starts at a noise whose log is _ROUGH_START below the log of the noise
-# without amplification. The last step of a search has a length of at most _PRECISION in
-# log noise.
-_ROUGH_START, _PRECISION = 0.7, 1e-4
+# The last step of a search has a length of at most _PRECISION in log noise.
+_PRECISION = 1e-4
 # A search omits a direction ("add" or "remove") if its delta plus _ERRORS standard
 # errors is below _MINOR times the delta of the other direction.
 _ERRORS, _MINOR = 5.0, 0.5
@@ -71,9 +69,9 @@ class SimulatedAccountant(Accountant):
         estimates.
     """
 
-    # The base class accounts for amplification unless this probability is 1. Its value
-    # has no other use here, so NaN suffices.
-    sampling_probability = math.nan
+    # The base class accounts for amplification, because this probability is below 1. Its
+    # value only determines where a search for the noise starts.
+    sampling_probability = 1.0 / 3.0
 
     def __init__(
         self, name: str, simulator: Simulator, norm: float, confidence: float | None
@@ -114,9 +112,6 @@ class SimulatedAccountant(Accountant):
         aim = max(self.delta(epsilon, noise_stddev, rough=True), _LEAST_BOUNDED)
         beta = 1.0 - self.confidence
         return self._delta_bound(epsilon, noise_stddev, beta, aim, MAIN)
-
-    def first_noise(self, epsilon: float, delta: float) -> float:
-        return self.largest_noise(epsilon, delta) * math.exp(-_ROUGH_START)
 
     def epsilon(self, delta: float, noise_stddev: float) -> MonteCarloValue:
         """Returns epsilon at delta; 0 if epsilon = 0 holds at delta.

@@ -57,11 +57,6 @@ class BMinSepSampling(Cyclic):
         q = self.batch_size / self.num_examples
         return largest_binomial(self.num_examples, q, overflow / num_steps)
 
-    def most_bands(self, num_steps: int) -> int:
-        from tf_bandmf.accounting.b_min_sep import most_bands
-
-        return min(super().most_bands(num_steps), most_bands(num_steps))
-
     def check_accounting(self, num_steps: int) -> None:
         from tf_bandmf.accounting.b_min_sep import check_size
 

@@ -40,11 +40,6 @@ class Cyclic(Participation):
     def separation(self) -> int:
         return self.num_parts
 
-    def most_bands(self, num_steps: int) -> int:
-        """Returns the maximum number of bands that can be amplified."""
-        # With as many parts as batches in an epoch, there is no amplification.
-        return self.num_examples // self.batch_size
-
     def participations(self, num_steps: int) -> int:
         return -(-num_steps // self.num_parts)
 

@@ -335,16 +335,12 @@ def _calmest(table: Comparison) -> Row | None:
     ones on the diagonal, so `noise_stddev` is the fresh noise of each step.
     """
     best = table.best()
-    inverse = [row for row in table if _has_banded_inverse(row)]
+    inverse = [row for row in table if row.bands and row.regenerations_per_step]
     if best not in inverse or table.objective != "mean":
         return None
     good = [row for row in inverse if row.rmse <= _AS_GOOD * best.rmse]
     calm = min(good, key=lambda row: row.noise_stddev)
     return calm if calm.noise_stddev < _CALMER * best.noise_stddev else None
-
-
-def _has_banded_inverse(row: Row) -> bool:
-    return registry.family_of(registry.parse(row.mechanism)[0]).banded == "inverse"
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:

@@ -128,9 +128,8 @@ def plan(
             )
         budget, is_auto = (float(epsilon), delta), name == "auto"
         objective = options.get("objective", "mean")
-        search = Search(workload, data, budget, objective, is_auto=is_auto)
         wanted = None if is_auto else [mechanism.strip().removesuffix(":max")]
-        strategy = search.best(wanted)
+        strategy = Search(workload, data, budget, objective).best(wanted)
     else:
         use = data.participation(1)  # not cyclic
         strategy = registry.build_strategy(name, workload, use, **options)

@@ -17,7 +17,9 @@ of the chosen row at full accuracy.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 import logging
 import math
 import time
@@ -42,19 +44,12 @@ from tf_bandmf.workloads import Workload
 # chooses its number of bands or buffers. The number of vectors that a step regenerates
 # has the same maximum, but at least 31.
 MEMORY_VECTORS = 31
-_LEAST_REGENERATED = 31
 _LOG = logging.getLogger("tf_bandmf")
 # The cheapest mechanism is chosen among those whose error is within this factor of the
 # smallest error.
 _AS_GOOD = 1.01
 # The time to read a stored vector, as a fraction of the time to regenerate one.
 _COST_OF_KEPT = 0.05
-# The maximum number of bands for a family of mechanisms that is optimized for a given
-# budget. For such a family only one number of bands is tried, because each number
-# requires a separate search.
-_BANDS_OF_BUDGET = 16
-# The first number of bands (a power of two) that a search tries.
-_FIRST_BANDS = 8
 # For each objective, the table column that it measures, and its name in texts.
 _COLUMNS = {"mean": ("rmse", "RMSE"), "max": ("max_se", "MaxSE")}
 # The tolerance on log(1 - fraction) in the search for the best fraction parameter.
@@ -288,9 +283,8 @@ def compare(
         elif data.participation(1).is_amplified:
             raise ValueError("This sampling needs a budget. Give epsilon and delta.")
         resolved = workloads.resolve(workload, data.num_steps)
-        is_auto = mechanisms is None
-        given = objective, max_memory_vectors, is_auto
-        return Search(resolved, data, budget, *given).table(mechanisms)  # type: ignore[arg-type]
+        search = Search(resolved, data, budget, objective, max_memory_vectors)  # type: ignore[arg-type]
+        return search.table(mechanisms)
 
     if sampling is None or isinstance(sampling, (str, Participation)):
         return one(sampling)
@@ -345,9 +339,6 @@ class Search:
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_memory_vectors: see `compare`; with None, the maximum is 31 and applies only
         if the search chooses the number of bands or buffers.
-      is_auto: True to compare the mechanisms of "auto": the memory of all of them is
-        limited, and slow families and long runs use drafts (less optimized strategies)
-        if the family has them.
 
     Raises:
       ValueError: if an argument is invalid.
@@ -358,7 +349,10 @@ class Search:
     budget: tuple[float, float] | None
     objective: str = "mean"
     max_memory_vectors: int | None = None
-    is_auto: bool = False
+    # True while the mechanisms of "auto" are compared: the memory of all of them is
+    # limited, and slow families and long runs use drafts (less optimized strategies) if
+    # the family has them.
+    _is_auto: bool = False
     # The maximum number of vectors to store, from `max_memory_vectors`; 31 by default.
     _limit: int = MEMORY_VECTORS
     _rows: list[Row] = dataclasses.field(default_factory=list)
@@ -387,6 +381,7 @@ class Search:
             a row.
           ArithmeticError: if the only mechanism in the list cannot be computed.
         """
+        self._is_auto = mechanisms is None
         if mechanisms is None:
             is_simulated = self.data.sampling.is_simulated
             mechanisms = registry.auto_names(is_simulated and not self.data.is_cyclic)
@@ -430,7 +425,7 @@ class Search:
     def _is_drafted(self, family: Family) -> bool:
         """True if a slow family or a long run makes "auto" compare drafts."""
         is_slow = family.refinement is not None or self.workload.num_steps > LONG_RUN
-        return self.is_auto and family.has_drafts and is_slow
+        return self._is_auto and family.has_drafts and is_slow
 
     def _add(self, mechanism: str | Strategy) -> None:
         """Adds the row of a mechanism; searches for the omitted parameters."""
@@ -447,7 +442,7 @@ class Search:
                 f"{use.sampling or type(use).__name__} amplifies only strategies C with "
                 f"bands. Use balls-in-bins for this strategy."
             )
-        if self.is_auto and family.refinement is not None:
+        if self._is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
         self._rows.append(self._best(family, options))
 
@@ -469,24 +464,18 @@ class Search:
             return self._candidate(family, options)
         if is_fraction:
             return self._best_fraction(family, opened[0].name, options)
+        sizes, name = self._sizes(family), opened[0].name
 
-        def of_size(size: int) -> Row:
-            return self._best(family, {**options, opened[0].name: size})
+        @functools.cache
+        def row(at: int) -> Row:
+            return self._best(family, {**options, name: sizes[at]})
 
-        sizes = self._sizes(family)
+        every = range(len(sizes))
         if not self._is_searched:
-            return min(map(of_size, sizes), key=self._value)
+            return min(map(row, every), key=self._value)
         # As the number of bands increases, the error first falls and then rises.
-        at = max(sum(size <= _FIRST_BANDS for size in sizes) - 1, 0)
-        first = best = of_size(sizes[at])
-        for others in (sizes[at + 1 :], sizes[:at][::-1]):
-            for row in map(of_size, others):
-                if self._value(row) > self._value(best):
-                    break
-                best = row
-            if best is not first:
-                break
-        return best
+        rises = lambda at: self._value(row(at + 1)) > self._value(row(at))  # noqa: E731
+        return row(bisect.bisect_left(every[:-1], True, key=rises))
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
         """Returns parameters of a family that refines `of`, taken from the row of `of`.
@@ -512,13 +501,14 @@ class Search:
         """Returns the maximum number of bands for this memory, run and sampling."""
         n, limit, sampling = self.workload.num_steps, self._limit, self.data.sampling
         if family.banded == "inverse":
-            limit = max(_LEAST_REGENERATED, limit)
+            limit = max(MEMORY_VECTORS, limit)
         most = min(limit + 1, n)
         if self.data.is_cyclic:
-            most = min(most, sampling.most_bands(n))  # type: ignore[attr-defined]
+            # With as many parts as batches in an epoch, there is no amplification.
+            most = min(most, sampling.num_examples // sampling.batch_size)  # type: ignore[attr-defined]
         elif family.is_optimized or family.banded != "inverse":
             most = min(most, sampling.separation())
-        if family.refinement is not None and self.is_auto:
+        if family.refinement is not None and self._is_auto:
             most = min(most, int(math.sqrt(family.refinement.largest_work / n)))
         return max(most, 1)
 
@@ -531,8 +521,6 @@ class Search:
             return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
             raise ValueError("only one band fits. Use identity.")
-        if self._is_searched and family.needs_budget:
-            return [min(most, _BANDS_OF_BUDGET)]
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]
@@ -583,7 +571,7 @@ class Search:
         began = time.perf_counter()
         strategy = self._strategy(family, options, self._is_drafted(family))
         row = self._row(strategy, time.perf_counter() - began)
-        kept, is_named = strategy.memory_vectors, not self.is_auto
+        kept, is_named = strategy.memory_vectors, not self._is_auto
         if kept > self._limit and not (is_named and self.max_memory_vectors is None):
             raise ValueError(
                 f"The strategy must store <= {self._limit} vectors (max_memory_vectors), "
@@ -621,8 +609,7 @@ class Search:
         if self.budget is not None:
             accountant = participation.accountant(strategy.matrix)
             first = accountant.first_noise(*self.budget)
-            near = first * self._near
-            noise = accountant.rough_noise_stddev(*self.budget, near)
+            noise = accountant.rough_noise_stddev(*self.budget, first * self._near)
             self._near = noise / first
             adjacency = accountant.claims[0][2]
         per_step = strategy.per_step_squared_error(self.workload)
