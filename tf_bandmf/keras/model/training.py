@@ -338,6 +338,8 @@ class PrivateTraining(BuiltBefore, _Model):
             to that step.
             """
             nonlocal programs
+            # A callback could have let TensorFlow round products.
+            prepare_process()
             logs, spec = None, getattr(iterator, "element_spec", None)
             with run.turn, optimized_once():
                 for _, batch in zip(range(self.steps_per_execution), iterator):
@@ -411,8 +413,7 @@ class PrivateTraining(BuiltBefore, _Model):
                 f"around it, which could run it again, and where a record that makes the "
                 f"model raise would stop it. Remove the tf.function."
             )
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        if method is not None and replicas > 1:
+        if method is not None and self.distribute_strategy.num_replicas_in_sync > 1:
             raise NotImplementedError(
                 f"{method} works on one replica: each of several would count all examples, "
                 f"several times in all. Train by model.fit."
