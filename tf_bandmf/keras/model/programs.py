@@ -420,7 +420,7 @@ def _traced(program: Program, *specs: Any) -> Any:
 
 
 def _size(contents: Any) -> int:
-    return int(tf.shape(keras.tree.flatten(contents)[0])[0])
+    return int(keras.tree.flatten(contents)[0].shape[0])
 
 
 def _map(function: Callable[..., Any], *structures: Any) -> Any:
