@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 # _ROUGH_TOLERANCE is the tolerance of the log noise in a rough search, and _WIDTH the
 # step of the difference quotient that estimates its first slope.
 _LEAST_EPSILON, _ROUGH_TOLERANCE, _WIDTH = 1e-6, 2e-3, 1e-3
-# A search for the minimum noise starts at this fraction of a noise known to suffice.
-_START = 0.5
 
 Self = TypeVar("Self", bound="Accountant")
 
@@ -221,7 +219,7 @@ class Accountant(abc.ABC):
                 lambda noise: self.delta(epsilon, noise, rough=True),
                 lambda noise: self.delta(epsilon, noise),
                 delta,
-                _START * noise,
+                self.first_noise(epsilon, delta),
                 noise,
             )
         return Calibration(noise, self.stated(epsilon, delta, noise))
