@@ -356,9 +356,9 @@ class Search:
     # The maximum number of vectors to store, from `max_memory_vectors`; 31 by default.
     _limit: int = MEMORY_VECTORS
     _rows: list[Row] = dataclasses.field(default_factory=list)
-    # The noise of the last candidate, as a multiple of its accountant's `first_noise`.
-    # The search for the noise of the next candidate starts at the same multiple.
-    _near: float = 1.0
+    # For each class of accountants, the noise of the last candidate as a multiple of
+    # `first_noise`. The search for the next candidate's noise starts at this multiple.
+    _near: dict[type, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_word("objective", self.objective, _COLUMNS)
@@ -493,9 +493,7 @@ class Search:
                 f"than the best, and refining it gains a few percent at most. To use "
                 f"{name} anyway, pass its name."
             )
-        if self.data.is_cyclic:
-            return {"bands": coarse[0].bands}
-        return {}
+        return {"bands": coarse[0].bands} if self.data.is_cyclic else {}
 
     def _most_bands(self, family: Family) -> int:
         """Returns the maximum number of bands for this memory, run and sampling."""
@@ -608,9 +606,10 @@ class Search:
         noise, adjacency = sensitivity.value, ZERO_OUT
         if self.budget is not None:
             accountant = participation.accountant(strategy.matrix)
-            first = accountant.first_noise(*self.budget)
-            noise = accountant.rough_noise_stddev(*self.budget, first * self._near)
-            self._near = noise / first
+            first, kind = accountant.first_noise(*self.budget), type(accountant)
+            near = first * self._near.get(kind, 1.0)
+            noise = accountant.rough_noise_stddev(*self.budget, near)
+            self._near[kind] = noise / first
             adjacency = accountant.claims[0][2]
         per_step = strategy.per_step_squared_error(self.workload)
         search = strategy.diagnostics
