@@ -6,11 +6,6 @@ import pytest
 from tf_bandmf import workloads
 
 
-def test_prefix_sum_is_all_ones():
-    dense = workloads.prefix_sum(5).to_dense()
-    np.testing.assert_allclose(dense, np.tril(np.ones((5, 5))))
-
-
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_momentum_sgd_is_what_the_optimizer_does(scheduled):
     n, momentum, decay = 7, 0.6, 0.9

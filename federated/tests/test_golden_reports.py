@@ -31,9 +31,9 @@ def make_plan(mechanism="bsr:3", **options):
     return min_sep_plan(mechanism, N, B, K, **options)
 
 
-def in_turns(n=N, b=B):
-    """Returns a record in which b groups of two clients take turns."""
-    return {t: [f"{t % b} {i}" for i in range(PER_ROUND)] for t in range(n)}
+def in_turns(n=N):
+    """Returns a record in which B groups of two clients take turns."""
+    return {t: [f"{t % B} {i}" for i in range(PER_ROUND)] for t in range(n)}
 
 
 def of_record(plan, record, num_rounds=None, delta=None):

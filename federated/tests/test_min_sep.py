@@ -29,12 +29,12 @@ def one_hot(client):
     return np.eye(CLIENTS, dtype=np.float32)[client]
 
 
-def device_tags(last_round=-1, participations=0, finite=True, now=0):
+def device_tags(last_round=-1, participations=0, now=0):
     return collections.OrderedDict(
         last_round=np.int32(last_round),
         participations=np.int32(participations),
         round=np.int32(now),
-        weight=np.float32(finite),
+        weight=np.float32(1.0),
     )
 
 

@@ -1,9 +1,12 @@
 """Runs that continue from the same TFF state share no noise."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from linear import model_fn
 from plans import min_sep_plan
 
 from tf_bandmf_federated import CorrelatedNoiseFactory, build_fed_avg
@@ -59,16 +62,8 @@ def test_the_measure_sees_noise_that_is_reused(monkeypatch):
 
 
 def make_process():
-    def model_fn():
-        layer = tf.keras.layers.Dense(1, use_bias=False, input_shape=(SIZE,))
-        return tff.learning.models.from_keras_model(
-            tf.keras.Sequential([layer]),
-            loss=tf.keras.losses.MeanSquaredError(),
-            input_spec=(tf.TensorSpec([None, SIZE]), tf.TensorSpec([None, 1])),
-        )
-
     return build_fed_avg(
-        model_fn,
+        functools.partial(model_fn, SIZE, use_bias=False),
         make_plan("bsr:3"),
         tff.learning.optimizers.build_sgdm(0.1),
         clients_per_round=1.0,

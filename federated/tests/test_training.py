@@ -32,10 +32,9 @@ SERVER = tff.learning.optimizers.build_sgdm(1.0, momentum=0.9)
 make_plan = functools.partial(min_sep_plan, "bsr:2", N, B, 3)
 
 
-def make_source(plan, num_clients=8, shift=0.0, **options):
-    clients = {f"c{i}": lambda i=i: examples(i, shift) for i in range(num_clients)}
-    options.setdefault("availability", lambda t, name: 0.9)
-    return SimulatedClients(clients, plan, seed=3, **options)
+def make_source(plan):
+    clients = {f"c{i}": lambda i=i: examples(i) for i in range(8)}
+    return SimulatedClients(clients, plan, seed=3, availability=lambda t, name: 0.9)
 
 
 def build(plan):
@@ -76,7 +75,7 @@ class Metrics(tff.program.ReleaseManager):
         self.releases.append((key, int(value["aggregator"]["contributing_clients"])))
 
 
-def train(path, process, models=None, metrics=None, source=None, dies=None, **more):
+def train(path, process, models=None, metrics=None, dies=None, **more):
     """Trains; `dies = (when, round)` raises before or after the round is written."""
     more.setdefault("clients_per_round", CLIENTS_PER_ROUND)
     wrote = Ledger.finished
@@ -93,7 +92,7 @@ def train(path, process, models=None, metrics=None, source=None, dies=None, **mo
         return asyncio.run(
             train_model(
                 process,
-                source or make_source(PLAN),
+                make_source(PLAN),
                 private_dir=str(path),
                 model_output_manager=models,
                 train_metrics_manager=metrics,

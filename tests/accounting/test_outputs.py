@@ -23,8 +23,8 @@ PARTICIPATIONS = {
 }
 
 
-def epsilon_by(accountant, event, delta=1e-5):
-    return accountant.compose(event).get_epsilon(delta)
+def epsilon_by(accountant, event):
+    return accountant.compose(event).get_epsilon(1e-5)
 
 
 @functools.cache

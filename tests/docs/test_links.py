@@ -7,17 +7,10 @@ from modules import ROOT
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.M)
-FOLDERS = (".", "docs", "docs/api", "docs/notebooks", "federated")
-PAGES = sorted(
-    str(path.relative_to(ROOT))
-    for folder in (
-        *FOLDERS,
-        "benchmarks",
-        "benchmarks/utility",
-        "benchmarks/accelerators",
-    )
-    for path in (ROOT / folder).glob("*.md")
-)
+FOLDERS = (".", "docs", "docs/api", "docs/notebooks", "federated", "benchmarks")
+FOLDERS += ("benchmarks/utility", "benchmarks/accelerators")
+FILES = [path for folder in FOLDERS for path in (ROOT / folder).glob("*.md")]
+PAGES = sorted(str(path.relative_to(ROOT)) for path in FILES)
 
 
 def anchors(text):

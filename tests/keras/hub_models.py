@@ -3,7 +3,6 @@
 import functools
 import inspect
 
-import keras
 import keras_hub
 import numpy as np
 
@@ -100,9 +99,3 @@ def data(name, count=5):
         weights[::2, 1] = 0.0
         return x, rng.integers(0, VOCABULARY, (count, 2)).astype("i4"), weights
     return x, np.roll(ids, -1, axis=1), padding.astype("f4")
-
-
-def compile_for_training(model, optimizer="sgd", **changes):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(**{"optimizer": optimizer, "loss": loss, **changes})
-    return model

@@ -1,6 +1,6 @@
 """Searches for records whose contribution to the clipped sum exceeds the clip norm."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,22 +18,7 @@ _NEARNESS = (0.0, 1e-7, 1e-5, 1e-3)
 _COMPANY = 7
 
 
-class Largest(NamedTuple):
-    """The largest contribution that a search has found.
-
-    Attributes:
-      ratio: l2 norm of the contribution divided by the clip norm; infinite if the norm
-        is not finite.
-      kind: how the record was made from an ordinary one.
-      num_records: number of records that the search has tested.
-    """
-
-    ratio: float
-    kind: str
-    num_records: int
-
-
-def largest_contribution(model, x, y, *, rounds=100, seed=0):
+def largest_contribution(model, x, y):
     """Searches for the record that adds most to the clipped sum of a private model.
 
     Clipping promises that the norm of a record's contribution is at most l2_norm_clip,
@@ -43,6 +28,11 @@ def largest_contribution(model, x, y, *, rounds=100, seed=0):
     if the record is added to them. The search tests extreme records first, and then
     random changes of the record with the largest contribution. It takes no step and
     does not change the weights.
+
+    Returns:
+      The norm of the largest contribution divided by the clip norm (infinite if the norm
+      is not finite), how its record was made from an ordinary one, and the number of
+      records that the search has tested.
     """
     optimizer = private_optimizer_of(model)
     records = tf.nest.map_structure(np.asarray, (x, y))
@@ -75,18 +65,14 @@ def largest_contribution(model, x, y, *, rounds=100, seed=0):
         norms = [float(tf.linalg.norm(v)) for v in (total(alone, [1]), moved)]
         return max(norms) / clip if np.isfinite(sum(norms)) else np.inf
 
-    rng = np.random.default_rng(seed)
-    best, kind, worst, tried = -1.0, "", None, 0
-    for name, record in _extremes(records, rng):
-        actual, tried = ratio(record), tried + 1
-        if actual > best:
-            best, kind, worst = actual, name, record
-    for _ in range(rounds):
+    rng = np.random.default_rng(0)
+    tried = [(ratio(record), name, record) for name, record in _extremes(records, rng)]
+    for _ in range(100):
+        _, name, worst = max(tried, key=lambda one: one[0])
         record = _changed(worst, np.floating, lambda part: _moved(part, rng))
-        actual, tried = ratio(record), tried + 1
-        if actual > best:
-            best, kind, worst = actual, f"{kind.removesuffix(', moved')}, moved", record
-    return Largest(best, kind, tried)
+        tried.append((ratio(record), f"{name.removesuffix(', moved')}, moved", record))
+    largest, name, _ = max(tried, key=lambda one: one[0])
+    return largest, name, len(tried)
 
 
 def _extremes(records, rng):

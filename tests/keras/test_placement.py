@@ -41,21 +41,15 @@ def private_model(
     make,
     mechanism="lambda_cgd",
     optimizer=None,
-    dtype="float32",
     jit_compile="auto",
     test_seed=None,
 ):
     """Returns a private model and the batches on which to train it."""
-    keras.config.set_dtype_policy(dtype)
-    try:
-        made = make()
-    finally:
-        keras.config.set_dtype_policy("float32")
     sizes = EXAMPLES, BATCH, 2
     plan = small_plan(mechanism, *sizes, epsilon=8, delta=1e-4, test_seed=test_seed)
     compiled = {"metrics": ["accuracy"], "jit_compile": jit_compile}
     inner = optimizer or keras.optimizers.Adam(0.01)
-    model = make_private_model(plan, inner, model=made, **compiled)
+    model = make_private_model(plan, inner, model=make(), **compiled)
     rng = np.random.default_rng(0)
     x = rng.uniform(0, 10, size=(EXAMPLES, *model.input_shape[1:]))
     x = x.astype(model.inputs[0].dtype)

@@ -1,9 +1,9 @@
 """Ledgers in files, and on a PostgreSQL server that the test session starts and stops."""
 
+import glob
 import itertools
 import os
 import pathlib
-import pwd
 import shutil
 import subprocess
 import tempfile
@@ -19,32 +19,18 @@ BACKENDS = ("sqlite", "postgresql")
 
 def server_programs():
     """Returns the folder that contains `initdb` and `pg_ctl`, or None."""
-    program = shutil.which("pg_ctl")
-    folders = [pathlib.Path(program).resolve().parent] if program else []
-    folders += sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    for folder in folders:
-        if (folder / "initdb").exists() and (folder / "pg_ctl").exists():
-            return folder
-    return None
-
-
-def other_user():
-    """Returns a user who is not root, because PostgreSQL refuses to run as root."""
-    if os.geteuid() != 0:
-        return None
-    for name in ("postgres", "nobody"):
-        try:
-            pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return name
-    return ""
+    folders = sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True)
+    path = os.pathsep.join([os.environ["PATH"], *folders])
+    program = shutil.which("pg_ctl", path=path)
+    return pathlib.Path(program).resolve().parent if program else None
 
 
 class Server:
     """A PostgreSQL server that listens only on a Unix socket in its own folder."""
 
-    def __init__(self, programs, user):
+    def __init__(self, programs):
+        # PostgreSQL refuses to run as root.
+        user = "nobody" if os.geteuid() == 0 else None
         self._programs, self._user = programs, user
         # Operating systems limit the length of a socket's path.
         self.folder = tempfile.mkdtemp(prefix="tf-bandmf-pg-", dir="/tmp")
@@ -92,12 +78,10 @@ class Server:
 @pytest.fixture(scope="session")
 def postgresql():
     pytest.importorskip("psycopg")
-    programs, user = server_programs(), other_user()
+    programs = server_programs()
     if programs is None:
         pytest.skip("no PostgreSQL server is installed (Debian: postgresql)")
-    if user == "":
-        pytest.skip("PostgreSQL refuses to run as root, and there is no other user")
-    server = Server(programs, user)
+    server = Server(programs)
     yield server
     server.stop()
 

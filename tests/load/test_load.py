@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from small_plans import small_plan
+from whiteness import rows_of
 
 import tf_bandmf
 from tf_bandmf import noise, strategies, workloads
 from tf_bandmf.files import machine
-from tf_bandmf.noise.generator import updated
 from tf_bandmf.noise.keys import NoiseKey
 
 keras = pytest.importorskip("keras", minversion="3.12")
@@ -28,24 +28,6 @@ KEY = NoiseKey.for_testing(0)
 def resident_bytes():
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return 4096 * pages
-
-
-def all_rows(generator, keys, buffer, first, count):
-    """Computes the noise of all steps in order, in one graph, like a training loop."""
-    rows = tf.TensorArray(tf.float32, count, element_shape=[generator.shard_size])
-
-    def step(i, buffer, rows):
-        row, updates = generator.row(keys, buffer, first + i)
-        buffer = updated(buffer, updates)
-        return i + 1, buffer, rows.write(tf.cast(i, tf.int32), row)
-
-    _, buffer, rows = tf.while_loop(
-        lambda i, *_: i < count,
-        step,
-        (tf.constant(0, tf.int64), buffer, rows),
-        parallel_iterations=1,
-    )
-    return buffer, rows.stack()
 
 
 @pytest.mark.slow_cases("bsr-2000")
@@ -69,17 +51,9 @@ def test_noise_does_not_drift(name, num_steps, figure):
             tf_bandmf.matrices.BufferedToeplitz([0.999, 0.5], [0.7, 0.2], num_steps),
         ).in_float32()
     )
-    d = 4
-    generator = noise.NoiseGenerator(strategy, d)
-    keys = tf.constant(generator.step_keys(KEY))
-    buffer = tf.zeros([generator.memory_vectors, d])
-    independent = noise.NoiseGenerator(strategies.identity(num_steps), d)
-    streamed = tf.function(all_rows, reduce_retracing=True)
-    (_, actual), (_, z) = (
-        streamed(g, keys, b, tf.constant(0, tf.int64), num_steps)
-        for g, b in ((generator, buffer), (independent, tf.zeros([0, d])))
-    )
-    expected = strategy.matrix.solve(z.numpy().astype(np.float64))
+    actual = rows_of(strategy, 4, seed=0)
+    z = rows_of(strategies.identity(num_steps), 4, seed=0)
+    expected = strategy.matrix.solve(z.astype(np.float64))
     largest = np.abs(actual - expected).max() / np.abs(expected).max()
     assert largest < 1e-5
     figure(f"{name}: error < 1e-5 of the largest entry after {num_steps:,} steps")

@@ -182,9 +182,9 @@ def test_a_poisson_run_where_records_are_replaced_is_what_its_event_is():
 
     Group privacy is applied to the amplified run as a whole, not to its steps.
     """
-    run = small_plan(
-        "identity", 640, 20, 3, epsilon=3.0, delta=1e-6, sampling="poisson"
-    )
+    # This noise multiplier gives an epsilon of about 3.
+    options = {"noise_multiplier": 0.0963, "delta": 1e-6, "sampling": "poisson"}
+    run = small_plan("identity", 640, 20, 3, **options)
     other = tf_bandmf.Release(epsilon=1e-6, adjacency="replace-one")
     as_plan = tf_bandmf.compose([run, other]).epsilon(1e-6)
     event = tf_bandmf.Release(event=run.dp_event())

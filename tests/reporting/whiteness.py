@@ -30,19 +30,24 @@ class Whiteness:
         return min(1.0, min(self.p_values.values()) * len(self.p_values))
 
 
-def rows_of(strategy, size, num_shards, *, jit_compile=False, seed):
+def rows_of(strategy, size, num_shards=1, *, jit_compile=False, seed):
     """Returns the noise of all steps, with the parts of all replicas side by side."""
     generator = NoiseGenerator(
         strategy, size, num_shards=num_shards, jit_compile=jit_compile
     )
-    parts = []
-    for shard in range(num_shards):
-        state, rows = generator.initial_state(NoiseKey.for_testing(seed)), []
-        for step in range(generator.num_steps):
-            row, state = generator.next(state, tf.constant(step), shard)
-            rows.append(row.numpy())
-        parts.append(rows)
-    return np.concatenate(parts, axis=1)
+    count, shape = generator.num_steps, [generator.shard_size]
+
+    @tf.function(autograph=False)
+    def rows(state, shard):
+        def step(i, state, rows):
+            row, state = generator.next(state, i, shard)
+            return i + 1, state, rows.write(i, row)
+
+        begin = 0, state, tf.TensorArray(tf.float32, count, element_shape=shape)
+        return tf.while_loop(lambda i, *_: i < count, step, begin)[2].stack()
+
+    state = generator.initial_state(NoiseKey.for_testing(seed))
+    return np.concatenate([rows(state, shard) for shard in range(num_shards)], axis=1)
 
 
 def whiteness(

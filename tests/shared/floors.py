@@ -82,7 +82,7 @@ def replaced_step(probability, noise, epsilon):
         return removed - mpmath.exp(epsilon) * (rest + q * _tail((upper + 1) / sigma))
 
 
-def best_of_runs(noise, mean, shape, epsilon, places=40):
+def best_of_runs(noise, mean, shape, epsilon):
     """Returns a lower bound on delta for the largest of K Gaussian answers.
 
     K has a truncated negative binomial distribution with generating function f, so the
@@ -92,7 +92,7 @@ def best_of_runs(noise, mean, shape, epsilon, places=40):
     with mpmath.workdps(DIGITS):
         sigma, factor = mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon))
         best = mpmath.mpf(0)
-        for place in range(places):
+        for place in range(40):
             t = 1 + sigma * (mpmath.mpf(place) / 2 - 8)
             removed, added = (t - 1) / sigma, t / sigma
             for p, q in (

@@ -1,5 +1,6 @@
 """Small private models, with plans and examples, for most Keras tests."""
 
+import contextlib
 import functools
 
 import keras
@@ -52,6 +53,17 @@ def make_min_sep_plan(num_steps=6, **changes):
     use = {"num_steps": num_steps, "sampling": tf_bandmf.MinSep(3), "batch_size": 4}
     arguments = {"epsilon": 4.0, "delta": 1e-5, **use, "test_seed": 0, **changes}
     return planned("identity", **arguments)
+
+
+@contextlib.contextmanager
+def dtype_policy(name):
+    """Sets Keras' dtype policy within the block."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def make_plain_model(functional=False, hidden=True):

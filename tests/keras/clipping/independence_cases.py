@@ -45,10 +45,10 @@ def model_with(*inner, loss="mse"):
     return model
 
 
-def clipping_of(model, clip=CLIP):
+def clipping_of(model):
     """Returns a function for clipped sums that has one graph for all batch sizes."""
     x, y = examples()
-    step = reference.step_of(model, {"x": x, "y": y}, l2_norm_clip=clip)
+    step = reference.step_of(model, {"x": x, "y": y}, l2_norm_clip=CLIP)
 
     # Like `fit`, optimize only once: a second round of TensorFlow's graph optimizations
     # breaks nested loops, where `tf.reverse(v, [0])` or `v[:1]` would return nothing.

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as L
+from small_models import dtype_policy
 
 from tf_bandmf.keras.clipping.rules import rule_for
 from tf_bandmf.keras.clipping.rules.kernel_functions import KernelFunctionRule
@@ -195,13 +196,10 @@ def test_convolutions_where_groups_have_no_gradients():
 
 @pytest.mark.invariant(17)
 def test_bfloat16():
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
+    with dtype_policy("mixed_bfloat16"):
         scale = reference.Scale()
         stack = [L.Conv2D(4, 3, activation="relu"), L.LayerNormalization(), L.Flatten()]
         model = reference.classifier(*stack, scale, inputs=IMAGE)
-    finally:
-        keras.config.set_dtype_policy("float32")
     assert scale.compute_dtype == "bfloat16"
     reference.assert_exact(model, reference.images(), reference.labels(), rtol=5e-2)
 

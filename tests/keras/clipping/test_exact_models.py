@@ -324,14 +324,6 @@ def test_adapters_and_what_is_frozen(name):
         np.testing.assert_array_equal(old, new)
 
 
-def small_model(*extra, loss=reference.FROM_LOGITS):
-    keras.utils.set_random_seed(2)
-    first = [keras.Input((4,)), L.Dense(6, activation="tanh")]
-    model = keras.Sequential([*first, *extra, L.Dense(3)])
-    model.compile(loss=loss)
-    return model
-
-
 LOSSES = {
     "mean_of_all": lambda y, p: ops.mean((y - p) ** 2),
     "sum": keras.losses.MeanSquaredError(reduction="sum"),
@@ -345,7 +337,7 @@ LOSSES = {
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.invariant(16)
 def test_losses(loss):
-    model = small_model(loss=LOSSES[loss])
+    model = functional(VECTOR, L.Dense(6, "tanh"), loss=LOSSES[loss])
     reference.assert_exact(
         model, reference.normal(6, 4), reference.normal(6, 3, seed=4)
     )
@@ -366,7 +358,8 @@ WEIGHTS = np.array([0.0, 1.0, 2.0, 0.5, 0.0, 3.0], "f4")
     "weights", [WEIGHTS, WEIGHTS[:, None]], ids=["vector", "column"]
 )
 def test_sample_weights(weights):
-    model, x, y = small_model(), reference.normal(6, 4), labels(batch=6)
+    model = functional(VECTOR, L.Dense(6, "tanh"))
+    x, y = reference.normal(6, 4), labels(batch=6)
     result = reference.assert_exact(model, x, y, weights)
     assert result.norms[0] == 0.0 and result.losses[0] == 0.0
     # An example with weight zero has the same effect as an absent example.

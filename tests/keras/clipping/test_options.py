@@ -1,5 +1,7 @@
 """Clipping options on several kinds of models, compared with brute force."""
 
+import types
+
 import clipping_reference as reference
 import keras
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 import tensorflow as tf
 from clipping_reference import classifier, labels, norm, normal, traced
 from keras import layers as L
-from small_models import make_plan
+from small_models import dtype_policy, make_plan
 
 from tf_bandmf.keras import PrivateOptimizer
 from tf_bandmf.keras.clipping.rules import convolution
@@ -148,18 +150,13 @@ def test_what_is_infinite_contributes_zero():
     )
 
 
-def scales_and_shifts(count=5, width=300):
-    """Returns a model with two small variables in each layer, and a batch."""
-    model = classifier(*[L.LayerNormalization() for _ in range(count)], inputs=(width,))
-    return model, normal(5, width), labels()
-
-
 @pytest.mark.parametrize("groups", [None, {"gamma": 1.0, ".*": 2.0}])
 @pytest.mark.invariant(17, 18)
 def test_small_variables_that_are_measured_together(groups):
-    clipping = Clipping(groups=groups)
-    model, x, y = scales_and_shifts(5 if groups is None else 2)
-    reference.assert_exact(model, x, y, clipping=clipping)
+    # Each layer has two small variables.
+    stack = [L.LayerNormalization() for _ in range(5 if groups is None else 2)]
+    model, clipping = classifier(*stack, inputs=(300,)), Clipping(groups=groups)
+    reference.assert_exact(model, normal(5, 300), labels(), clipping=clipping)
 
 
 @pytest.mark.slow_cases("nan", "3e+38", "0.0")
@@ -225,15 +222,13 @@ def test_dropout_masks_are_fresh(name, microbatch_size):
 
 def float16():
     """Returns two models with equal weights, in mixed_float16 and in float32."""
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
-        half = classifier(*stack, inputs=(8, 8, 3))
-    finally:
-        keras.config.set_dtype_policy("float32")
+    models = []
+    for policy in ("mixed_float16", "float32"):
+        with dtype_policy(policy):
+            stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2)]
+            models.append(classifier(*stack, L.PReLU(), inputs=(8, 8, 3)))
+    half, full = models
     assert half.layers[0].compute_dtype == "float16"
-    stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
-    full = classifier(*stack, inputs=(8, 8, 3))
     half.set_weights(full.get_weights())
     # Drop the optimizer, which Keras has wrapped and these tests do not need.
     half.optimizer = None
@@ -297,13 +292,9 @@ def test_argument_errors(changes, message):
         clipped_gradient_sums(dense()[0], **{**data, **changes})
 
 
-class Weight:
-    def __init__(self, path):
-        self.path = path
-
-
 def test_squares_of_the_clip_norms_add_up():
-    weights = [Weight(p) for p in ("a/kernel", "a/bias", "embed/table", "b/kernel")]
+    paths = "a/kernel", "a/bias", "embed/table", "b/kernel"
+    weights = [types.SimpleNamespace(path=path) for path in paths]
     members, clips = Clipping(groups=SHARES).grouping(weights, 2.0)
     assert members == (0, 1, 2, 0)
     np.testing.assert_allclose(clips, 2.0 * np.array([3, 2, 1]) / np.sqrt(14))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from small_models import dtype_policy
 
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
@@ -86,19 +87,11 @@ def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced
     assert not sums_agree(plain, compiled(other, batch[1]))
 
 
-@pytest.fixture
-def policy():
-    """Returns a function that sets Keras' dtype policy until the end of the test."""
-    before = keras.config.dtype_policy()
-    yield keras.config.set_dtype_policy
-    keras.config.set_dtype_policy(before)
-
-
 @pytest.mark.invariant(17)
-def test_what_waits_for_the_norms_has_the_bits_of_the_layer(traced_for, policy):
+def test_what_waits_for_the_norms_has_the_bits_of_the_layer(traced_for):
     traced_for("GPU")
-    policy("mixed_bfloat16")
-    step, batch = stepped(wide_convolution)
+    with dtype_policy("mixed_bfloat16"):
+        step, batch = stepped(wide_convolution)
     compiled = tf.function(step, autograph=False, jit_compile=True)
     program = compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
     waiting = [line for line in program.splitlines() if " opt-barrier(" in line]

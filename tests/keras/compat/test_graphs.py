@@ -1,20 +1,8 @@
-"""The private TensorFlow names that the package uses exist and behave as expected."""
+"""The gradient that the package registers for an operation of XLA."""
 
 import tensorflow as tf
 
 from tf_bandmf.keras.compat import graphs
-
-
-def test_values_of_eager_code_are_told_from_those_of_graphs():
-    assert isinstance(tf.constant(1.0), graphs.ops.EagerTensor)
-    with tf.Graph().as_default():
-        assert not isinstance(tf.constant(1.0), graphs.ops.EagerTensor)
-
-
-def test_custom_gradients_and_definitions_are_found():
-    assert graphs.ops.gradient_registry.lookup("Square") is not None
-    assert graphs.op_def_registry.get("AddV2").name == "AddV2"
-    assert graphs.context.executing_eagerly()
 
 
 def test_a_gradient_passes_what_xla_computes_once():

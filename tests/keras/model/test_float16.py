@@ -7,6 +7,7 @@ from same_weights import flat, refused
 from small_models import (
     compile_model,
     data,
+    dtype_policy,
     make_plain_model,
     make_plan,
 )
@@ -17,11 +18,8 @@ import tf_bandmf.keras
 
 def make_half(plan, scale=1024, optimizer=None):
     """Returns a private model in mixed_float16."""
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
+    with dtype_policy("mixed_float16"):
         model = make_plain_model()
-    finally:
-        keras.config.set_dtype_policy("float32")
     # Compile the model first, as a KerasHub task does; Keras wraps its optimizer.
     model.compile("sgd", "mse")
     tf_bandmf.keras.make_private(model)

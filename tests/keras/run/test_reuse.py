@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from same_weights import flat
 from small_models import built, make_private_model
 
 import tf_bandmf
@@ -67,11 +68,11 @@ def step_from_a_copy(plan, folder, world, sign):
     shutil.copy(folder / "run.private", folder / f"{world}.private")
     model = make_model(plan, folder / "1.weights.h5")
     batches = model.begin_run(plan.batches(*data()), folder / f"{world}.private")
-    before = np.concatenate([w.ravel() for w in model.get_weights()])
+    before = flat(model)
     Switched.sign = sign
     for batch in batches.dataset(1).take(1):
         model.train_on_batch(batch)
-    return before - np.concatenate([w.ravel() for w in model.get_weights()])
+    return before - flat(model)
 
 
 @pytest.mark.slow_cases(but=["lambda_cgd:0.9"])

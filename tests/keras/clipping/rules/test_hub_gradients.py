@@ -4,6 +4,7 @@ import clipping_reference as reference
 import hub_models
 import keras
 import pytest
+from small_models import compile_model
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
@@ -28,7 +29,7 @@ MODELS = {
 def test_gradients_equal_those_of_examples_one_by_one(name):
     keras.utils.set_random_seed(0)
     kind, make = MODELS[name]
-    model = hub_models.compile_for_training(make())
+    model = compile_model(make(), "sgd")
     reference.randomize(model)
     reference.assert_exact(model, *hub_models.data(kind))
     # No layer runs on one example at a time, except the position embeddings in the

@@ -10,11 +10,25 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import rules
 from tf_bandmf.keras.clipping.independence import registration
+from tf_bandmf.keras.clipping.rules import dense
 from tf_bandmf.keras.clipping.sums.self_check import self_check
 from tf_bandmf.keras.clipping.tensors.errors import ClippingMismatchError
 from tf_bandmf.keras.extending import Instantiated, Product, Rule
 
 layers = keras.layers
+
+
+@pytest.fixture
+def wrong_dense_rule(monkeypatch):
+    """Breaks the gradient rule of Dense layers: it omits the bias."""
+    factors = dense.DenseRule.factors
+
+    def without_bias(self, call, gradient):
+        actual = dict(factors(self, call, gradient))
+        actual.pop(id(call.layer.bias))
+        return actual
+
+    monkeypatch.setattr(dense.DenseRule, "factors", without_bias)
 
 
 def test_accepts_random_layers_and_changes_nothing():
