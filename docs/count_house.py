@@ -86,7 +86,7 @@ CEILINGS = {
     "files": (185, 190),
     "other": (229, 290),
     "federated": (3_012, 3_200),
-    "tests": (22_047, 22_000),
+    "tests": (21_948, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
