@@ -67,6 +67,14 @@ def test_two_replicas_train_like_one_and_have_one_buffer(mechanism, strategy):
     assert_same(two, one, atol=2e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.invariant(5)
+def test_replicas_whose_part_of_a_batch_is_empty_train_like_one(strategy):
+    plan = make_plan("identity", sampling="poisson", batch_size=1)
+    one, two = (train(plan, on, epochs=1) for on in (None, strategy))
+    assert_same(two, one, atol=2e-5)
+
+
 class Keeping(keras.layers.Layer):
     """Stores its input, which on replicas is a tensor of the step's graph."""
 
