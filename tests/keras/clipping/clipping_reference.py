@@ -9,7 +9,7 @@ from small_models import make_private_model
 from tf_bandmf.keras.clipping.proof.judge import structure_of
 from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 from tf_bandmf.keras.clipping.sums.settings import FLAT
-from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.batches import to_tensors
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
 CLIP = 0.7
@@ -111,8 +111,7 @@ def clipped_sums(gradients, clip, clipping=FLAT, variables=()):
 
 def layers_alone(model, x):
     """Returns the layers that a step executes on each example alone."""
-    x = batches.to_tensors(x)
-    return structure_of(model, x, model.trainable_variables).alone
+    return structure_of(model, to_tensors(x), model.trainable_variables).alone
 
 
 def step_of(model, data, **options):

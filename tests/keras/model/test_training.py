@@ -186,13 +186,12 @@ def test_variables_of_equal_shape_get_different_noise():
 
 
 @pytest.mark.invariant(5)
-@pytest.mark.parametrize("inner", [[], [keras.layers.Reshape((5, 1)), "convolution"]])
-def test_an_empty_batch_still_takes_a_noisy_step(inner):
-    inner = [keras.layers.Conv1D(2, 3) if i == "convolution" else i for i in inner]
-    layers = [keras.Input((5,)), *inner, keras.layers.Flatten(), keras.layers.Dense(3)]
+def test_an_empty_batch_still_takes_a_noisy_step():
+    inner = [keras.layers.Conv1D(2, 3), keras.layers.Flatten()]
+    layers = [keras.Input((5, 1)), *inner, keras.layers.Dense(3)]
     model = make_private_model(make_min_sep_plan(), model=layers, metrics=["accuracy"])
     before = flat(model)
-    model.train_on_batch(np.zeros((0, 5), np.float32), np.zeros((0,), np.int32))
+    model.train_on_batch(np.zeros((0, 5, 1), np.float32), np.zeros((0,), np.int32))
     assert model.optimizer.steps_taken == 1
     assert np.all(np.isfinite(flat(model))) and np.all(flat(model) != before)
 

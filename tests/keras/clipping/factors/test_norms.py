@@ -19,11 +19,10 @@ CLIP = 0.5
 def contribution(factor, clip=CLIP):
     """Computes the clipped sum of a batch, and the clipping weight of each example."""
     measured = factor.measure()
-    finite = tf.math.is_finite(measured.norms.bounds)
+    bounds, shares = measured.norms.bounds, tf.ones([1])
+    finite = tf.math.is_finite(bounds)
     settings = Clip((0,), tf.constant([clip], tf.float64), False, 1.0)
-    shares = tf.ones([1])
-    allowed = settings.allowed(shares)
-    weights = settings.weights(measured.norms.bounds[None], allowed, shares)[0]
+    weights = settings.weights(bounds[None], settings.allowed(shares), shares)[0]
     weights = tf.where(finite, weights, 0.0)
     tensors = base.cleaned(finite, measured.tensors)
     return tf.convert_to_tensor(measured.weighted_sum(weights, *tensors)), weights
