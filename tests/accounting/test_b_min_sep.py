@@ -65,7 +65,8 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
         expected = expected + weight * np.exp(
             y @ mean / noise**2 - mean @ mean / (2 * noise**2)
         )
-    actual = passes.log_ratio(u - 0.5 * passes.squares / noise**2, passes.probability)
+    exponents = u - 0.5 * passes.squares / noise**2
+    actual = passes.log_ratios(exponents, [passes.probability])[0]
     np.testing.assert_allclose(actual, np.log(expected), rtol=1e-10)
     largest = max(np.sum((dense @ np.array(taken)) ** 2) for taken in exact)
     assert passes.largest_squared_norm() == pytest.approx(largest)
@@ -75,7 +76,7 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
 
 
 def estimate(matrix, separation, rate, num_draws=8000):
-    return BMinSepAccountant.of_strategy(matrix, separation, rate, num_draws=num_draws)
+    return BMinSepAccountant(matrix, separation, rate, num_draws=num_draws)
 
 
 def test_without_a_rest_it_is_poisson_sampling():
@@ -99,7 +100,7 @@ def test_forward_passes_neither_overflow_nor_underflow():
     passes = Passes(np.ones((400, 1)), 1, 0.9)
     for shift in (-200.0, 0.0, 200.0, 400.0):
         exponents = np.full((2, 400), shift)
-        actual = passes.log_ratio(exponents, passes.probability)
+        actual = passes.log_ratios(exponents, [passes.probability])[0]
         expected = 400 * np.logaddexp(np.log(0.1), np.log(0.9) + shift)
         np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-10)
 
@@ -129,15 +130,15 @@ def exact_deltas(rows, separation, rate, noise, epsilon):
 @pytest.mark.parametrize("noise, epsilon", [(1.0, 1.5), (2.5, 0.3)])
 def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsilon):
     exact = exact_deltas(SMALL, separation, rate, noise, epsilon)
-    passes = Passes(SMALL, separation, rate)
-    estimates = BMinSepAccountant(passes, num_draws=20_000)
+    given = matrices.RowBanded(SMALL), separation, rate
+    estimates = BMinSepAccountant(*given, num_draws=20_000)
     for value, run in zip(exact, estimates._simulator.runs(epsilon, noise)):
         actual = run.estimate(epsilon)
         assert (
             abs(actual - value) < ERRORS * actual.standard_error + 1e-3 * value + 1e-9
         )
         assert actual.standard_error < 0.05 * value + 1e-9
-    certain = BMinSepAccountant(passes, 1 - 1e-6, num_draws=20_000)
+    certain = BMinSepAccountant(*given, 1 - 1e-6, num_draws=20_000)
     bound = certain.delta(epsilon, noise)
     assert max(exact) <= bound <= 1.35 * max(exact)
     assert estimates.delta(epsilon, noise) <= bound
@@ -168,7 +169,7 @@ def test_what_it_cannot_account_for_is_refused():
     with pytest.raises(ValueError, match="without negative entries"):
         estimate(matrices.ToeplitzBanded([1.0, -0.5], 24), 4, 0.1)
     with pytest.raises(ValueError, match=r"confidence must be in \[0.5, 1\)"):
-        BMinSepAccountant.of_strategy(BANDED, 4, 0.1, 1.0)
+        BMinSepAccountant(BANDED, 4, 0.1, 1.0)
     with pytest.raises(ValueError, match="num_parts must be <= num_examples"):
         BMinSepSampling(10, 3, 4)
 
@@ -189,7 +190,7 @@ def test_importance_sampling_knows_rare_losses_of_long_runs():
     With a proposal distribution that is too wide, delta would be off by 50 %.
     """
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(3000), bands=8).matrix
-    accountant = BMinSepAccountant.of_strategy(matrix, 8, 3e-3, num_draws=1000)
+    accountant = BMinSepAccountant(matrix, 8, 3e-3, num_draws=1000)
     actual = accountant.delta(2.0, 1.45)
     assert 1e-9 < actual < 1e-4
     assert actual.standard_error < 0.25 * actual

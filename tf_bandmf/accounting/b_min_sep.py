@@ -7,7 +7,6 @@ distributions, and `b_min_sep_simulator` draws from them.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting.b_min_sep_passes import Passes
@@ -44,43 +43,29 @@ class BMinSepAccountant(SimulatedAccountant):
     `SimulatedAccountant` describes what the simulation guarantees.
 
     Args:
-      passes: the forward passes for the strategy.
+      matrix: the strategy `C`.
+      separation: the minimum number of steps between two participations.
+      rate: the probability of a participation at a step.
       confidence: the confidence with which a simulated bound holds, or None for an
         estimate.
       num_draws: number of draws per direction ("add" and "remove") for an estimate;
         None for the default.
+
+    Raises:
+      ValueError: if C has more than `separation` bands or a negative entry, or if a
+        simulation would take too long.
     """
 
     def __init__(
         self,
-        passes: Passes,
-        confidence: float | None = None,
-        num_draws: int | None = None,
-    ) -> None:
-        self._passes = passes
-        fewer = max(_LEAST_DRAWS, _ENTRIES // passes.num_steps)
-        draws = num_draws or min(NUM_DRAWS, fewer)
-        simulator = BMinSepSimulator(passes, draws, seed=0)
-        norm = math.sqrt(passes.largest_squared_norm())
-        super().__init__(NAME, simulator, norm, confidence)
-
-    @classmethod
-    def of_strategy(
-        cls,
         matrix: matrices.LowerTriangular,
         separation: int,
         rate: float,
-        *given: Any,
-        **draws: int,
-    ) -> BMinSepAccountant:
-        """Returns the accountant of the banded strategy `C` under b-min-sep sampling.
-
-        Raises:
-          ValueError: if C has more than `separation` bands or a negative entry, or if a
-            simulation would take too long.
-        """
-        bands = matrix.bands
-        check_size(matrix.num_rows, bands)
+        confidence: float | None = None,
+        num_draws: int | None = None,
+    ) -> None:
+        bands, num_steps = matrix.bands, matrix.num_rows
+        check_size(num_steps, bands)
         if bands > separation:
             raise ValueError(
                 f"b-min-sep sampling with b = {separation} amplifies strategies with at "
@@ -91,7 +76,12 @@ class BMinSepAccountant(SimulatedAccountant):
                 "The accounting of b-min-sep sampling needs a strategy C without "
                 "negative entries, but this one has some. Use CyclicPoisson."
             )
-        return cls(Passes(matrix.as_rows(), separation, rate), *given, **draws)
+        self._passes = passes = Passes(matrix.as_rows(), separation, rate)
+        fewer = max(_LEAST_DRAWS, _ENTRIES // num_steps)
+        draws = num_draws or min(NUM_DRAWS, fewer)
+        simulator = BMinSepSimulator(passes, draws, seed=0)
+        norm = math.sqrt(passes.largest_squared_norm())
+        super().__init__(NAME, simulator, norm, confidence)
 
     def first_noise(self, epsilon: float, delta: float) -> float:
         # The search starts at the geometric mean of two noise levels: one for Poisson

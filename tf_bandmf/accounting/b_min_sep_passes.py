@@ -114,7 +114,7 @@ class Passes:
     ) -> np.ndarray:
         """Draws random sets S from a weighted law; returns the means `m_S`, [count, n].
 
-        The law is `P(S) prod_{t in S} exp(log_weights[t]) / Z`, where `log_ratio` of
+        The law is `P(S) prod_{t in S} exp(log_weights[t]) / Z`, where `log_ratios` of
         the log weights returns `log Z`.
         """
         n, b = self.num_steps, self.separation
@@ -138,16 +138,13 @@ class Passes:
             free[takes] = t + b
         return self._outputs(participations.T)
 
-    def log_ratio(self, exponents: np.ndarray, probability: float) -> np.ndarray:
-        """Returns `log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, [N, n] -> [N]."""
-        return self.log_ratios(np.array(exponents, order="F"), [probability])[0]
-
     def log_ratios(
         self, exponents: np.ndarray, probabilities: Sequence[float]
     ) -> np.ndarray:
-        """Returns `log_ratio` for each probability (> 0) of a participation, [len, N].
+        """Returns `log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, shape [len, N].
 
-        The exponents, shape [N, n], are overwritten.
+        Row i is for the i-th probability (> 0) of a participation. The exponents, shape
+        [N, n], are overwritten.
         """
         least, most = exponents.min(initial=0.0), float(exponents.max(initial=0.0))
         if not -_LARGEST_EXPONENT <= least <= most <= _LARGEST_EXPONENT:
@@ -163,7 +160,7 @@ class Passes:
     def _log_total_of(
         self, factors: np.ndarray, probability: float, largest: float
     ) -> np.ndarray:
-        """Returns `log_ratio`, shape [N]; the sums are computed without logarithms.
+        """Returns a row of `log_ratios`, [N]; the sums are computed without logarithms.
 
         Args:
           factors: `probability * exp(exponents)`, shape [n, N].

@@ -141,7 +141,7 @@ class BMinSepSimulator(Simulator):
     def _log_total(self, tilt: Tilt) -> float:
         """Returns the log of the normalization constant `Z` of a weighted tilt."""
         weights = self._log_weights(tilt)[None]
-        return float(self.passes.log_ratio(weights, self.passes.probability)[0])
+        return float(self.passes.log_ratios(weights, [self.passes.probability])[0, 0])
 
     def pilot_tilts(self, is_rough: bool = False) -> list[Tilt]:
         passes, p, unit = self.passes, self.passes.probability, self._unit

@@ -70,19 +70,13 @@ class BMinSepSampling(Cyclic):
         from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
         from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 
+        rate = self.batch_size / self.num_examples
         if self.num_parts == 1 and matrix.bands == 1:
             norms = matrix.column_norms()
             # If all norms are equal, `CyclicPoissonAccountant` is exact.
             if norms.min() == norms.max():
-                return CyclicPoissonAccountant.of_strategy(
-                    matrix, 1, self.batch_size / self.num_examples
-                )
-        return BMinSepAccountant.of_strategy(
-            matrix,
-            self.num_parts,
-            self.batch_size / self.num_examples,
-            confidence,
-        )
+                return CyclicPoissonAccountant.of_strategy(matrix, 1, rate)
+        return BMinSepAccountant(matrix, self.num_parts, rate, confidence)
 
     def amplification(self) -> str:
         return "Amplification by b-min-sep sampling is claimed."
