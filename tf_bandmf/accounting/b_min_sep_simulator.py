@@ -34,6 +34,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -101,7 +102,7 @@ class BMinSepSimulator(Simulator):
     def __init__(self, passes: Passes, num_draws: int, seed: int) -> None:
         super().__init__(passes.num_steps, num_draws, _PILOT_DRAWS, seed)
         self.passes = passes
-        self._kept: dict[tuple[Stage, bool], tuple[object, _Draws]] = {}
+        self._kept: dict[tuple[Stage, bool], tuple[Any, _Draws, Any]] = {}
 
     def certain_tilts(self) -> list[Tilt]:
         p, unit = self.passes.probability, self._unit
@@ -220,8 +221,13 @@ class BMinSepSimulator(Simulator):
         kind = np.float32 if stage == PILOT else np.float64
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)
-        normals = generator.standard_normal((number, passes.num_steps))
-        normals = passes.inner_products(normals).astype(kind, copy=False)
+        if kept is not None and kept[0][:2] == key[:2]:
+            # The same normals follow, whatever the tilts are.
+            normals, generator.bit_generator.state = kept[1][1], kept[2]
+        else:
+            normals = generator.standard_normal((number, passes.num_steps))
+            normals = passes.inner_products(normals).astype(kind, copy=False)
+        state = generator.bit_generator.state
         means = passes.mean[None]
         if not self.add:
             means = passes.draw(generator, rates[choice])
@@ -236,7 +242,7 @@ class BMinSepSimulator(Simulator):
         is_weighted = any(tilt.is_weighted for tilt in tilts)
         is_small = number * passes.num_steps <= _KEPT_ENTRIES
         if is_small and not is_weighted and stage in (PILOT, MAIN):
-            self._kept[stage, self.add] = key, (choice, normals, means)
+            self._kept[stage, self.add] = key, (choice, normals, means), state
         return choice, normals, means
 
 
