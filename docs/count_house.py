@@ -70,7 +70,7 @@ FOLDERS = {
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
     "keras": (7_605, 7_000),
-    "accounting": (2_047, 2_150),
+    "accounting": (2_041, 2_150),
     "planning": (2_169, 1_900),
     "strategies": (1_365, 1_600),
     "sampling": (1_408, 1_300),
@@ -80,7 +80,7 @@ CEILINGS = {
     "matrices": (818, 850),
     "analysis": (544, 700),
     "cli": (341, 350),
-    "participation": (526, 600),
+    "participation": (520, 600),
     "audit": (466, 480),
     "plots": (189, 190),
     "files": (185, 190),
