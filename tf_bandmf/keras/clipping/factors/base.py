@@ -63,8 +63,13 @@ def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
     A weight of zero would not be enough, since zero times infinity is NaN.
     """
-    # This version of `where` selects whole rows.
-    return [tf.compat.v1.where(counts, t, tf.zeros_like(t)) for t in tensors]
+    # A scalar zero is broadcast, because TensorFlow would store an array of zeros for each
+    # tensor as a constant of the graph.
+    def clean(tensor: tf.Tensor) -> tf.Tensor:
+        rows = tf.reshape(counts, [-1] + [1] * (tensor.shape.rank - 1))
+        return tf.where(rows, tensor, tf.zeros([], tensor.dtype))
+
+    return list(map(clean, tensors))
 
 
 class Factor(abc.ABC):
