@@ -63,6 +63,7 @@ def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
     A weight of zero would not be enough, since zero times infinity is NaN.
     """
+
     # A scalar zero is broadcast, because TensorFlow would store an array of zeros for each
     # tensor as a constant of the graph.
     def clean(tensor: tf.Tensor) -> tf.Tensor:
