@@ -1,4 +1,4 @@
-"""Raises ImportError, before anything uses Keras, unless Keras 3 runs on TensorFlow."""
+"""Raises ImportError on import unless Keras 3 is installed and uses TensorFlow."""
 
 from __future__ import annotations
 

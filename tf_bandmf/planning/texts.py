@@ -7,7 +7,8 @@ import pathlib
 from typing import Any
 
 _TEXTS = configparser.RawConfigParser(delimiters="=")
-_TEXTS.optionxform = str  # type: ignore[assignment, method-assign]  # titles have capitals
+# The default `optionxform` would convert the names of texts to lower case.
+_TEXTS.optionxform = str  # type: ignore[assignment, method-assign]
 _TEXTS.read_string(pathlib.Path(__file__).with_suffix(".ini").read_text("utf-8"))
 
 

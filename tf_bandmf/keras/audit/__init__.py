@@ -1,4 +1,4 @@
-"""Measurements of a private model: the audit of a run, and private metrics."""
+"""Audits of a run: lower bounds on its epsilon, measured with canaries."""
 
 from tf_bandmf.keras.audit.one_run import RunAudit as RunAudit
 from tf_bandmf.keras.audit.one_run import audit_run as audit_run

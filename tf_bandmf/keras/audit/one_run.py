@@ -1,4 +1,4 @@
-"""Audits a Keras run of the caller, in which some examples are canaries."""
+"""Audits a Keras training run in which some of the caller's examples are canaries."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def audit_run(
     taken, most = optimizer.steps_taken, _MOST_STEPS
     if taken or plan.num_steps > most:
         raise ValueError(
-            f"The audit is of a whole run, of at most {most} steps, found a run of "
+            f"The audit needs a whole run of at most {most} steps, found a run of "
             f"{plan.num_steps} steps, of which {taken} were taken."
         )
     data = tf.nest.map_structure(np.asarray, (x, y))
@@ -130,7 +130,7 @@ class _Observer:
     def __init__(self, model: Any, data: Any, canaries: Any, included: Any) -> None:
         self._model, self._plan, self._data = model, model.optimizer.plan, data
         self._canaries, self._included = canaries, included
-        # Noisy sums minus what the auditor expects; and (step, gradient) for each canary.
+        # Noisy sums minus expected sums; and (step, gradient) pairs of each canary.
         self._released: list[np.ndarray] = []
         self._gradients: dict[int, list[tuple[int, np.ndarray]]] = {
             int(example): [] for example in canaries
@@ -164,10 +164,10 @@ class _Observer:
             model.optimizer.apply_noisy(noisy)
 
     def _expected(self, step: int, indices: np.ndarray) -> np.ndarray:
-        """Records the gradients of the step's canaries; returns what the auditor expects.
+        """Records the gradients of a step's canaries; returns the sum that is expected.
 
-        This is the sum of the other examples. Whether a canary took part is not known: half
-        of its signal is expected.
+        The auditor does not know which canaries took part. So the expected sum contains
+        the gradients of all other examples, and half of each canary's gradient.
         """
         is_canary = np.isin(indices, self._canaries)
         expected = self._sum(indices, (~is_canary).astype(np.float32))
@@ -182,7 +182,7 @@ class _Observer:
         return _flat(self._clipped(*rows, weights)[0])
 
     def _clip(self, x: Any, y: Any, weights: Any) -> tuple[Any, tf.Tensor]:
-        # This clips as the training step does.
+        # Clips gradients the same way as the training step does.
         scales = self._model.optimizer.scales()
         clipped = self._model._programs().clipped((x, y, weights), scales)
         return clipped.sums, clipped.losses

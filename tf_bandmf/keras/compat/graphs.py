@@ -41,8 +41,8 @@ ops.RegisterGradient("XlaOptimizationBarrier")(_handed_on)
 def call_flat(concrete: Any, leaves: Iterable[Any]) -> Any:
     """Calls a concrete function with the flattened tensors of its nested arguments.
 
-    A public call compares each argument with the signature again, which takes longer than
-    a small program runs. None is left out.
+    A call through the public interface compares each argument with the signature again,
+    which takes longer than a small program runs. Leaves that are None are skipped.
     """
     tensors = [
         leaf if isinstance(leaf, ops.EagerTensor) else ops.convert_to_tensor(leaf)
@@ -84,7 +84,7 @@ def nodes_of(op: Any) -> Iterator[Any]:
 
 
 def _definition(graph: Any, name: str) -> Any:
-    """Returns the definition of a function in a graph or an outer graph; or None."""
+    """Finds a function's definition in a graph or an outer graph; else None."""
     while graph is not None:
         function = graph._get_function(name)
         if function is not None:
@@ -94,16 +94,16 @@ def _definition(graph: Any, name: str) -> Any:
 
 
 def origin(handle: Any) -> Any:
-    """Returns the handle outside of all functions that was captured as `handle`."""
+    """Returns the outermost handle that nested functions captured as `handle`."""
     while (outside := captured(handle)) is not None:
         handle = outside
     return handle
 
 
 def captured(tensor: Any) -> Any | None:
-    """Returns the tensor that a graph captured as this input.
+    """Returns the outer tensor that a graph captured as this input.
 
-    None for an argument, and for a tensor outside of all graphs.
+    Returns None for an argument, and for a tensor outside of all graphs.
     """
     graph = getattr(tensor, "graph", None)
     for external, internal in getattr(graph, "captures", ()):

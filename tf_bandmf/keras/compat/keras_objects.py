@@ -1,7 +1,7 @@
 """Functions for the private attributes and modules of Keras that this package uses.
 
-The private step reads the variables of a layer without the changes by adapters, and the
-parts of a compiled loss. Keras has no public names for these.
+The private step reads a layer's original variables, which adapters such as LoRA hide,
+and the components of a compiled loss. Keras has no public names for these.
 
 Tests that fail if it breaks: those of its callers, such as `tests/keras/clipping/losses`,
 and `tests/keras/compat/test_keras_objects.py`, for changes that would raise no error.
@@ -19,7 +19,7 @@ from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
 from keras.src.models.functional import Functional as Functional
 from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
 
-# Attributes that Keras sets on tensors; their values belong to the example, too.
+# Attributes that Keras sets on tensors; their values are per-example tensors, too.
 MASK, LOGITS = "_keras_mask", "_keras_logits"
 EXTRAS = (MASK, LOGITS)
 # Entries of Keras' `global_state` that make up the context of a call.
@@ -29,7 +29,7 @@ CALL_CONTEXT, AUTOCAST_SCOPE = "current_call_ctx", "autocast_scope"
 def all_layers(
     layer: keras.Layer, include_self: bool = True, recursive: bool = True
 ) -> list[Any]:
-    """Returns a layer or model, and all layers inside."""
+    """Returns a layer or model, and all layers inside it."""
     return list(layer._flatten_layers(include_self=include_self, recursive=recursive))
 
 
@@ -61,27 +61,27 @@ def added_losses(layer: keras.Layer) -> list[Any]:
 
 
 def takes_training(layer: Any) -> bool:
-    """Returns whether `call` has the argument `training`; True if it is not a layer."""
+    """Returns whether `layer.call` accepts `training`; True for other callables."""
     return getattr(layer, "_call_has_training_arg", True)
 
 
 def remat_mode(layer: keras.Layer) -> Any:
-    """The mode in which Keras rematerializes a layer's activations, or None."""
+    """Keras' rematerialization mode of a layer's activations, or None."""
     return getattr(layer, "_remat_mode", None)
 
 
 def kernel_of(layer: keras.Layer) -> Any:
-    """The variable of `Dense`, `EinsumDense` or a convolution, without an adapter."""
+    """The kernel variable of a dense or convolution layer, without its adapter."""
     return layer._kernel
 
 
 def embeddings_of(layer: keras.Layer) -> Any:
-    """The variable of `Embedding`, without an adapter."""
+    """The table variable of an `Embedding` layer, without its adapter."""
     return layer._embeddings
 
 
 def bias_of(layer: keras.Layer) -> Any:
-    """The variable of a reversible embedding of KerasHub."""
+    """The bias variable of KerasHub's `ReversibleEmbedding`."""
     return layer._bias
 
 
@@ -91,7 +91,7 @@ def tensorflow_value(variable: keras.Variable) -> Any:
 
 
 def compile_loss(model: keras.Model) -> CompileLoss | None:
-    """The compiled loss, or None."""
+    """The loss that the model was compiled with, or None."""
     return getattr(model, "_compile_loss", None)
 
 
@@ -118,12 +118,12 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
 
 
 def compiled_arguments(model: keras.Model) -> dict[str, Any]:
-    """The arguments that `compile` was given, unchanged; empty if it was not called."""
+    """The unchanged arguments of `model.compile`; empty if it was not called."""
     return dict(model._compile_config.config) if model.compiled else {}
 
 
 def is_distributed(model: keras.Model) -> bool:
-    """Returns whether the model was created in a distribution strategy."""
+    """Returns whether a model was created in the scope of a `tf.distribute` strategy."""
     return model._distribute_strategy is not None
 
 
@@ -147,7 +147,7 @@ class BuiltBefore:
 
 
 def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The learning rate, as a schedule or a variable; None if there is neither."""
+    """An optimizer's learning rate: a schedule, a variable, or None."""
     return getattr(optimizer, "_learning_rate", None)
 
 
@@ -187,20 +187,19 @@ def maker_of(tensor: keras.KerasTensor) -> Any:
 
 
 def metric_handles(model: Any) -> set[int]:
-    """Ids of the handles of all metric variables, even of metrics without data yet."""
+    """Ids of the resource handles of metric variables, even of unbuilt metrics."""
     variables = list(model.metrics_variables)
     compiled = getattr(model, "_compile_metrics", None)
     names = "_user_metrics", "_user_weighted_metrics"
     for metric in keras.tree.flatten([getattr(compiled, n, None) for n in names]):
-        # Metrics given as names or functions have no variables yet, so nothing can have
-        # read these.
+        # Metrics that are names or functions have no variables yet.
         if isinstance(metric, keras.metrics.Metric):
             variables.extend(metric.variables)
     return handles(variables)
 
 
 def handles(variables: Iterable[Any]) -> set[int]:
-    """Ids of the handles of variables, on each replica."""
+    """Ids of the resource handles of variables, on each replica."""
     raw = [tensorflow_value(variable) for variable in variables]
     parts = [part for value in raw for part in (value, *getattr(value, "values", ()))]
     return {id(getattr(part, "handle", None)) for part in parts}

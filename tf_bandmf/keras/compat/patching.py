@@ -1,9 +1,10 @@
 """Replaces functions of other packages temporarily, and only for the calling thread.
 
-Each replacement puts a dispatcher in the place of the function, or of another dispatcher
-that is already there: threads without a replacement get the original. A dispatcher that
-is done while another one lies on top of it passes all calls on, until that one is done,
-too. So the original is restored in whichever order threads leave.
+Each replacement installs a dispatcher. It calls the replacement in one thread; in all
+other threads, it calls what it replaced: the original function or an earlier dispatcher.
+If a dispatcher's context ends while a later dispatcher is installed, it passes all calls
+on until the later one is removed. So the original function is restored in whichever order
+threads leave their contexts.
 
 Tests that fail if it breaks: `tests/keras/compat/test_patching.py`.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 _LOCK = threading.Lock()
 _ABSENT = object()
-# What was in the place of each dispatcher that is done, and lies below another one.
+# For each dispatcher whose context ended before a later one's: what it replaced.
 _DONE: dict[Any, Any] = {}
 
 

@@ -21,6 +21,6 @@ _RNN = importlib.import_module("keras.src.backend.tensorflow.rnn")
 
 
 def run_model(model: keras.Model, x: Any, training: bool = True) -> Any:
-    """Calls a model as Keras' training step or evaluation does, but without cuDNN."""
+    """Calls a model in the same way as Keras does, but without cuDNN."""
     with patched(_RNN, "cudnn_ok", lambda *_, **__: False):
         return model(x, training=training)

@@ -25,11 +25,11 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
-    """Folds the iteration number of each loop that is being traced into a seed.
+    """Folds the iteration numbers of the loops that are being traced into a seed.
 
     Args:
       seed: seed of shape [2].
-      outer: only loops inside of this graph count; None for all loops that are being
+      outer: only loops inside this graph count; None for all loops that are being
         traced, including those around a function.
 
     Raises:
@@ -68,7 +68,7 @@ def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
 def seeds_from(
     draw: Callable[[], tf.Tensor], graph: Any = None
 ) -> contextlib.AbstractContextManager[None]:
-    """A context where Keras' seed generators return the seeds of a function.
+    """Returns a context in which Keras' seed generators return the seeds of a function.
 
     The generators keep their state. In loops, the iteration number is folded into each
     seed.

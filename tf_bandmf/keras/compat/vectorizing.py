@@ -52,7 +52,7 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
 
 
 def _squeeze(original: Callable[[Any], Any], pfor_input: Any) -> Any:
-    """Squeezes only axes of the example, since TensorFlow could drop the batch axis."""
+    """Squeezes only axes of the example, never the batch axis, as TensorFlow may."""
     shape = pfor_input.op.inputs[0].shape
     if pfor_input.get_attr("squeeze_dims") or not shape.is_fully_defined():
         return original(pfor_input)
@@ -72,7 +72,7 @@ def _repeated(
 
     On CPUs, TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M,
     K] with a broadcast [1, 1, K, N]: it crashes or returns wrong numbers. Such products
-    arise when the product of an example's activations and a kernel is vectorized.
+    arise when the product of one example's activations and a kernel is vectorized.
     """
     first, second = x.shape[:-2], y.shape[:-2]
     if not (first.is_fully_defined() and first == second):

@@ -1,4 +1,4 @@
-"""Callbacks of `fit` that release noisy numbers: evaluations, budget spent, counts."""
+"""Callbacks of `fit` that log private evaluations, private counts and the budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
             keras.callbacks.EarlyStopping("private_accuracy", mode="max", patience=2),
         ])
 
-    Put it before the callbacks that read the logs. Names begin with `private_`.
+    In the list of callbacks, put it before those that read the logs. The names of the
+    metrics in the logs begin with `private_`.
 
     Args:
       x, y, metrics, users, batch_size: as for `model.evaluate_privately`.
@@ -58,7 +59,7 @@ class PrivateEvaluation(keras.callbacks.Callback):
         # A resumed run repeats some evaluations, which costs nothing.
         if not run.step and needed > left:
             raise ValueError(
-                f"{needed} private evaluations are asked for, but the plan has only "
+                f"The callback needs {needed} private evaluations, but the plan has only "
                 f"{left} left. Reserve more, or give every="
                 f"{-(-self.params['epochs'] // max(left, 1))}. Nothing was trained."
             )
@@ -105,7 +106,7 @@ class PrivacyProgress(keras.callbacks.Callback):
         self._delta = delta
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the entries to the logs."""
+        """Adds epsilon, the remaining steps and the private counts to the logs."""
         if logs is None:
             return
         optimizer = self.model._private_optimizer()

@@ -1,9 +1,10 @@
 """Private counts: noisy shares of clipped, zero and bad examples, released by each step.
 
-An example adds to a step its clipped gradient, of norm at most `l2_norm_clip`, and a
-weight `w` at the coordinate where it is counted. Together these have norm at most
-`sqrt(clip^2 + w^2)`, for which the plan's noise is calibrated. So the counts have the
-noise of the strategy, and the steps' accounting covers them under every sampling.
+An example adds two vectors to a step: its clipped gradient, of norm at most
+`l2_norm_clip`, and a vector of counts with the weight `w` at one coordinate.
+Concatenated, these have a norm of at most `sqrt(clip^2 + w^2)`, for which the plan's
+noise is calibrated. So the counts get the same correlated noise as the gradients, and
+the accounting of the steps covers them under every sampling.
 Andrew et al., 2021, arXiv:1905.03871, also release private counts during private
 training. Nothing else is released.
 """
@@ -31,7 +32,7 @@ _CLEARLY, _WORTH_SAYING = 4.0, 0.05
 
 @dataclasses.dataclass(frozen=True)
 class PrivateCounts:
-    """Noisy shares of the examples of all steps so far; the run releases them.
+    """Noisy shares of the examples in all steps so far, which the run releases.
 
     Attributes:
       clipped: share whose gradient was longer than the clip norm.
@@ -49,7 +50,7 @@ class PrivateCounts:
     steps: int
 
     def sentence(self) -> str:
-        """A sentence about the examples that contributed nothing; "" if there are few."""
+        """A warning about examples that contributed nothing; "" if there are few."""
         without = self.zero + self.bad
         noise = math.sqrt(2.0) * self.noise
         if without < max(_CLEARLY * noise, _WORTH_SAYING):
@@ -98,7 +99,7 @@ class Counts:
             )
 
     def coordinates(self, outcomes: tf.Tensor) -> list[tf.Tensor]:
-        """Coordinates to add to the sum of a step: none, or float32 of shape [size]."""
+        """Coordinates for a step's sum: [] without counts, else one float32 [size]."""
         if not self.size:
             return []
         each = tf.one_hot(outcomes - 1, self.size, self._weight, 0.0)
@@ -117,7 +118,7 @@ class Counts:
         assert plan.expected_batch_size is not None
         sums = np.asarray(tf.convert_to_tensor(self._variable.value), np.float64)
         prefix = workloads.prefix_sum(plan.num_steps)
-        # The strategy's squared error of each prefix sum over the steps.
+        # The squared error of each prefix sum over the steps, for noise of variance 1.
         errors = plan.strategy.per_step_squared_error(prefix)
         unit = math.sqrt(float(errors[steps - 1]))
         noise = plan.noise_stddev * unit / self._weight

@@ -1,13 +1,13 @@
-"""Private evaluations: sums over records that a run releases besides its steps.
+"""Private evaluations: noisy sums over records, which a run releases between steps.
 
 Each evaluation is one Gaussian mechanism; the plan fixes their number and their noise.
-The noise of an evaluation is bound to the step that it follows, to its place among the
-evaluations of that step, to the weights and the records, and to the sum itself (see
+The noise of an evaluation is bound to the step that it follows, to its index among the
+evaluations after that step, to the weights and the records, and to the sum itself (see
 `docs/noise-reuse.md`). So if a run is interrupted and resumed from an earlier step, and
 all of these are the same, it releases the same numbers again, which reveals nothing
 new. If any of them differs, the evaluation gets independent noise, and counts as a new
-one. An evaluation is recorded as spent before it is released; all models of a run in a
-process share this record, by the run's key.
+one. An evaluation is recorded as spent before it is released. All models of a run in
+one process, which have the same key, share this record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tf_bandmf.planning.statement import ONE_EXAMPLE
 if TYPE_CHECKING:
     from tf_bandmf.keras.run.run import Run
 
-# The name of the record of all evaluations in the notes of a run.
+# The name in `Run.notes` under which all evaluations are recorded.
 SPENT = "evaluations"
 
 
@@ -58,8 +58,8 @@ def evaluate_privately(
 
     The metrics are part of the run's release and covered by its statement: you may
     show them, stop training by them, or choose a checkpoint by them. The data may be
-    held out or trained on. WARNING: each row is one unit; a duplicated record counts
-    twice.
+    held out or trained on. WARNING: without `users`, each row is one privacy unit; a
+    duplicated record counts twice.
 
     Args:
       model: a private model, whose method this is.
@@ -89,13 +89,13 @@ def evaluate_privately(
     evaluations_left(run)
     if plan.unit != ONE_EXAMPLE and users is None:
         raise ValueError(
-            f"The plan hides {plan.unit!r}: give users=, the user of each record, so that "
-            f"all records of a user count as one."
+            f"The plan hides {plan.unit!r}: give users=, the user of each record. "
+            f"Then all records of a user count as one."
         )
     sums, count, records = sums_of(model, x, y, asked, users, batch_size)
     described = [metric.describe() for metric in asked]
     noisy = released(run, sums, [str(count), records, *described])
-    # Each of the q metrics gets 1 / sqrt(q) of the norm of 1: see `_bounded`.
+    # Each of q metrics has vectors of norm <= 1 / sqrt(q), for a total norm of 1.
     unit = math.sqrt(len(asked))
     noise = unit * plan.measurements.noise_multiplier
     values, spreads, start = {}, {}, 0

@@ -77,7 +77,7 @@ def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
     described = [metric.describe() for metric in metrics]
     key = str(specs), described, [*map(id, parts)]
     if state.evaluation is None or state.evaluation[0] != key:
-        # The parts are kept alive, so no other object gets one of their ids.
+        # `parts` stay referenced, so no other object gets one of their ids.
         state.evaluation = (key, function_of(model, batch, metrics), parts)
     return state.evaluation[1]
 
@@ -112,12 +112,12 @@ def batches_of(
     if isinstance(x, tf.data.Dataset):
         if y is not None or users is not None:
             raise ValueError(
-                "A data set has its targets, and no users: leave both out."
+                "A tf.data.Dataset has its targets and no users: leave out y and users."
             )
         for batch in x:
             if not (isinstance(batch, tuple) and len(batch) == 2):
                 raise ValueError(
-                    "A data set to evaluate must have batches (x, y), without weights."
+                    "The data set must have batches (x, y), without weights."
                 )
             yield *batch, tf.ones([len(tf.nest.flatten(batch)[0])], tf.float64)
         return
@@ -129,7 +129,7 @@ def batches_of(
         users = np.asarray(users)
         if users.shape != weights.shape:
             raise ValueError(
-                f"users must have a name for each of the {weights.size} records, found "
+                f"users must name the user of each of {weights.size} records, found "
                 f"shape {users.shape}."
             )
         _, places, sizes = np.unique(users, return_inverse=True, return_counts=True)

@@ -1,8 +1,8 @@
 """Private metrics: the vector that each record adds to a sum, and a metric of that sum.
 
 Each record adds a vector of norm at most 1 to a sum, and the sum gets Gaussian noise.
-Numbers in an interval are first mapped to [-1, 1] by constants, which halves their
-noise: under zero-out adjacency, a record that is left out adds 0, the middle.
+Numbers in an interval are first mapped linearly to [-1, 1], which halves their noise:
+under zero-out adjacency, a record that is left out adds 0, the middle of the interval.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Rows:
     Attributes:
       y: targets, tensors [B, ...].
       y_pred: the model's outputs, tensors [B, ...].
-      losses: function that returns the compiled loss of each record alone, [B].
+      losses: function that returns the compiled loss of each record, [B].
     """
 
     y: Any
@@ -51,7 +51,7 @@ class PrivateMetric(abc.ABC):
 
     @abc.abstractmethod
     def vectors(self, rows: Rows) -> tf.Tensor:
-        """Vectors that the records add, float [B, size]; the caller bounds norms by 1.
+        """Returns the records' vectors, float [B, size]; the caller bounds their norms.
 
         Row i must be a function of record i alone. If this cannot be shown, the method is
         called with batches of one record. NaN stands for `bad`.
@@ -73,7 +73,7 @@ class PrivateMetric(abc.ABC):
 
 
 class _Mean(PrivateMetric):
-    """The mean of a number in [0, bound] per record."""
+    """The mean over records of a number in [0, bound]."""
 
     bound: float = 1.0
 
@@ -137,7 +137,7 @@ class PrivateLoss(_Mean):
     A record whose loss is not finite counts with the bound.
 
     Args:
-      bound: bound on the loss of a record, > 0; declared, not taken from the data. A
+      bound: bound on the loss of a record, > 0; it must not depend on the data. A
         good value is about twice the loss of a model that knows nothing, such as
         `2 * log(classes)`.
       name: name in the results.
@@ -225,7 +225,7 @@ class PrivateAUC(PrivateMetric):
         place = tf.floor((score + self.limit) / (2.0 * self.limit) * self.bins)
         place = tf.clip_by_value(place, 0.0, self.bins - 1.0)
         place += self.bins * tf.where(y > 0.5, tf.ones_like(y), 0.0)
-        # Records that are in no class get a row of zeros.
+        # Records with an invalid target or score get a row of zeros.
         place = tf.where(is_good, place, -1.0)
         return tf.one_hot(tf.cast(place, tf.int32), self.size, dtype=tf.float64)
 
@@ -245,12 +245,12 @@ class PrivateAUC(PrivateMetric):
         return float(min(max(area, 0.0), 1.0)), float(spread)
 
 
-# One object for all evaluations by "accuracy", so that they are traced only once.
+# All evaluations of "accuracy" use this object, so they are traced only once.
 _ACCURACY = PrivateAccuracy()
 
 
 def checked(metrics: Any) -> list[PrivateMetric]:
-    """The metrics of an evaluation, as a list, after checks.
+    """Checks the metrics of an evaluation, and returns them as a list.
 
     Raises:
       TypeError: if one of the metrics is not a private metric.

@@ -22,13 +22,13 @@ DENSE, LAZY = "dense", "lazy"
 
 
 def lazy_layers(model: Any) -> list[Any]:
-    """The layers whose tables get their noise when rows are read, in order of weights.
+    """The embedding layers with lazy tables, in the order of the model's weights.
 
     Args:
       model: private, compiled and built; its settings name the tables.
 
     Raises:
-      UnsupportedModelError: if a requested table does not support this.
+      UnsupportedModelError: if a requested table cannot be lazy.
     """
     setting = model._settings.tables
     if setting == DENSE:
@@ -46,7 +46,7 @@ def lazy_layers(model: Any) -> list[Any]:
             f"{', '.join(sorted(names)) or '(none)'}. Name some of these, or give "
             f"tables='dense'."
         )
-    # The sums of a step are in the order of the weights.
+    # A step's gradient sums are in the order of the weights.
     in_order = [layers.get(id(variable)) for variable in model.trainable_variables]
     lazy = [layer for layer in in_order if layer is not None and layer.name in chosen]
     for layer in lazy:
@@ -60,7 +60,7 @@ def lazy_layers(model: Any) -> list[Any]:
 
 
 def update_of(inner: Any, variable: Any) -> LinearUpdate:
-    """SGD's update of a variable."""
+    """The momentum and weight decay with which SGD updates a variable."""
     decay = (
         float(inner.weight_decay or 0.0) if uses_weight_decay(inner, variable) else 0.0
     )
@@ -68,10 +68,11 @@ def update_of(inner: Any, variable: Any) -> LinearUpdate:
 
 
 def system_of(plan: Plan, inner: Any, variable: Any) -> RowSystem:
-    """The system of the rows of a table.
+    """The linear system that each row of a table follows: its update and its noise.
 
     Raises:
-      ValueError: if the plan's mechanism keeps too much, or has no such system.
+      ValueError: if the plan's mechanism needs too much memory, or is not linear in
+        this sense.
     """
     assert plan.expected_batch_size is not None
     return row_system(
@@ -88,7 +89,7 @@ def _reasons(model: Any, layer: Any, first: Any) -> Iterator[str]:
     Args:
       model: see `lazy_layers`.
       layer: the layer of the table.
-      first: the first layer that was chosen.
+      first: the first layer with a lazy table; all must have its weight decay.
     """
     optimizer = model.optimizer
     inner, table = optimizer.inner_optimizer, layer.trainable_variables[0]
@@ -96,21 +97,21 @@ def _reasons(model: Any, layer: Any, first: Any) -> Iterator[str]:
         yield "microbatch_size processes a batch in groups"
     if model.jit_compile:
         yield (
-            "the model is compiled with jit_compile=True (as 'auto' means on a GPU if "
-            "make_private is called later)"
+            "the model is compiled with jit_compile=True (which 'auto' selects on a "
+            "GPU if make_private is called after compile)"
         )
     if optimizer.run.strategy.num_replicas_in_sync > 1 or is_distributed(model):
         yield "the model is on several replicas"
     if optimizer.clipping.scaling is not None:
-        yield "scaling of coordinates reads all of them in each step"
+        yield "coordinate scaling reads all rows in each step"
     if type(inner) is not keras.optimizers.SGD:
         yield (
-            f"{type(inner).__name__} is not linear in its gradients, so the effect of "
-            f"several steps of noise on a row is known only by taking them. "
+            f"{type(inner).__name__} is not linear in its gradients, so noise of "
+            f"several steps cannot be added to a row in one update. "
             f"keras.optimizers.SGD works, with any schedule, momentum and weight decay"
         )
     if any((inner.clipnorm, inner.clipvalue, inner.global_clipnorm, inner.use_ema)):
-        yield "clipping of noisy gradients and averages of weights are not linear"
+        yield "the optimizer clips noisy gradients or averages weights (not linear)"
     try:
         system_of(optimizer.plan, inner, table)
     except ValueError as error:
@@ -118,17 +119,17 @@ def _reasons(model: Any, layer: Any, first: Any) -> Iterator[str]:
     if not is_lookup_table(layer, layer.trainable_variables):
         yield "it does more than look rows up (adapters, quantization, a custom call)"
     if table.regularizer is not None or table.constraint is not None:
-        yield "it has a regularizer or a constraint, not linear: use weight_decay"
+        yield "it has a regularizer or a constraint: use weight_decay instead"
     owners = [
         other
         for other in all_layers(model)
         if any(table is variable for variable in own_trainable_variables(other))
     ]
     if owners != [layer]:
-        yield "other layers have the same variable (call one layer several times)"
+        yield "other layers share its variable (call one layer several times instead)"
     if keras.backend.standardize_dtype(table.dtype) != "float32":
         yield f"it is of dtype {table.dtype}"
     if uses_weight_decay(inner, table) != uses_weight_decay(
         inner, first.trainable_variables[0]
     ):
-        yield f"table {first.name!r} and it do not have the same weight decay"
+        yield f"its weight decay differs from that of table {first.name!r}"

@@ -1,9 +1,9 @@
-"""The tables of a run whose noise is drawn when their rows are read.
+"""Lazy tables: embedding tables whose noise is drawn when their rows are read.
 
-Between two releases, the current rows are kept here and never shown: they are
-as secret as the key, because a row without its recent noise reveals that no example
-touched it. The layers' variables hold the last release. `docs/large-tables.md` states
-the guarantee, and links to its proof.
+Between two releases, this module stores the current rows and never shows them: they are
+as secret as the noise key, because a row without its recent noise reveals that no
+example touched it. The layers' variables hold the last release.
+`docs/large-tables.md` states the guarantee, and links to its proof.
 
 The noise that a row gets when it is read is bound to all earlier sums of the run, and to
 all earlier learning rates, which decide how much of each step's noise the row gets. The
@@ -11,7 +11,7 @@ noise's key contains the digest of the previous step, which is chained through a
 with their learning rates. The key also contains the rows that are read together with
 this row.
 
-The run knows these tables as `Run.tables`. A step of theirs consists of these calls:
+The tables of a run are in `Run.tables`. In each step, the run makes these calls:
 
     tables.read(x, rows, step)                # rows that are looked up get their noise
     ...                                       # gradients are clipped, with `readers`
@@ -44,7 +44,7 @@ from tf_bandmf.noise.keys import NoiseKey, Secret
 from tf_bandmf.noise.lazy_tables import Jumps, LazyTable
 from tf_bandmf.noise.shared import near_length, shared_function
 
-# The two uses of a step's keys: rows that a step reads, or a release.
+# Each step has two noise keys: one for the rows that it reads, one for a release.
 _READ, _RELEASE = 0, 1
 
 
@@ -55,7 +55,7 @@ def choose_tables(model: keras.Model) -> None:
       model: private, compiled and built; its settings name the tables.
 
     Raises:
-      UnsupportedModelError: if a requested table does not support this.
+      UnsupportedModelError: if a requested table cannot be lazy.
     """
     layers = lazy_layers(model)
     if layers:
@@ -64,7 +64,7 @@ def choose_tables(model: keras.Model) -> None:
 
 
 class LazyTables(Secret):
-    """The states of a run's lazy tables, their keys, and their releases.
+    """All lazy tables of a run, with their noise keys and their releases.
 
     Args:
       run: the run, before it begins.
@@ -73,7 +73,7 @@ class LazyTables(Secret):
 
     Attributes:
       variables: the tables, Keras variables [rows, columns] in float32.
-      looked_up: see above.
+      looked_up: the argument of this name.
     """
 
     def __init__(self, run: Run, layers: Sequence[Any], looked_up: LookedUp) -> None:
@@ -83,10 +83,12 @@ class LazyTables(Secret):
     # The beginning of the run.
 
     def begin(self, memory: Sequence[np.ndarray] = ()) -> None:
-        """Begins with the secrets of the run; the variables hold a release.
+        """Creates the tables' keys and states, when the run has its secrets.
+
+        The layers' variables must hold the last release.
 
         Args:
-          memory: for a resumed run, one array for each table, see `LazyTable`.
+          memory: for a resumed run, `LazyTable.memory` of each table.
         """
         run, step = self._run, self._run.step
         derived = hashlib.blake2b(
@@ -99,7 +101,7 @@ class LazyTables(Secret):
         with tf.init_scope():
             self._keys = tf.Variable(keys.copy().view(np.int64), trainable=False)
             self._digest_key = tf.Variable(digests.copy(), trainable=False)
-            # Digests of the last release and of the optimizer's update, for the chain.
+            # The next digest contains digests of the last release and of SGD's options.
             basis = tf.zeros([len(self.variables) + 1], tf.int64)
             self._basis = tf.Variable(basis, trainable=False)
             self._jumps = Jumps(system, run.plan.num_steps, step)
@@ -120,7 +122,7 @@ class LazyTables(Secret):
         self._take_seal()
 
     def _take_seal(self) -> None:
-        """Keeps digests of the variables, to notice later that something changed them."""
+        """Stores digests of the variables, to detect later changes."""
         self._seal = [digest_of([variable]) for variable in self.variables]
         update = update_of(self._run.inner_optimizer, self.variables[0])
         described = repr([update] * len(self.variables)).encode()
@@ -136,19 +138,19 @@ class LazyTables(Secret):
     # A step.
 
     def _begin_step(self) -> None:
-        """Repeats a release; after a release, the rows begin from the layers' variables."""
+        """Repeats a resumed run's release; reloads the rows after any release."""
         step = self._run.step
         due = [at for at in self._run.notes["releases"] if self._released < at <= step]
         if due and min(due) < step:
             raise RuntimeError(
-                f"Before it was resumed, this run released its tables at step {min(due)}, "
-                f"and must release them at this step again: use the same "
+                f"Before this run was resumed, it released its tables at step "
+                f"{min(due)}. It must release them at this step again. Use the same "
                 f"steps_per_execution, or resume from the newest checkpoint."
             )
         if due:
             self.release()
         if self._released == step:
-            # The program may have loaded or changed the weights since.
+            # The user's program may have loaded or changed weights since the release.
             for table, variable in zip(self._tables, self.variables):
                 table.replace_weights(tensorflow_value(variable))
             self._take_seal()
@@ -156,8 +158,8 @@ class LazyTables(Secret):
     def read(self, x: Any, rows: tf.Tensor | None, step: tf.Tensor) -> None:
         """Adds the noise that rows have missed since they were last read.
 
-        If this, `apply` or `release` is interrupted, the run has ended: rows may have a
-        sum without its noise, or their noise twice.
+        If this method, `apply` or `release` is interrupted, the run cannot continue:
+        rows may have a gradient sum without its noise, or have their noise twice.
 
         Args:
           x: inputs of a batch.
@@ -187,7 +189,7 @@ class LazyTables(Secret):
         return {id(v): functools.partial(self._weights, table) for v, table in pairs}
 
     def _weights(self, table: LazyTable, rows: tf.Tensor) -> tf.Tensor:
-        """The weights of rows; NaN for negative ids, and rows that were not `read`.
+        """The weights of rows; NaN for negative ids and for rows that were not `read`.
 
         An example that looks up such a row contributes zero.
         """
@@ -207,7 +209,7 @@ class LazyTables(Secret):
         return tf.cast(tf.convert_to_tensor(rate), tf.float64)
 
     def row_sums(self, sums: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-        """Adds up the values of repeated rows, and leaves out negative ids.
+        """Adds up the sums of rows that occur several times, and drops negative ids.
 
         Args:
           sums: for each table, the clipped sums by row.
@@ -218,7 +220,7 @@ class LazyTables(Secret):
         added_up = []
         for slices in sums:
             rows, places = tf.unique(tf.cast(slices.indices, tf.int32))
-            # XLA compiles a program for each length.
+            # XLA compiles a program for each length, so few lengths are used.
             count = tf.shape(places)[0]
             missing = near_length(count) - count
             values = tf.pad(slices.values, [[0, missing], [0, 0]])
@@ -229,7 +231,7 @@ class LazyTables(Secret):
         return added_up
 
     def digest(self, sums: Sequence[tf.IndexedSlices], step: tf.Tensor) -> tf.Tensor:
-        """The digest of a step's sums and rate, chained; int32, shape [2]."""
+        """A digest of a step's sums and rate and of earlier steps; int32, shape [2]."""
         before = [self._run.secrets.point_before(step)[None], self._basis.value()]
         before += [tf.bitcast(self._rate(), tf.int64)[None]] * len(sums)
         parts = [tf.reshape(tf.bitcast(tf.concat(before, axis=0), tf.int32), [-1])]
@@ -239,14 +241,14 @@ class LazyTables(Secret):
         return digest_of_any_length(self._digest_key.value(), tf.concat(parts, axis=0))
 
     def apply(self, sums: Sequence[tf.IndexedSlices]) -> None:
-        """Takes the step with these sums; its noise is added when the rows are read."""
+        """Takes the step with these sums, and leaves its noise to later reads."""
         step, rate = self._now(), self._rate()
         for table, of_table in zip(self._tables, sums, strict=True):
             table.add(of_table.indices, of_table.values, step, rate)
         self._jumps.advance(step, rate)
 
     def _key(self, step: tf.Tensor, use: int, rows: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The key of a draw at a step, bound to the earlier sums, its use and its rows."""
+        """The noise key at a step; depends on earlier sums, `use` and `rows`."""
         run, key = self._run, self._keys.sparse_read(2 * step + use)
         if run.plan.test_seed is None:
             before = run.secrets.point_before(tf.cast(step, tf.int64))
@@ -292,13 +294,13 @@ class LazyTables(Secret):
         self._jumps.released(step)
 
     def remarks(self) -> list[str]:
-        """Remarks of the statement."""
+        """Remarks about lazy tables, for the privacy statement."""
         names = ", ".join(str(variable.path) for variable in self.variables)
         return [
             f"The noise of tables ({names}) was drawn when their rows were read. The "
             f"numbers above hold for what was released: these tables at their releases, "
-            f"all other weights at each step. They do not hold for whoever sees the "
-            f"memory of the process."
+            f"all other weights at each step. They do not hold against someone who sees "
+            f"the memory of the process."
         ]
 
     def memory(self) -> list[np.ndarray]:
@@ -310,5 +312,5 @@ class LazyTables(Secret):
 
 @shared_function(jit_compile=True)
 def _sums_at(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Sums by place; negative places are left out. XLA does this in half of the time."""
+    """A segment sum that ignores negative places; XLA halves its time."""
     return tf.math.unsorted_segment_sum(values, places, tf.shape(values)[0])

@@ -27,7 +27,7 @@ class LookedUp:
 
     The function is the part of the model between its inputs and the ids of its lookups,
     cut out of a graph of the model. It must not use weights, random numbers or state,
-    so the step, which recomputes the ids, looks up the same rows.
+    so the training step, which computes the ids again, looks up the same rows.
 
     Args:
       model: a built model.
@@ -81,9 +81,9 @@ class LookedUp:
                 names = ", ".join(repr(layer.name) for layer in self._layers)
                 raise UnsupportedModelError(
                     f"The ids that layers {names} look up do not depend on the inputs "
-                    f"alone, but on operation {node.name!r} ({node.op}), too. So it is "
-                    f"not known before the step which rows it reads. Give make_private "
-                    f"tables='dense', or compute the ids from the inputs."
+                    f"alone, but also on operation {node.name!r} ({node.op}). So the "
+                    f"rows that a step reads are not known before the step. Give "
+                    f"make_private tables='dense', or compute the ids from the inputs."
                 )
 
 
@@ -97,8 +97,8 @@ def _noted_call(
     """Calls a layer, and appends the rows that it looks up to `read`."""
     if is_reverse(args, kwargs):
         raise UnsupportedModelError(
-            f"Layer {layer.name!r} multiplies with its table (a tied output "
-            f"projection): every step touches all rows, so that their noise cannot "
+            f"Layer {layer.name!r} multiplies by its table (a tied output "
+            f"projection). So every step reads all rows, and their noise cannot "
             f"be drawn when rows are read. Give make_private tables='dense', or "
             f"name the other tables in tables=[...]."
         )
