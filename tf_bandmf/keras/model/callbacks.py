@@ -1,4 +1,4 @@
-"""Checks of the callbacks given to `fit`: their folders and monitored metrics."""
+"""Checks the callbacks of `fit`: their folders and the metrics they monitor."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 
 _Schedule = keras.optimizers.schedules.LearningRateSchedule
 
-# Prefixes of metrics that reveal only noisy numbers about the training data.
+# Prefixes of metrics that do not reveal exact numbers about the training data.
 _PUBLIC = ("val_", "private_")
 
 
 def each_callback(callbacks: Any) -> list[Any]:
-    """Lists the callbacks given to `fit`: one, several, a `CallbackList`, or None."""
+    """Lists the callbacks in the `callbacks` argument of `fit`, of any type or None."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return [] if callbacks is None else tf.nest.flatten(callbacks)
@@ -59,9 +59,9 @@ def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
 def restore_backup(model: keras.Model, callbacks: Any) -> None:
     """Lets `BackupAndRestore` restore before the run asks for its first batch.
 
-    The restored step of the optimizer, which belongs to the weights, determines the
-    next batch. The epoch that the callback recorded is ignored. The learning rate also
-    comes from the backup; if it differs from the program's, a warning says so.
+    The step of the restored optimizer determines the next batch; the epoch that the
+    callback recorded is ignored. The learning rate also comes from the backup; if it
+    differs from the one that the program set, a warning says so.
 
     Raises:
       ValueError: if the backup cannot be read.
@@ -98,8 +98,8 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
 def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
     """Raises ValueError if the private state file is in a folder that a callback writes.
 
-    Such folders are shared, and `BackupAndRestore` deletes its own after training. Their
-    subfolders count, too, unless the program runs in one of them.
+    Callbacks' folders are often shared, and `BackupAndRestore` deletes its folder after
+    training. Subfolders are refused, too, unless the program runs in one of them.
     """
     file, here = os.path.realpath(path), os.path.realpath("")
     for callback in each_callback(callbacks):

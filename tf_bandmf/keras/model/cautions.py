@@ -1,9 +1,9 @@
-"""Warnings that `fit` gives before a budget is spent, and settings that it refuses.
+"""Warnings that `fit` gives before it spends the budget, and settings that it refuses.
 
-The warnings concern settings that waste a budget, or that act on private data.
+The warnings concern settings that waste the budget, or that act on private data.
 
-Warnings and refusals depend only on the plan and on the model's settings and shapes. No
-value of a record is used, except the labels that `plan.batches` inspected.
+Warnings and refusals depend only on the plan and on the model's settings and shapes.
+They use no value of a record, except the labels that `plan.batches` inspected.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from tf_bandmf.keras.model.callbacks import cautions_of
 from tf_bandmf.planning import learning_rates
 from tf_bandmf.sampling.identity import INPUTS, TARGETS
 
-# At twice the advised rate, models of `benchmarks/utility` lose up to 13 points; at
-# four times that rate, most of their accuracy.
+# At twice the advised learning rate, models of `benchmarks/utility` lose up to 13
+# percentage points of accuracy; at four times the advised rate, they lose most of their
+# accuracy.
 _RATE_FACTOR = 4.0
-# The learning rate is not checked for more steps than this, because the advised rate,
-# which depends on the strategy's error, may take long to compute.
+# For longer plans, the learning rate is not checked: the advised rate depends on the
+# strategy's error, which may take a long time to compute.
 _QUICK_STEPS = 2048
-# Largest differences from the plan's workload that give no warning, because they hardly
-# change the error: of the momentum, of the share of a weight that remains after all
-# steps of decay, and of the relative learning rates.
+# Maximum differences from the plan's workload without a warning: in momentum, in the
+# share of a weight that remains after the decay of all steps, and in relative learning
+# rates. Such differences hardly change the error.
 _MOMENTUM, _SHRINKAGE, _RATE = 1e-3, 0.1, 0.05
 _SCALES = (
     keras.layers.Rescaling,
@@ -49,7 +50,7 @@ _OF_PROBABILITIES = (*_OF_CLASSES, keras.losses.binary_crossentropy)
 
 
 def warn(model: Any, data: Any, labels: Any, callbacks: Any) -> None:
-    """Gives the warnings that are possible before the first step of `fit`.
+    """Gives all warnings about settings, before the first step of `fit`.
 
     Args:
       model: private and compiled.
@@ -104,7 +105,7 @@ def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
 
 
 def _of_sgd(model: Any) -> Iterator[str]:
-    """Warns if SGD does not match the plan's workload, or its rate is far too large.
+    """Warns if SGD does not match the plan's workload, or learns far too fast.
 
     The workload affects only the error, not the guarantee: an optimizer only
     post-processes noisy gradients. SGD with momentum beta, weight decay w and learning
@@ -119,11 +120,11 @@ def _of_sgd(model: Any) -> Iterator[str]:
     steps = np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
     rates, planned = _rates(inner, steps), workload.learning_rates
     if not np.any(rates):
-        return  # no weight moves at rate 0
+        return  # at learning rate 0, no weight changes
     momentum, is_constant = float(inner.momentum), np.ptp(rates) == 0.0
     decay = 1.0 - float(np.mean(rates)) * float(inner.weight_decay or 0.0)
     differs: list[str] = []
-    # Only the learning rates can be compared with a workload that the caller defined.
+    # A workload that the caller defined may state neither momentum nor decay.
     if workload.momentum is not None and workload.decay is not None:
         if abs(momentum - workload.momentum) > _MOMENTUM:
             differs.append(f"momentum={momentum:g} instead of {workload.momentum:g}")
@@ -169,7 +170,7 @@ def _rates(inner: Any, steps: np.ndarray) -> np.ndarray:
     schedule = given_learning_rate(inner)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return np.array([float(schedule(int(step))) for step in steps])
-    # A variable that is mirrored over replicas does not convert with `float` alone.
+    # `float` does not convert variables that are mirrored over replicas.
     value = float(keras.ops.convert_to_numpy(inner.learning_rate))
     return np.full(steps.size, value)
 
@@ -200,7 +201,7 @@ def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
 
 
 def _last_layer(model: keras.Model) -> tuple[str | None, str, int]:
-    """Name, activation and size of the layer that makes a model's only output.
+    """Returns name, activation and size of the layer that makes a model's only output.
 
     The name is None, and the size 0, if there is not exactly one output of known shape.
     """
@@ -213,7 +214,7 @@ def _last_layer(model: keras.Model) -> tuple[str | None, str, int]:
 
 
 def _loss_of(model: keras.Model) -> tuple[Any, bool]:
-    """The loss function of a model; and True if it is known to take logits."""
+    """Returns a model's loss function, and True if it is known to take logits."""
     loss = keras.losses.get(model.loss) if isinstance(model.loss, str) else model.loss
     function = getattr(loss, "fn", loss)
     if function is loss or function not in _OF_PROBABILITIES:

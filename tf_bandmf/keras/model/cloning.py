@@ -16,15 +16,16 @@ def cloned(
     replace: Callable[[Any], Any | None] = lambda layer: None,
     made: dict[int, Any] | None = None,
 ) -> keras.Model:
-    """A plain, uncompiled model of the same architecture with new weights.
+    """Returns a plain, uncompiled model of the same architecture, with new weights.
 
-    As in `keras.models.clone_model`, each layer is recreated by its own class, which need
-    not be registered. Both models share `Lambda` layers.
+    As in `keras.models.clone_model`, each layer is recreated by its own class, which
+    does not have to be registered. The model and its clone share `Lambda` layers.
 
     Args:
-      model: built, Sequential or functional, private or not, as are models within it.
+      model: a built Sequential or functional model. It and the models within it may be
+        private.
       replace: function that returns a layer's replacement; or None, to clone the layer.
-      made: clones of layers that several models share, by the ids of the layers.
+      made: clones that were already made of shared layers, by the ids of the layers.
 
     Returns:
       A `keras.Sequential` or a functional `keras.Model`.
@@ -81,9 +82,9 @@ def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
     """Replaces batch normalization by group normalization (arXiv:1803.08494).
 
     Batch normalization makes an example's output depend on the whole batch, so there
-    are no per-example gradients. The new model has all other weights of the model, and
-    the scale and offset of the replaced layers; their moving means and variances are
-    dropped. A pretrained model needs some further training.
+    are no per-example gradients. The new model keeps the scale and offset of each
+    replaced layer, but not its moving mean and variance; all other weights stay the
+    same. A pretrained model needs some further training.
 
     Args:
       model: Sequential or functional, built, not private.

@@ -33,38 +33,40 @@ def make_private(
 ) -> keras.Model:
     """Makes a Keras model train privately, in place.
 
-    The model gets a private class, which saving and loading keep: a reloaded model
-    cannot train without privacy by accident. Compile it with a `PrivateOptimizer`,
-    before or after this call. `to_plain` returns the model to release.
-    (`keras.models.clone_model` of a private Sequential makes a plain model with new
-    weights. Compiled like the original, it refuses to train: make the clone private, too,
-    with the same arguments.)
+    The model gets a private class, which is kept when the model is saved and loaded, so
+    a reloaded model cannot train without privacy by accident. Compile the model with a
+    `PrivateOptimizer`, before or after this call. `to_plain` returns the model to
+    release.
 
-    Without `import tf_bandmf.keras`, files of `to_plain(model).save(...)` can be
-    loaded; files that the private model itself saved cannot. The legacy .h5 format is for
-    plain models: a private one that was saved in it cannot be loaded.
+    For a private Sequential model, `keras.models.clone_model` makes a plain model with
+    new weights. If the clone is compiled like the original, it refuses to train until
+    it is made private, too, with the same arguments.
+
+    Files from `to_plain(model).save(...)` can be loaded without this library; files
+    that the private model itself saved need `import tf_bandmf.keras` first. A
+    private model that was saved in the legacy .h5 format cannot be loaded.
 
     Args:
       model: a Sequential, functional or subclassed model, or a KerasHub task; built or
         not. The preprocessor of a task must be taken out of it before training; the
         error that `fit` raises says how.
-      microbatch_size: if given, the step processes its batch in groups of this many
-        examples, one after another, and needs only the memory of one group: for large
-        logical batches. Gradients are still clipped per example, and noise is still
-        drawn once for the batch; the plan's budget counts batches, not groups.
+      microbatch_size: for large logical batches: the step processes its batch in groups
+        of this many examples, one group after another, and needs only the memory of one
+        group. Gradients are still clipped per example, and noise is still drawn once
+        for the batch; the plan's budget counts batches, not groups.
       tables: "dense" or "lazy" noise for the rows of `Embedding` layers. "dense": all
         rows get noise in each step. "lazy": when a row is read, it gets the noise of
         all steps since its last read; when the model is released, all rows get their
         missing noise. So the cost of a step depends on the rows it reads, not on the
         size of the tables. Between releases, the layers' weights are those of the last
         release. Releases happen at the ends of epochs of `fit`, before `evaluate` and
-        `predict`, and by `model.release()`. This needs `keras.optimizers.SGD`. A list
-        of names makes only these layers lazy.
-      alone: names of layers that may run on batches of one although they mix the
-        examples of a batch. Layers that cannot be shown to keep examples apart always
-        run this way, and `fit` names them. If the result of such a layer for an
-        example depends on the other examples, the layer is refused unless it is named
-        here: its result in private training is that of a batch of one.
+        `predict`, and by `model.release()`. Lazy noise needs `keras.optimizers.SGD`. A
+        list of layer names makes only these layers lazy.
+      alone: names of layers that may run on batches of one example although they mix
+        the examples of a batch. Layers that cannot be shown to keep examples apart
+        always run on batches of one, and `fit` lists their names. If such a layer's
+        result for an example depends on the other examples of the batch, the layer is
+        refused unless it is named here.
 
     Returns:
       The same model.
@@ -73,8 +75,9 @@ def make_private(
       ValueError: if microbatch_size is not a positive integer, tables is none of the
         above, or `alone` names a layer that the model does not have.
       TypeError: if `model` is not a model.
-      UnsupportedModelError: if its class has its own training step, a layer mixes examples
-        (batch normalization), or per-example gradients are not available.
+      UnsupportedModelError: if the model's class has its own training step, a layer
+        mixes examples (batch normalization), or per-example gradients are not
+        available.
     """
     usual = StepSettings()
     given = StepSettings(microbatch_size, tables, alone)
@@ -105,15 +108,15 @@ def make_private(
 
 
 def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model:
-    """The trained model as an ordinary Keras model: to release, serve and share.
+    """Returns the trained model as a plain Keras model, to release, serve or share.
 
     Args:
       model: a model from `make_private`, or of a class derived from
         `PrivateTraining`; trained or not.
-      into: a built plain model of the same architecture that receives the weights.
-        Needed only for classes that Keras cannot recreate from `get_config()`. It keeps
-        its own vocabularies if its layers with vocabularies do not correspond to the
-        model's.
+      into: a built plain model of the same architecture that receives the weights;
+        needed only for classes that Keras cannot recreate from `get_config()`. If its
+        layers with vocabularies do not correspond to the model's, it keeps its own
+        vocabularies.
 
     Returns:
       A new model of the original class, with the same weights and vocabularies, not
@@ -140,7 +143,7 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
 
 
 def _again(model: keras.Model) -> keras.Model:
-    """A new model of the plain class with new weights; built if `model` is."""
+    """Returns a new model of the plain class, with new weights; built if `model` is."""
     is_made = type(model) in _PRIVATE_CLASSES.values()
     plain_class = type(model).__bases__[1] if is_made else None
     advice = (
@@ -164,9 +167,9 @@ def _again(model: keras.Model) -> keras.Model:
         config = model.get_build_config()
         if config is not None:
             plain.build_from_config(config)
-        # Keras may mark a model as built although its layers are not, so weights are
-        # counted.
-    # Weights of adapters do not count: they are merged into other weights.
+        # Keras may mark a model as built although its layers are not, so the weights
+        # are counted.
+    # Adapters' weights are not counted, because they are merged into other weights.
     adapts = any(getattr(layer, "lora_enabled", False) for layer in all_layers(model))
     if len(plain.weights) < len(model.weights) and not adapts:
         raise TypeError(
@@ -176,9 +179,9 @@ def _again(model: keras.Model) -> keras.Model:
 
 
 def _copy_state(model: keras.Model, plain: keras.Model) -> None:
-    """Copies weights and vocabularies as files do: layer by layer, by the layers' methods.
+    """Copies weights and vocabularies with the methods by which layers save and load.
 
-    This merges adapters, and computes values that follow from weights (as in
+    This merges adapters, and recomputes values that depend on weights (as in
     `Normalization`).
 
     Raises:
@@ -216,7 +219,7 @@ def _stored(layer: Any) -> dict[str, Any]:
 
 
 def _layers(model: keras.Model) -> list[Any]:
-    """All distinct layers, with those of a task's preprocessor, which Keras 3.12 omits."""
+    """Returns all layers, including a preprocessor's layers, which Keras 3.12 omits."""
     layers = list(all_layers(model, include_self=False))
     preprocessor = getattr(model, "preprocessor", None)
     if isinstance(preprocessor, keras.layers.Layer):
@@ -230,16 +233,15 @@ _PLAIN, _CONFIG = "plain_class", "config"
 _PRIVATE_CLASSES: dict[type, type] = {}
 
 
-# All private classes are registered under one name. The private class of a plain class is
-# made on demand: when a file is loaded, from the plain class that the file names. Keras
-# must know that class: as one of its own or KerasHub's, by registration, or from
-# `custom_objects`.
+# All private classes are registered under one name. When a file is loaded, the private
+# class is made from the plain class that the file names. That plain class must belong
+# to Keras or KerasHub, be registered, or be in `custom_objects`.
 _registered = keras.saving.register_keras_serializable("tf_bandmf", "PrivateModel")
 
 
 @classmethod  # type: ignore[misc]
 def _from_config(cls: type, config: dict[str, Any]) -> keras.Model:
-    """Makes a private model from the result of any private class' `get_config`."""
+    """Makes a private model from a private class' config."""
     plain = keras.saving.deserialize_keras_object(
         {**config[_PLAIN], _CONFIG: config[_CONFIG]}
     )
@@ -248,13 +250,14 @@ def _from_config(cls: type, config: dict[str, Any]) -> keras.Model:
 
 
 def private_class(plain_class: type) -> type:
-    """The private counterpart of a model class.
+    """Returns the private counterpart of a model class.
 
     Args:
       plain_class: `keras.Sequential`, `keras.Model` or a subclass.
 
     Returns:
-      A subclass of `PrivateTraining` and of `plain_class`; the same one each time.
+      A subclass of `PrivateTraining` and of `plain_class`. The same `plain_class`
+      always gives the same subclass.
 
     Raises:
       TypeError: if `plain_class` is not a model class.
@@ -283,7 +286,7 @@ def private_class(plain_class: type) -> type:
 
 def _get_config(plain_class: type) -> Any:
     def get_config(self: Any) -> dict[str, Any]:
-        """The config of the plain class, and the name of that class."""
+        """Returns the plain class' config together with that class' name."""
         return {
             _PLAIN: {
                 "module": plain_class.__module__,
@@ -299,6 +302,6 @@ def _get_config(plain_class: type) -> Any:
     return get_config
 
 
-# Pickled models name these classes.
+# Pickle looks these classes up by name.
 PrivateSequential = private_class(keras.Sequential)
 PrivateFunctional = private_class(Functional)

@@ -1,10 +1,10 @@
-"""Checks the data of `fit`: the plan's batches, or an error that says how to make them.
+"""Checks that the data of `fit` are the plan's batches.
 
-Little can be checked if the caller makes the batches and guarantees their min
-separation: only the caller knows which example is in which batch, and a
-`tf.data.Dataset` may silently change its order in its next pass. But the length of a
-pass is often known: an example participates again in the next pass, on average after
-that many steps.
+Under `MinSep`, the caller makes the batches and guarantees their min separation. Little
+can be checked then: only the caller knows which example is in which batch, and a
+`tf.data.Dataset` may silently change its order from one pass to the next. But the
+length of a pass is often known. It is the average number of steps after which an
+example participates again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tf_bandmf.participation import MinSep, Participation
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling.batches import BatchSchedule
 
-# The arguments of `fit` that would change the batches of a plan.
+# Arguments of `fit` that would change the batches of a plan.
 _CHANGING = ("y", "sample_weight", "validation_split", "batch_size")
 
 
@@ -31,13 +31,13 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
 
     Args:
       plan: plan of the optimizer.
-      x: argument of `fit`.
-      y: argument of `fit`.
+      x: the argument of `fit`.
+      y: the argument of `fit`.
       kwargs: other arguments of `fit`; `class_weight` is removed if it was used here.
 
     Raises:
-      TypeError: if the data are not the plan's batches; or, where the plan leaves batches
-        to the caller, not a stream.
+      TypeError: if the data are not the plan's batches; or, if the plan leaves the
+        batches to the caller, the data are not a stream.
       ValueError: if an argument would change the content of the plan's batches.
     """
     if isinstance(x, BatchSchedule):
@@ -68,8 +68,8 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
 def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -> None:
     """Raises ValueError if data do not match the input of a model with one input.
 
-    Keras itself looks at validation data only after the first epoch, when the budget of
-    that epoch is spent.
+    Keras itself looks at validation data only after the first epoch, when that epoch's
+    budget is already spent.
 
     Args:
       model: built.
@@ -99,17 +99,18 @@ def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -
 def check_passes(
     data: Any, participation: Participation, fit_arguments: dict[str, Any]
 ) -> None:
-    """Raises ValueError if passes over a dataset are too short or too many for the plan.
+    """Checks that passes over a dataset are not too short or too many for the plan.
 
     Args:
-      data: the data given to `fit`. Only a `tf.data.Dataset` of known finite length is
+      data: the data of `fit`. Only a `tf.data.Dataset` of known finite length is
         checked; other data are accepted.
       participation: participation of the plan.
       fit_arguments: arguments of `fit`: `epochs`, `initial_epoch`, `steps_per_epoch`.
 
     Raises:
-      ValueError: if there would be several passes over the dataset, and a pass is shorter
-        than the separation, or there are more passes than participations.
+      ValueError: if there would be several passes over the dataset, and a pass has
+        fewer steps than the plan's min separation, or there are more passes than the
+        plan's maximum number of participations.
     """
     if not (isinstance(data, tf.data.Dataset) and isinstance(participation, MinSep)):
         return
@@ -132,17 +133,17 @@ def check_passes(
 def scheduled(
     model: Any, schedule: BatchSchedule, kwargs: dict[str, Any], is_resumed: bool
 ) -> Any:
-    """The schedule's data set from the run's current step on.
+    """Returns the schedule's data set, starting at the run's current step.
 
     Args:
       model: private, compiled and built.
       schedule: the batches of the run.
-      kwargs: other arguments of `fit`; the steps per epoch are added, and the epochs that
-        a resumed run has done.
+      kwargs: other arguments of `fit`. This function sets `steps_per_epoch` and, for a
+        resumed run, `initial_epoch`.
       is_resumed: True if the run was resumed.
 
     Raises:
-      ValueError: if the schedule has fewer steps left than asked for.
+      ValueError: if `fit` asks for more steps than the plan has left.
     """
     plan, taken = model.optimizer.plan, model.optimizer.steps_taken
     left = plan.num_steps - taken
@@ -174,19 +175,18 @@ def scheduled(
 def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
     """Lowers `steps_per_execution` to a divisor of the steps per epoch.
 
-    All epochs read one data set, which does not end with an epoch: the last execution of
-    an epoch would take steps of the next one. With arrays, Keras ends an execution at the
-    end of an epoch.
+    All epochs read one data set, which does not end with an epoch. Without this change,
+    the last execution of an epoch would take steps of the next epoch.
     """
     together = math.gcd(model.steps_per_execution, per_epoch)
     if together != model.steps_per_execution:
         model.steps_per_execution = together
-        # Functions that were traced with the old number must be traced again.
+        # Keras' functions were traced with the old number, and must be traced again.
         model.train_function = model.test_function = model.predict_function = None
 
 
 def _distributed(model: Any, schedule: BatchSchedule, first_step: int) -> Any:
-    """A distributed data set, which gives each replica its part of each batch."""
+    """Distributes a schedule's data set: each replica gets its share of each batch."""
     replicas = model.distribute_strategy.num_replicas_in_sync
 
     def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""Prepares the first step: builds optimizer and weights, and checks the model."""
+"""Prepares the first step: builds weights and optimizer, and checks the model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tf_bandmf.keras.tables.lazy import choose_tables
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.identity import CONTENT
 
-# The number of made-up examples on which layers are tried.
+# The number of made-up examples with which layers are checked.
 EXAMPLES = 3
-# Tolerances that cover differences by rounding, also in bfloat16.
+# Tolerances for rounding differences, including those of bfloat16.
 _CLOSE = {"rtol": 3e-2, "atol": 1e-4}
 
 
@@ -40,7 +40,7 @@ class Contents(NamedTuple):
       x: inputs.
       y: targets.
       sample_weight: weights.
-      rows: the rows that belong to each unit.
+      rows: the rows that belong to each privacy unit.
       shares: the share of the clip norm that each example may contribute.
       count: the number of examples, int32 scalar, if the batch is padded.
     """
@@ -54,7 +54,7 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, batch: Any) -> Contents:
-        """The parts of a batch of any kind, or of its specs, as `given` returns them."""
+        """Returns the parts of a batch, or of its specs, that `given` has restored."""
         if not batches_lib.is_scheduled_batch(batch):
             return cls(*keras.utils.unpack_x_y_sample_weight(batch))
         x, y, weight, rows, shares = (batch.get(key) for key in CONTENT)
@@ -62,16 +62,16 @@ class Contents(NamedTuple):
         return cls(x, y, weight, rows, shares, batch.get(batches_lib.NUM_EXAMPLES))
 
     def by_row(self) -> tuple[Any, Any, Any]:
-        """Inputs, targets and sample weights with one entry for each row of the units."""
+        """Returns inputs, targets and sample weights, with one entry for each row."""
         content = self[:3]
         return content if self.rows is None else present_rows(content, self.rows)
 
 
 def given(data: Any) -> Any:
-    """Restores a batch (or its specs) to the form in which it was given to Keras.
+    """Restores a batch, or its specs, to the form that the caller passed to Keras.
 
-    The batch may come from an iterator or from `train_on_batch`. Optional parts become
-    None.
+    The batch may come from an iterator or from `train_on_batch`. Optional parts are
+    replaced by None.
     """
 
     def value(leaf: Any) -> Any:
@@ -87,7 +87,7 @@ def given(data: Any) -> Any:
 
 
 def build(model: Any, data: Any = None) -> None:
-    """Builds model and optimizer, if they are not built; the run then begins.
+    """Builds model and optimizer, if they are not built; this begins the run.
 
     Args:
       model: private and compiled.
@@ -108,21 +108,22 @@ def build(model: Any, data: Any = None) -> None:
 
 
 def build_model(model: Any, data: Any = None) -> None:
-    """Makes the weights; refuses models that mix the examples of a batch."""
+    """Creates the weights; refuses models that mix the examples of a batch."""
     if not model.built and data is not None:
-        # The rows are made up: `call` is the user's code, which could store its inputs.
+        # Calls the model on made-up rows, because its `call` is the user's code, which
+        # could store its inputs.
         rows = made_up(Contents.of(data).by_row(), EXAMPLES)
         model(rows[0], training=False)
     check_supported(model)
 
 
 def check_examples(model: Any, contents: Any) -> Structure:
-    """Refuses layers that mix examples; compares gradients, if the model needs that.
+    """Refuses layers that mix examples; compares gradients if the model needs a check.
 
     Layers are checked first, because a layer that mixes examples may turn a single
-    example into outputs that the loss does not accept. If a user vouches for a layer or
-    wrote a rule, gradients of made-up examples in a batch are compared with those of
-    each alone.
+    example into outputs that the loss does not accept. If the user vouches for a layer,
+    or wrote a clipping rule, the gradients of made-up examples in a batch are compared
+    with those of each example by itself.
 
     Args:
       model: private, compiled and built.
@@ -206,8 +207,8 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
       inputs: made-up inputs of several examples.
 
     Raises:
-      UnsupportedModelError: if the settings do not accept a layer, and the model's outputs
-        for an example in a batch are not those for the example alone.
+      UnsupportedModelError: if the settings do not accept a layer, and the model's
+        outputs for an example change when it is in a batch.
     """
     accepted = model._settings.alone
     names = [each.name for each in layers if each.name not in accepted]
@@ -233,7 +234,7 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
 
 
 def _mixes(model: keras.Model, inputs: Any) -> bool:
-    """True if outputs for an example alone differ from those in a batch."""
+    """True if the outputs for an example change when it is in a batch."""
     together = tf.nest.flatten(model(inputs, training=False))
 
     def differ(place: int) -> bool:
@@ -244,8 +245,8 @@ def _mixes(model: keras.Model, inputs: Any) -> bool:
 
     again = tf.nest.flatten(model(inputs, training=False))
     draws_random_numbers = not all(map(_close, together, again))
-    # Comparing only the first example would miss cumulative sums, and copies of the
-    # first.
+    # If only the first example were compared, a cumulative sum over the batch, or a
+    # copy of its first example, would go unnoticed.
     return not draws_random_numbers and (differ(0) or differ(EXAMPLES - 1))
 
 

@@ -1,9 +1,9 @@
-"""Makes `map` functions of Keras' preprocessing layers; cuts these layers off models.
+"""Uses Keras' preprocessing layers as `map` functions, and cuts them off from models.
 
 Preprocessing layers (vocabularies, encodings, a `FeatureSpace`) have no trained
-weights. Their output for an example is a function of that example alone and belongs in
-the data: `plan.batches(..., map=encode)`. There, a value for which a layer raises does
-not stop training.
+weights. Their output depends on one example at a time, so they can be applied where the
+batches are made: `plan.batches(..., map=encode)`. There, a value for which a layer
+raises does not stop training.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _JOINING = (keras.layers.Concatenate, keras.layers.Flatten, keras.layers.Reshape
 
 
 def of_adapted(used: Iterable[Any]) -> tuple[str, ...]:
-    """The statement's remark on adapted layers among the objects used; or no remark."""
+    """Returns the privacy statement's remark on adapted layers, if there are any."""
     layers = [one for one in used if isinstance(one, keras.layers.Layer)]
     adapted = [inner for layer in layers for inner in adapted_layers(layer)]
     if not adapted:
@@ -58,7 +58,7 @@ class KerasDialect:
     """Calls Keras layers on one example, with seeds that follow from its seed."""
 
     def adapt(self, function: Any) -> Callable[..., Any] | None:
-        """A layer as a function of one example; None if `function` is not a layer."""
+        """Returns a layer as a function of one example; None for any other object."""
         if not isinstance(function, keras.layers.Layer):
             return None
 
@@ -71,18 +71,18 @@ class KerasDialect:
         return call
 
     def remarks(self, function: Any) -> tuple[str, ...]:
-        """The remark on adapted layers in `function`, or among the names that it uses."""
+        """Returns the remark on adapted layers that `function` is or uses."""
         used = [function]
         if inspect.isfunction(function):
             try:
                 names = inspect.getclosurevars(function)
-            except ValueError:  # a name that it uses has no value yet
+            except ValueError:  # a name that the function uses has no value yet
                 return ()
             used = [*names.nonlocals.values(), *names.globals.values()]
         return of_adapted(used)
 
     def seeded(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[None]:
-        """A context where the n-th seed drawn is the example's seed with n folded in."""
+        """A context in which layers draw seeds that follow from the example's seed."""
         numbers = itertools.count()
         return seeds_from(
             lambda: tf.random.experimental.stateless_fold_in(seed, next(numbers))
@@ -90,7 +90,7 @@ class KerasDialect:
 
 
 def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
-    """Cuts a model where its weights begin.
+    """Splits a model into its preprocessing layers and the layers after them.
 
         encode, core = tf_bandmf.keras.split_preprocessing(model)
         tf_bandmf.keras.make_private(core)
@@ -99,14 +99,15 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         model.predict(raw)  # model has the trained weights: release it
 
     Args:
-      model: a model that is Sequential or functional, built, not private, and begins
+      model: a Sequential or functional model that is built, is not private, and begins
         with preprocessing layers of Keras: `StringLookup`, `IntegerLookup`, `Hashing`,
         `HashedCrossing`, `CategoryEncoding`, `Discretization`, `TextVectorization`,
-        `Normalization`, `Rescaling`, or the layers that a `FeatureSpace` makes of them.
+        `Normalization`, `Rescaling`, or the layers of a `FeatureSpace`.
 
     Returns:
-      `encode`, from the model's inputs to the numbers that its other layers take, to
-      pass as `map`; and `core`, the rest, which shares its layers with the model.
+      Two models: `encode`, which maps the model's inputs to the inputs of `core`, to
+      pass as `map`; and `core`, which has the model's other layers and shares them with
+      it.
 
     Raises:
       TypeError: if the model is neither Sequential nor functional.

@@ -34,11 +34,11 @@ class PrivateFit:
     """A model that was trained privately, and its privacy statement.
 
     Attributes:
-      model: the model to release: plain, compiled with the loss and the metrics.
-      plan: plan of the run.
-      advice: the advice that made the plan; None if a plan was given.
-      history: the history that `fit` returned. WARNING: losses and metrics of the training
-        data have no noise.
+      model: the model to release, a plain model compiled with the loss and the metrics.
+      plan: the plan of the run.
+      advice: the advice from which the plan was made; None if the caller passed a plan.
+      history: the history that `fit` returned. WARNING: its losses and metrics of the
+        training data are exact: they have no noise.
       statement: the privacy statement of the run.
     """
 
@@ -50,7 +50,7 @@ class PrivateFit:
 
     @property
     def card(self) -> PrivacyCard:
-        """The statement, with an explanation in plain words, for a model card."""
+        """The privacy statement with a plain explanation, for a model card."""
         return self.statement.card()
 
     def __str__(self) -> str:
@@ -75,13 +75,14 @@ def fit_privately(
     verbose: str | int = "auto",
     **fit_arguments: Any,
 ) -> PrivateFit:
-    """Trains a Keras model with a privacy budget: advice, plan, training, release.
+    """Trains a Keras model with a privacy budget, and returns the model to release.
 
     `tf_bandmf.advise` chooses batch size, sampling, mechanism, clip norm, learning rate,
     momentum and whether weights are averaged; its choice is printed. To choose
     yourself, pass a `plan` of `tf_bandmf.plan`, a custom optimizer, or both.
 
-    One row of x is one unit of privacy. Inputs and targets should have values of about
+    Each row of x is one privacy unit: the guarantee hides the data of one row. Inputs
+    and targets should have values of about
     1: divide them by public scales.
 
     Args:
@@ -89,10 +90,10 @@ def fit_privately(
       x: inputs, arrays [N, ...]; or anything else that `Plan.batches` reads by index.
       y: targets, arrays [N, ...].
       sample_weight: shape [N], or None.
-      epsilon: budget, > 0; together with delta and epochs, instead of a plan.
+      epsilon: budget, > 0. Pass epsilon, delta and epochs, or a plan.
       delta: budget, in [1e-20, 1); below 1 / N.
-      epochs: the most passes over the data that the compute allows; all are used.
-      plan: a plan for x, instead of a budget.
+      epochs: number of passes over the data; choose as many as your compute allows.
+      plan: a plan for x, instead of epsilon, delta and epochs.
       optimizer: "sgd", with momentum, or "adam", with advised arguments; or a Keras
         optimizer.
       loss: as for `compile`; by default, the loss that the model is compiled with.
@@ -108,9 +109,10 @@ def fit_privately(
 
     Raises:
       TypeError: if the data are a stream.
-      ValueError: if there is no loss; if neither a plan nor a whole budget is given, or
-        both are; or if `optimizer` is neither "sgd" nor "adam" nor a Keras optimizer.
-      UnsupportedModelError: if the model mixes examples. Nothing was trained then.
+      ValueError: if there is no loss; if the caller passes both a plan and a budget, or
+        no plan and an incomplete budget; or if `optimizer` is neither "sgd" nor "adam"
+        nor a Keras optimizer.
+      UnsupportedModelError: if the model mixes examples. It is raised before training.
     """
     budget = {"epsilon": epsilon, "delta": delta, "epochs": epochs}
     missing = [name for name, value in budget.items() if value is None]
@@ -121,13 +123,13 @@ def fit_privately(
         )
     optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
     compiling = _compiling(model, loss, metrics)
-    if y is None and _are_arrays(x):  # data sets contain their targets
+    if y is None and _are_arrays(x):  # other data contain their targets
         raise ValueError(
             "y is missing: fit_privately(model, x, y, ...). For an autoencoder, y is x."
         )
     _build(model, x)
     check_inputs(model, (x, y), "x")
-    check_supported(model)  # before advice, which takes seconds
+    check_supported(model)  # comes before the advice, which takes seconds
     num_weights = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     advice = None
     if plan is None:
@@ -146,7 +148,7 @@ def fit_privately(
         optimizer = _NAMED[optimizer](**arguments)
     batches = plan.batches(x, y, sample_weight)
     make_private(model, microbatch_size=microbatch_size)
-    released = to_plain(model)  # if this fails, it fails before training
+    released = to_plain(model)  # made here, so that it fails before training if at all
     private = PrivateOptimizer(optimizer, plan, additional_run=additional_run)
     model.compile(private, **compiling)
     history = model.fit(
@@ -156,13 +158,14 @@ def fit_privately(
         **fit_arguments,
     )
     to_plain(model, into=released)
-    # Keras' default, RMSprop, has variables only after a step, and warns when it is loaded.
+    # With Keras' default optimizer, RMSprop, loading the model would give a warning,
+    # because it has no variables before its first step.
     released.compile("sgd", **compiling)
     return PrivateFit(released, plan, advice, history, model.privacy_statement())
 
 
 def _compiling(model: keras.Model, loss: Any, metrics: Any) -> dict[str, Any]:
-    """The arguments of `compile`, except the optimizer."""
+    """Returns the arguments of `compile`, except the optimizer."""
     compiling = compiled_arguments(model)
     compiling.pop("optimizer", None)
     compiling |= {} if loss is None else {"loss": loss}
@@ -179,7 +182,7 @@ def _are_arrays(x: Any) -> bool:
 
 
 def _number_of(x: Any) -> int:
-    """The number of examples in the data of `fit_privately`."""
+    """Returns the number of examples in the data of `fit_privately`."""
     first = tf.nest.flatten(x)[0] if isinstance(x, (dict, list, tuple)) else x
     shape = getattr(first, "shape", None)
     if shape:

@@ -1,18 +1,18 @@
-"""One private step: programs that Python calls one after the other.
+"""The programs of a private training step, which Python calls in this order.
 
-    0. facts    the ids and digest of the batch; Python checks the conditions of a step.
-    1. clip     each example's gradient is formed and clipped; the clipped ones are summed.
-    2. noise    the run draws the noise of the step, and adds it to the sum.
-    3. update   a function of noisy gradients: the run advances, the optimizer applies them.
-    4. measure  the loss and the metrics of the batch, outside of the guarantee.
+    0. facts    reads the batch's ids and digest; Python checks that the step is allowed.
+    1. clip     computes and clips each example's gradient; sums the clipped gradients.
+    2. noise    draws the noise of the step, and adds it to the sum.
+    3. update   advances the run; the optimizer applies the noisy gradients.
+    4. measure  computes the batch's loss and metrics, which the guarantee does not cover.
 
-Nothing changes before the third program, so a step that is interrupted earlier is
-repeated.
+Programs 0 to 2 change neither the weights nor the step counter, so a step that is
+interrupted before `update` is repeated.
 
 No record stops a step. If a record makes `clip` raise, each example of the
 batch runs by itself, and those that raise contribute zero (invariants 5 and 18). If
-`clip` raises for made-up examples, the model or the loss has a mistake, and the error
-is raised before the first step. A metric that raises becomes NaN.
+`clip` raises for made-up examples, the model or the loss has a mistake, and training
+stops with an error before the first step. A metric that raises becomes NaN.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class Programs:
         optimizer = model.optimizer
         self._strategy = model.distribute_strategy
         self._is_one = self._strategy.num_replicas_in_sync == 1
-        # On an accelerator, XLA makes each program a single launch by the host. On a CPU,
-        # XLA would take long to compile the noise of one model.
+        # On an accelerator, XLA lets the host start each program with a single launch.
+        # On a CPU, XLA would take a long time to compile the program that generates the
+        # noise.
         by_xla = self._is_one and bool(model.jit_compile) and device_kind() != "CPU"
         self._facts = Program(self._everywhere(admission.facts))
         is_scaled = optimizer.clipping.scaling is not None
@@ -82,9 +83,9 @@ class Programs:
             for applies in (True, False)
         )
         self._measure = Measure(self._everywhere(self._measured), model, by_xla)
-        # The result for one example that contributes nothing; made from made-up examples.
+        # The `clip` result of an example that contributes nothing; set by `_prepare`.
         self._nothing: Any = None
-        # The judgement of the model, before the first step.
+        # How the model keeps its examples apart; set only while `_prepare` runs.
         self._structure: Any = None
 
     # A step.
@@ -110,9 +111,10 @@ class Programs:
     def _taken(
         self, batch: Any, update: Program, spec: Any = None
     ) -> tuple[Contents, ClippedGradients, Any]:
-        """Takes a step; returns the batch, what it was clipped to, and the update's result.
+        """Takes a step; returns the batch, its clipped sums, and the update's result.
 
-        Nothing changes before `update`: a step that is interrupted earlier is repeated.
+        Before `update`, neither the weights nor the step counter change, so a step that
+        is interrupted earlier is repeated.
         """
         run, contents = self._run, Contents.of(batch)
         if self._nothing is None:
@@ -134,7 +136,7 @@ class Programs:
     def _prepare(self, batch: Any, update: Program, spec: Any) -> None:
         """Checks the model on made-up examples, and traces the programs of a step.
 
-        What is refused here is refused before the run reserves anything.
+        If the model is refused here, the run has not yet reserved any budget.
         """
         here = self._local(batch)[0]
         with _no_records_fault(self._model):
@@ -145,11 +147,12 @@ class Programs:
                     build_from(self._model, contents)
                     check_loss(self._model, *contents)
                 if self._is_one:
-                    # Batches whose sizes vary need one trace.
+                    # One trace serves batches of all sizes.
                     self._trace(batch if spec is None else given(spec), update)
                 self._try_on_made_up(Contents.of(batch))
             finally:
-                # Batches of other shapes are judged when their programs are traced.
+                # For batches of other shapes, `clip` finds the structure when it is
+                # traced.
                 self._structure = None
 
     def _trace(self, batch: Any, update: Program) -> None:
@@ -170,14 +173,14 @@ class Programs:
             self._measure.traced(contents, clipped.losses, clipped.outputs)
 
     def _of_no_step(self) -> tuple[Any, tf.Tensor]:
-        """Scales and a seed for clipping without a step."""
+        """Returns scales and a seed of zeros, to call `clip` outside of a step."""
         return self._scales and list(self._scales()), tf.zeros([2], tf.int32)
 
     def _try_on_made_up(self, contents: Contents) -> None:
-        """Clips made-up examples.
+        """Clips made-up examples, and sets `_nothing`.
 
-        Only shapes and dtypes of the batch matter here. The result's shapes and dtypes are
-        kept in `_nothing`, which is the result for an example that contributes nothing.
+        Only shapes and dtypes of the batch matter here. `_nothing` has the shapes and
+        dtypes of the result, and stands for an example that contributes nothing.
         """
         parts = self._local(contents._replace(count=None))
         parts = [made_up(part, max(1, _size(part))) for part in parts]
@@ -196,10 +199,10 @@ class Programs:
         )
         self._nothing = ClippedGradients(sums, (), losses, outputs)
 
-    # Functions that call the programs.
+    # Methods that call the programs.
 
     def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that runs `function` in each replica."""
+        """Returns a function that runs `function` in each replica."""
 
         @functools.wraps(function)
         def everywhere(*args: Any) -> Any:
@@ -208,7 +211,10 @@ class Programs:
         return everywhere
 
     def _clip_all(self, contents: Contents, scales: Any, seed: Any) -> Any:
-        """Clips a batch; if a part is empty or raises, clips each example by itself."""
+        """Clips a batch at once, or one example at a time.
+
+        The latter happens if `clip` raises, or a replica's share of the batch is empty.
+        """
         if all(map(_size, self._local(contents))):
             clipped = _unless_it_raises(self._clip, contents, scales, seed)
             if clipped is not None:
@@ -249,9 +255,9 @@ class Programs:
         return self._logs(contents, clipped)
 
     def _without_metrics(self) -> Any:
-        """Training metrics after a record made one raise: NaN, except for the loss.
+        """Sets all metrics but the loss to NaN, after a record made one raise.
 
-        They stay NaN until they are reset.
+        The metrics stay NaN until they are reset.
         """
         model = self._model
         for metric in model.metrics:
@@ -262,16 +268,16 @@ class Programs:
         return model.get_metrics_result()
 
     def _local(self, values: Any) -> list[Any]:
-        """A list of the values that each replica of this process has."""
+        """Lists the values of this process' replicas."""
         return list(self._strategy.experimental_local_results(values))
 
     def _distributed(self, *parts: Any) -> Any:
-        """A distributed value, made of one part for each replica of this process."""
+        """Makes a distributed value from one part for each replica of this process."""
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group % len(parts)]
         )
 
-    # Functions that become programs.
+    # Methods that are compiled as programs.
 
     def _reseed(self, seed: tf.Tensor) -> None:
         """Sets the states of random layers to values that follow from the step's seed."""
@@ -287,19 +293,19 @@ class Programs:
     def _clipped(
         self, contents: Contents, scales: Any, seed: tf.Tensor
     ) -> ClippedGradients:
-        """The clipped sums of a batch, and after them its counts, if the plan has any.
+        """Returns the clipped sums of a batch, and its counts, if the plan has any.
 
-        The same seed gives the same result again.
+        The same seed gives the same result.
         """
         self._reseed(seed)
         clipped = self.clipped(contents, scales)
-        # Padding comes last, and belongs to no example.
+        # Padding follows the examples.
         outcomes = clipped.outcomes[: contents.count]
         counts = self._run.counts.coordinates(outcomes)
         return clipped._replace(sums=[*clipped.sums, *counts], outcomes=())
 
     def clipped(self, contents: Any, scales: Any) -> ClippedGradients:
-        """The clipped sums of examples, as in a step; audits call this in a graph."""
+        """Returns the clipped sums of examples, as in a step. Audits call this, too."""
         model, optimizer = self._model, self._model._private_optimizer()
         tables = self._run.tables
 
@@ -327,7 +333,7 @@ class Programs:
     def _noised(
         self, sums: Any, scales: Any, step: tf.Tensor, keys: tf.Tensor, facts: Any
     ) -> Noisy:
-        """Adds up the sums of all replicas, and adds noise, on the first device."""
+        """Adds up the sums of all replicas, then adds noise, on the first device."""
         add = functools.partial(self._strategy.reduce, "SUM", axis=None)
         sums, facts = tf.nest.map_structure(add, (sums, facts))
         variables = self._model.trainable_variables
@@ -342,10 +348,10 @@ class Programs:
         return [g + tf.cast(p, g.dtype) for g, p in zip(gradients, penalties)]
 
     def _updating(self, applies: bool) -> Callable[[Noisy], Any]:
-        """The update: the run advances, and gradients are applied, or returned for later.
+        """Returns `update`: it advances the run, and applies or returns the gradients.
 
         Args:
-          applies: True to apply the gradients here.
+          applies: True to apply the gradients; False to return them.
         """
         run = self._run
 
@@ -365,7 +371,7 @@ class Programs:
     def _measured(
         self, contents: Contents, losses: tf.Tensor, outputs: Any
     ) -> dict[str, Any]:
-        """Training metrics: exact functions of the data, outside of the guarantee."""
+        """Computes the training metrics, which the guarantee does not cover."""
         model = self._model
         x, y, sample_weight, rows, _, count = contents
         seen = (x, y, outputs, sample_weight)
@@ -379,16 +385,16 @@ class Programs:
         loss_tracker(model).update_state(loss, sample_weight=size)
         logs: dict[str, Any] = model.compute_metrics(*seen)
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            # Keras takes the mean over workers along the first axis of each value.
+            # Keras averages each value over the workers, along the first axis.
             logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
         return logs
 
 
 @contextlib.contextmanager
 def _no_records_fault(model: Any) -> Iterator[None]:
-    """A context that turns errors of made-up examples into UnsupportedModelError.
+    """A context that turns errors for made-up examples into UnsupportedModelError.
 
-    Errors of the machine, such as a lack of memory, pass unchanged.
+    Errors of the machine, such as running out of memory, pass unchanged.
     """
     try:
         yield
@@ -404,7 +410,7 @@ def _no_records_fault(model: Any) -> Iterator[None]:
 
 
 def _unless_it_raises(program: Program, *args: Any) -> Any:
-    """Runs a program; returns None if a record makes it raise."""
+    """Runs a program; returns None if it raises, except for errors of the machine."""
     try:
         return program(*args)
     except OF_THE_MACHINE:
@@ -428,7 +434,7 @@ def _map(function: Callable[..., Any], *structures: Any) -> Any:
 
 
 def _each(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Maps a function over a structure; None stays None."""
+    """Maps a function over a structure; leaves None unchanged."""
     return keras.tree.map_structure(function, structure, none_is_leaf=False)
 
 

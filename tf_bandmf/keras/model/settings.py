@@ -15,16 +15,16 @@ class StepSettings:
     """The settings of a model's private step; the arguments of `make_private`.
 
     Attributes:
-      microbatch_size: number of examples whose gradients are held in memory together;
-        None for the whole batch.
-      tables: the tables that get their noise when their rows are read: "dense" for none,
-        "lazy" for all, or names of layers.
-      alone: names of layers that may run on batches of one, even if that changes their
-        results.
+      microbatch_size: number of examples whose gradients are in memory at the same
+        time; None for the whole batch.
+      tables: which embedding tables get the noise of a row when the row is read:
+        "dense" for none, "lazy" for all, or names of layers.
+      alone: names of layers that may run on batches of one example, even if that
+        changes their results.
 
     Raises:
-      ValueError: if microbatch_size is not a positive integer, or names are not a list of
-        names.
+      ValueError: if microbatch_size is not a positive integer, or names are not passed
+        as a list.
     """
 
     microbatch_size: int | None = None

@@ -1,6 +1,6 @@
 """Private models: `fit`, and the other methods that train, save and resume them.
 
-What a step does is in the module `programs`; `docs/inside.md` explains it.
+The module `programs` implements a training step; `docs/inside.md` explains it.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
 
 if TYPE_CHECKING:
-    # The mixin uses attributes of `keras.Model`, which has few type annotations.
+    # The mixin uses attributes of `keras.Model`, which lacks most type annotations.
     _Model: TypeAlias = Any
 else:
     _Model = object
 
 _STATE = "_tf_bandmf_training"
-# The key of the private step's settings, in the optimizer's part of a compile config.
+# The key of the step's settings within the optimizer's entry of a compile config.
 _STEP = "private_step"
 
 
@@ -73,10 +73,13 @@ class TrainingState:
     """State that belongs to a private model, but that Keras neither tracks nor saves.
 
     Attributes:
-      programs: a cache key of all that the programs of the steps depend on, the programs,
-        and the objects whose ids are in the key.
-      evaluation: the same for the graph of the last private evaluation.
-      plain_steps: steps of the plain optimizer that the model had before it was private.
+      programs: the cached programs of the training step, as (cache key, programs,
+        objects). The key lists everything that the programs depend on, and contains the
+        ids of the objects.
+      evaluation: the cached graph of the last private evaluation, as a tuple of the
+        same form as `programs`.
+      plain_steps: number of steps that the model took with a plain optimizer, before it
+        was made private.
       were_loaded: True if the model's weights were loaded or set.
     """
 
@@ -94,9 +97,10 @@ class PrivateTraining(BuiltBefore, _Model):
     `make_private` does this for Sequential and Functional models. Evaluation,
     prediction and saving work as for the plain model.
 
-    Formal guarantee: with a `PrivateOptimizer`, the training step is the only way in
-    which the training data reach the weights: gradients are clipped for each example,
-    summed, and noised as the plan says. Any other way raises before it computes anything.
+    Formal guarantee: with a `PrivateOptimizer`, the training data reach the weights
+    only through the training step, in which gradients are clipped for each example,
+    summed, and noised as the plan says. Any other attempt to train raises an error
+    before it computes anything.
     """
 
     # Set by Keras.
@@ -127,27 +131,27 @@ class PrivateTraining(BuiltBefore, _Model):
         Args:
           x: `plan.batches(...)`, which fixes the batches of all epochs. If the caller
             asserts the plan's min separation (`MinSep`), x is instead a
-            `tf.data.Dataset` or generator that respects it. WARNING: nothing here can
-            check this. By default, `Dataset.shuffle` has a new order in every pass, and
-            a new order means a separation of 1.
+            `tf.data.Dataset` or generator that respects it. WARNING: `fit` cannot check
+            this. By default, `Dataset.shuffle` uses a new order in every pass, so the
+            separation is only 1.
           y: not used.
-          private_state: path of a file of mode 0600 that keeps the run's secrets, so
-            that it can be resumed from checkpoints; see
+          private_state: path of a file of mode 0600 that stores the run's secrets, so
+            that the run can be resumed from checkpoints; see
             `tf_bandmf.keras.resume.private_file`. Never share it. If it exists, the run
-            is resumed from the model's weights; `epochs` then counts the epochs of the
-            whole run, as with `BackupAndRestore`.
+            is resumed from the model's weights; `epochs` then includes the epochs
+            before the interruption, as with `BackupAndRestore`.
           **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
             not exceed the remaining steps. `class_weight` multiplies an example's
             contribution by the weight of its class, divided by the largest weight.
 
         Raises:
-          TypeError, ValueError: if the data are not the plan's, or the plan has fewer
-            steps left than asked for, or the private state file would be in a folder of
-            a callback. Nothing was trained then.
-          RuntimeError: if the process rounds float32 products: norms would be wrong. The
-            message says how to turn it off.
-          BudgetExceededError, LedgerError: if the plan's ledger does not let the run
-            begin. Nothing was trained then.
+          TypeError, ValueError: if the data are not the plan's, the plan has too few
+          steps left, or the private state file would be in a folder that a callback
+          writes. Nothing was trained then.
+          RuntimeError: if TensorFlow may round float32 products in this process, which
+            would make norms wrong. The message says how to turn rounding off.
+          BudgetExceededError, LedgerError: if the ledger of the plan does not allow the
+          run. Nothing was trained then.
           InvalidArgumentError: if something else changed the weights or the state of the
             inner optimizer between two steps.
         """
@@ -156,7 +160,7 @@ class PrivateTraining(BuiltBefore, _Model):
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         callbacks, run = kwargs.get("callbacks"), optimizer.run
         is_schedule = isinstance(x, BatchSchedule)
-        # A stream is read before its first step only if building the model needs a batch.
+        # Reads a batch from the stream only if one is needed to build the model.
         if self.built or is_distributed(self) or is_schedule:
             self._prepare(x)
         if private_state is not None:
@@ -164,7 +168,7 @@ class PrivateTraining(BuiltBefore, _Model):
             restore_backup(self, callbacks)
         if is_schedule or private_state is not None:
             x = self.begin_run(x, private_state)
-        # Callbacks run before the first step, which checks the weights again.
+        # The first step repeats this check, after callbacks have run.
         run.check()
         is_resumed = private_state is not None and run.file.resumed
         batches = x
@@ -172,12 +176,13 @@ class PrivateTraining(BuiltBefore, _Model):
             x = scheduled(self, x, kwargs, is_resumed)
         else:
             check_passes(x, run.plan.participation, kwargs)
-        # This is checked before gradients are compared, which would raise an obscure
-        # error.
+        # This check comes before the comparison of gradients, which would raise an
+        # obscure error.
         cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
         check_inputs(self, kwargs.get("validation_data"))
         if self._settings.tables != DENSE:
-            # Callbacks after this one see released tables at the end of an epoch.
+            # Comes before the caller's callbacks, which therefore see released tables
+            # at the end of an epoch.
             releases = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: self.release()
             )
@@ -186,7 +191,7 @@ class PrivateTraining(BuiltBefore, _Model):
         try:
             with warnings.catch_warnings():
                 if is_resumed:
-                    # The last epoch of a resumed run may be shorter: Keras would warn.
+                    # Keras would warn if the last epoch of a resumed run is shorter.
                     warnings.filterwarnings("ignore", "Your input ran out of data")
                 history = super().fit(x, **{**kwargs, "shuffle": False})
             run.counts.warn(run.step)
@@ -202,8 +207,9 @@ class PrivateTraining(BuiltBefore, _Model):
     ) -> BatchSchedule:
         """Begins or resumes a run for a custom loop; returns the batches of the run.
 
-        `fit` does this itself. The run's secret sample follows from its key, so no
-        other run has the same sample. To resume, load the weights and the optimizer's
+        `fit` does this itself. Which examples the run samples is secret and follows
+        from its key, so no other run has the same sample. To resume, load the weights
+        and the optimizer's
         variables first:
 
             batches = model.begin_run(plan.batches(x, y), "run.private")
@@ -218,12 +224,14 @@ class PrivateTraining(BuiltBefore, _Model):
           The batches of the run.
 
         Raises:
-          TypeError: if the caller asserts the plan's separation: then nothing ensures
-            that repeated steps see the same batches.
-          ValueError: if the batches belong to another plan, the file belongs to another
-            run, or it has no record of the weights.
-          RuntimeError: if this is a second run that was not announced.
-          InvalidArgumentError: if the optimizer was restored, and no file is given.
+          TypeError: if the caller makes the batches (`MinSep`), because nothing ensures
+            then that repeated steps see the same batches.
+          ValueError: if the batches belong to another plan, or if the file belongs to
+            another run or has no record of the weights.
+          RuntimeError: if another run of this process used the same weights or
+            examples, and `additional_run=True` was not set.
+          InvalidArgumentError: if the optimizer was restored, and `private_state` is
+            None.
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
         """
@@ -247,7 +255,7 @@ class PrivateTraining(BuiltBefore, _Model):
             place = os.path.realpath(path)
             if file is not None and os.path.realpath(file.path) != place:
                 raise ValueError(
-                    f"This run is kept in {file.path}, found private_state={path!r}: a run "
+                    f"This run uses {file.path}, found private_state={path!r}: a run "
                     f"has one private state file, which records all that the run has spent."
                 )
             file = PrivateFile(path, self)
@@ -261,8 +269,8 @@ class PrivateTraining(BuiltBefore, _Model):
     def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
         """Trains as Keras does on one batch; `x` is a batch of `plan.batches`.
 
-        Under `MinSep`, `x` and `y` are inputs and targets, and the caller enforces their
-        separation.
+        If the plan uses `MinSep`, `x` and `y` are inputs and targets, and the caller
+        ensures the min separation.
         """
         optimizer = self._optimizer_for_data("train_on_batch")
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
@@ -275,14 +283,15 @@ class PrivateTraining(BuiltBefore, _Model):
 
     @tf.autograph.experimental.do_not_convert
     def private_gradients(self, batch: Any) -> NoisyGradients:
-        """The noisy mean gradient of a batch, for custom training loops.
+        """Returns the noisy mean gradient of a batch, for custom training loops.
 
             for batch in plan.batches(x, y).dataset(model.optimizer.steps_taken):
                 noisy = model.private_gradients(batch)
                 model.optimizer.apply_noisy(noisy)
 
-        This takes one step of the plan, with all that `fit` enforces. Post-processing
-        the gradients costs no privacy: `noisy.map(function)` changes them, and
+        This takes one step of the plan, with the same checks as in `fit`.
+        Post-processing the gradients costs no privacy: `noisy.map(function)` changes
+        them, and
         `apply_noisy(noisy, update)` applies them by a custom rule. They must be applied
         before the next step.
 
@@ -291,12 +300,13 @@ class PrivateTraining(BuiltBefore, _Model):
             `(x, y, sample_weight)`.
 
         Returns:
-          The gradients. There are no metrics: these would be exact functions of the data.
+          The gradients. Metrics are not returned: they would be exact functions of the
+          data.
 
         Raises:
           TypeError: if the model is not compiled with a PrivateOptimizer, or the batch is
             not one of the plan's.
-          InvalidArgumentError: if a step of `fit` would raise it.
+          InvalidArgumentError: in the same cases as `fit`.
           NotImplementedError: on several replicas.
         """
         optimizer = self._optimizer_for_data("private_gradients")
@@ -319,7 +329,7 @@ class PrivateTraining(BuiltBefore, _Model):
     # A step.
 
     def train_step(self, data: Any) -> NoReturn:
-        """Raises RuntimeError: a private step is several programs that Python calls."""
+        """Raises RuntimeError, because Python calls the programs of a private step."""
         raise RuntimeError(
             "A private model has no train_step: train it by model.fit or "
             "model.train_on_batch, or in a loop of your own by model.private_gradients."
@@ -333,12 +343,12 @@ class PrivateTraining(BuiltBefore, _Model):
         def in_turn(iterator: Any) -> dict[str, Any]:
             """Takes the steps of one execution of Keras' loop; threads take turns.
 
-            Two threads that took one step at the same time would both use its noise. The
-            second thread finds that the step was taken, and is refused if its batch belongs
-            to that step.
+            If two threads took the same step at the same time, both would use its
+            noise. With turns, the second thread is at the next step, and an error is
+            raised if its batch belongs to the step that was taken.
             """
             nonlocal programs
-            # A callback could have let TensorFlow round products.
+            # A callback could have set TensorFlow to round products.
             prepare_process()
             logs, spec = None, getattr(iterator, "element_spec", None)
             with run.turn, optimized_once():
@@ -353,30 +363,31 @@ class PrivateTraining(BuiltBefore, _Model):
                 raise StopIteration
             return logs
 
-        # Any other function that was set here would take steps that are not private.
+        # Replaces any other train function, whose steps would not be private.
         self.train_function = in_turn
         return in_turn
 
     def _programs(self) -> Programs:
-        """The programs of the run's steps, cached until one of their settings changes."""
+        """Returns the programs of the training step, cached until a setting changes."""
         parts = [self.optimizer, self.optimizer.run.secrets, compile_loss(self)]
         parts += [*self.trainable_variables, *all_layers(self)]
         key = bool(self.jit_compile), self._settings, [*map(id, parts)]
         traced = self._training.programs
         if traced is None or traced[0] != key:
-            # The parts are kept alive, so no other object gets one of their ids.
+            # The cache keeps these objects alive, so no new object gets one of their
+            # ids.
             self._training.programs = traced = (key, Programs(self), parts)
         return traced[1]
 
     def _private_optimizer(self) -> PrivateOptimizer:
-        """The private optimizer that the model is compiled with, ready for a step.
+        """Returns the private optimizer of the compiled model, after checks for a step.
 
         Raises:
           TypeError: if the model is compiled with an optimizer that is not private.
           ValueError: if the optimizer belongs to another distribution strategy, or its
             inner optimizer accumulates gradients.
-          RuntimeError: if the process rounds float32 products, or runs functions or the
-            model's steps eagerly.
+          RuntimeError: if TensorFlow may round float32 products, or runs `tf.function`s
+            or the model's steps eagerly.
         """
         optimizer = private_optimizer_of(self)
         prepare_process()
@@ -400,10 +411,11 @@ class PrivateTraining(BuiltBefore, _Model):
         return optimizer
 
     def _optimizer_for_data(self, method: str | None = None) -> PrivateOptimizer:
-        """The private optimizer, for a method that is given data.
+        """Returns the private optimizer, for a training method that takes data.
 
         Args:
-          method: name of the method if it works on one replica; None for any number.
+          method: the method's name if it supports only one replica; None if it supports
+            any number of replicas.
         """
         optimizer = self._private_optimizer()
         preparation.refuse_preprocessor(self)
@@ -422,17 +434,17 @@ class PrivateTraining(BuiltBefore, _Model):
 
     @property
     def _training(self) -> TrainingState:
-        """The state of this model's training, which no file contains."""
+        """The model's `TrainingState`, which is not saved in files."""
         state: TrainingState = self.__dict__.setdefault(_STATE, TrainingState())
         return state
 
     def _prepare(self, data: Any) -> None:
-        """Builds model and optimizer."""
+        """Builds the model and its optimizer."""
         preparation.build(self, None if self.built else given(next(iter(data))))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A base class that comes before this one may be Keras' own.
+        # Another base class that precedes this mixin may override its methods.
         ours = vars(PrivateTraining).keys() & STEP_METHODS
         replaced = [
             n for n in ours if getattr(cls, n) is not getattr(PrivateTraining, n)
@@ -446,14 +458,15 @@ class PrivateTraining(BuiltBefore, _Model):
             value = preparation.without_dynamic_scale(value)
         super().__setattr__(name, value)
 
-    # What a run has released, or may.
+    # Releases, statements and saved files.
 
     def release(self) -> None:
         """Brings the weights of lazy tables up to date; call it between two steps.
 
         With `make_private(tables="lazy")`, the layers' variables hold the last release
-        until the next one. `fit` releases tables at the ends of epochs; `evaluate` and
-        `predict` release them before they begin. Without lazy tables, this does nothing.
+        until the next one. `fit` releases tables at the end of each epoch; `evaluate`
+        and `predict` release them before they begin. Without lazy tables, this does
+        nothing.
 
         Raises:
           InvalidArgumentError: if something else changed a table since its last release,
@@ -463,7 +476,7 @@ class PrivateTraining(BuiltBefore, _Model):
 
     @property
     def _run(self) -> Any:
-        """The run of the model's optimizer; None if that is not private."""
+        """Returns the optimizer's run; None if the optimizer is not private."""
         return getattr(getattr(self, "optimizer", None), "run", None)
 
     def _before_use(self) -> None:
@@ -472,29 +485,30 @@ class PrivateTraining(BuiltBefore, _Model):
             self._run.release()
 
     def make_test_function(self, force: bool = False) -> Any:
-        """Makes the function of `evaluate`, after a release of tables."""
+        """Makes Keras' test function, after a release of tables."""
         self._before_use()
         return super().make_test_function(force)
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Makes the function of `predict`, after a release of tables."""
+        """Makes Keras' predict function, after a release of tables."""
         self._before_use()
         return super().make_predict_function(force)
 
     evaluate_privately = evaluate_privately
 
     def private_counts(self) -> PrivateCounts | None:
-        """Noisy shares of clipped, zero and bad examples of the steps so far.
+        """Returns noisy shares of clipped, zero and invalid examples.
 
         Returns:
-          The shares. None before the first step, or if the plan has no counts: see
-          `plan.reserve(counts=0.01)`.
+          The shares over all steps so far; None before the first step, or if the plan
+          reserves no budget for
+          counts (see `plan.reserve(counts=0.01)`).
         """
         optimizer = self._private_optimizer()
         return optimizer.run.counts.value(optimizer.steps_taken)
 
     def privacy_statement(self) -> PrivacyStatement:
-        """The statement of the run, including remarks on the layers of this model.
+        """Returns the run's privacy statement, with remarks on this model's layers.
 
         Returns:
           `optimizer.statement()`; its remarks also name layers that were adapted to data,
@@ -539,8 +553,8 @@ class PrivateTraining(BuiltBefore, _Model):
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """Saves as Keras does; a run with a private state file can be resumed from it.
 
-        In such a run, the file is replaced as a whole: an interruption leaves the
-        previous file.
+        In such a run, the saved file is replaced atomically: if saving is interrupted,
+        the previous file remains.
         """
         with self._recorded(filepath, args, kwargs) as path:
             return super().save(path, *args, **kwargs)
@@ -557,7 +571,7 @@ class PrivateTraining(BuiltBefore, _Model):
 
     @contextlib.contextmanager
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-        """Announces a checkpoint to the run; yields the path to write it to."""
+        """Records a checkpoint in the private state file; yields a path to save it."""
         self._before_use()
         if self._run is not None:
             self._run.note_weights()
@@ -573,11 +587,12 @@ class PrivateTraining(BuiltBefore, _Model):
             yield filepath
 
     def get_compile_config(self) -> dict[str, Any]:
-        """The config with the model's optimizer, which Keras' .h5 writer removes.
+        """Returns the compile config, with the optimizer that the .h5 writer removes.
 
-        Without it, a reloaded model would train with RMSprop and without privacy.
-        The settings of the private step are stored with the optimizer's own, where plain
-        models ignore them: `keras.models.clone_model` compiles a plain one by this config.
+        Without the optimizer, a reloaded model would train with RMSprop and without
+        privacy. The settings of the private step are stored in the optimizer's entry.
+        Plain models ignore them there, such as those that `keras.models.clone_model`
+        compiles from this config.
         """
         config = super().get_compile_config()
         optimizer = getattr(self, "optimizer", None)
@@ -591,16 +606,17 @@ class PrivateTraining(BuiltBefore, _Model):
     def _resolve_auto_jit_compile(self) -> bool:
         """Resolves `jit_compile="auto"` as Keras does, except to False for lazy tables.
 
-        In Keras, "auto" means True on a GPU. XLA cannot handle a number of rows that is
-        not known in advance.
+        In Keras, "auto" means True on a GPU. With lazy tables, the number of rows that
+        a step reads is not known in advance, which XLA does not support.
         """
         return self._settings.tables == DENSE and super()._resolve_auto_jit_compile()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles as Keras does, and with the settings of the saved model's step.
+        """Compiles as Keras does, and restores the saved settings of the private step.
 
         Models that override `compile`, such as those of KerasHub, keep the optimizer
-        that they are created with. If their `compile` accepts the saved arguments, it is
+        that they were created with. If their `compile` accepts the saved arguments, it
+        is
         called with them.
         """
         optimizer = config.get("optimizer")
