@@ -1,4 +1,4 @@
-"""The mechanisms that `shakespeare.py` compares, all at the same (epsilon, delta)."""
+"""The mechanisms that `shakespeare.py` compares at the same (epsilon, delta)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Setting:
     def plan(
         self, mechanism: str | tf_bandmf.Strategy, epsilon: float | None = None
     ) -> tf_bandmf.Plan:
-        """Returns a mechanism's plan; `epsilon` defaults to the epsilon of this setting."""
+        """Returns a mechanism's plan; by default, with the epsilon of this setting."""
         if mechanism == "banded":
             mechanism = f"banded:{self.min_separation}"
         return tf_bandmf.plan(
@@ -72,7 +72,7 @@ class Contender:
     """A mechanism of the comparison, with its plan and its learning process.
 
     Attributes:
-      name: a key of `TITLES`.
+      name: the mechanism's key in `TITLES`.
       plan: plan that gives the guarantee; for the mechanism "none", it only determines
         which devices take part.
       process: a learning process.
@@ -89,7 +89,7 @@ class Contender:
 
 
 def build(name: str, setting: Setting) -> Contender:
-    """Builds the mechanism with this name."""
+    """Builds the contender with this name."""
     if name in ("none", "tree"):
         return _of_tff(name, setting)
     plan = setting.plan(name)
@@ -104,7 +104,7 @@ def build(name: str, setting: Setting) -> Contender:
 
 
 def _of_tff(name: str, setting: Setting) -> Contender:
-    """Returns a process of TFF, which gets no tags, so it checks no participation."""
+    """Returns a contender with a process of TFF, which does not check participation."""
     plan = setting.plan("tree" if name == "tree" else "identity")
     if name == "tree":
         aggregator = tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
@@ -150,7 +150,7 @@ def node_noise_multiplier(plan: tf_bandmf.Plan) -> float:
 
 
 def tree_noise(plan: tf_bandmf.Plan) -> float:
-    """Returns the RMS noise of the models with TFF's estimator (Honaker, from below).
+    """Returns the RMS noise of the models with TFF's estimator (Honaker, bottom-up).
 
     The estimate of the sum at a node of level l, from this node and the nodes below it,
     has a variance of 2^l / (2^(l+1) - 1) times that of a node. A prefix of t rounds is
@@ -163,7 +163,7 @@ def tree_noise(plan: tf_bandmf.Plan) -> float:
     numbers: dict[tuple[int, int], int] = {}
 
     def add(row: np.ndarray, level: int, start: int, weight: float) -> None:
-        """Adds the noise of a node's estimate, an optimal mean of it and its children."""
+        """Adds the weights of a node's estimate, which averages it and its children."""
         share = 2.0**level / (2.0 ** (level + 1) - 1.0)
         row[numbers.setdefault((level, start), len(numbers))] += weight * share
         if level:

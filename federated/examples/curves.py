@@ -14,8 +14,8 @@ class Curve:
     Attributes:
       title: the mechanism's title.
       noise: RMSE of the noise in the models, per weight.
-      rounds: numbers of completed rounds at the tests of the model.
-      accuracy, loss: results of these tests: accuracy in [0, 1], loss in nats per
+      rounds: number of completed rounds at each test of the model.
+      accuracy, loss: results of each test: accuracy in [0, 1], loss in nats per
         character.
     """
 

@@ -40,7 +40,7 @@ def model_fn() -> tff.learning.models.VariableModel:
 
 
 class Test:
-    """Computes accuracy and loss of weights on sequences that no device trains on.
+    """Tests the model, with given weights, on sequences that no device trains on.
 
     Args:
       data: the devices' data.

@@ -1,8 +1,8 @@
-"""Measures what a round with a large model costs the server that adds up updates.
+"""Measures the server's time and memory for a round with a large model.
 
     python federated/examples/large_model.py --parameters 10000000 --devices 100
 
-All devices send the same array, so that the program measures only the server's work. It
+All devices send the same array, so the program measures only the server's work. It
 prints the processor time and the wall time of a round in seconds, and the peak memory
 in units of one model with 4 bytes per weight. `docs/federated-deployment.md` quotes the
 figures.
@@ -32,7 +32,7 @@ def peak() -> float:
 
 
 def main() -> None:
-    """Measures the rounds, and prints their cost."""
+    """Measures the rounds, and prints their time and memory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=10_000_000)
     parser.add_argument("--devices", type=int, default=100)

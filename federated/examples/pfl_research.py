@@ -3,7 +3,7 @@
     python federated/examples/pfl_research.py --rounds 60 --cohort 20
 
 pfl-research only simulates devices, and does not count the participations of a user.
-Its sampler "minimize_reuse" takes users in turn, so the separation is the number of
+Its sampler "minimize_reuse" selects users in turn, so the separation is the number of
 users divided by the cohort size. With another sampler, the plan's epsilon does not
 hold. For real devices, which enforce the separation themselves, see docs/federated.md.
 """

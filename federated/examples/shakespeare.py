@@ -48,7 +48,7 @@ def train(
     test: language_model.Test,
     seed: int,
 ) -> curves.Curve:
-    """Runs all rounds; `seed` determines the initial weights, but not the noise."""
+    """Runs all rounds of a mechanism; `seed` sets initial weights, but not noise."""
     process = contender.process
     tf.keras.utils.set_random_seed(seed)
     start = tff.learning.models.ModelWeights.from_model(language_model.build())

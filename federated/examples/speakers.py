@@ -1,4 +1,4 @@
-"""The text "tiny Shakespeare", divided into devices: one for each speaker's lines."""
+"""Divides the text "tiny Shakespeare" into devices: one for each speaker's lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBERS = {symbol: number for number, symbol in enumerate(ALPHABET)}
 
 @dataclasses.dataclass(frozen=True)
 class Speakers:
-    """The sequences of all devices.
+    """The character sequences of all devices, for training and testing.
 
     Attributes:
       train: sequences of each speaker, int32, shape [sequences, LENGTH + 1].
@@ -34,10 +34,10 @@ class Speakers:
     test: np.ndarray
 
     def datasets(self, limit: int) -> dict[str, Callable[[], tf.data.Dataset]]:
-        """Returns functions that make the speakers' (characters, next characters) batches.
+        """Returns functions that make a speaker's batches (characters, next characters).
 
         Args:
-          limit: maximum number of sequences that a device trains on in a participation.
+          limit: maximum number of sequences that a device trains on each time.
         """
 
         def make(sequences: np.ndarray) -> Callable[[], tf.data.Dataset]:
@@ -48,7 +48,7 @@ class Speakers:
 
 
 def load(path: str) -> Speakers:
-    """Reads a text of speeches: for each, "NAME:", its lines and an empty line.
+    """Reads speeches from a text: each is a line "NAME:", lines and an empty line.
 
     Speakers with fewer than two sequences are omitted.
 

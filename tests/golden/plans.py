@@ -4,8 +4,8 @@
     python tests/golden/plans.py --save      # writes plans.json anew
     python tests/golden/plans.py --save --only poisson     # names that contain a word
 
-A commit that should not change numbers leaves the file as it is. A commit that improves
-some numbers saves the new ones, and its message says which, and by how much.
+A commit that is not meant to change numbers leaves plans.json as it is. A commit that
+improves numbers saves the new ones; its message says which improve, and by how much.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _sampled(sampling: str, *mechanisms: str, **options: Any) -> dict[str, Any]:
     }
 
 
-# Closed-form Gaussian mechanisms agree up to the rounding of sums.
+# Plans with closed-form strategies: on other machines, only rounding differs.
 CLOSED = {
     name: _of(name)
     for name in (
@@ -68,7 +68,8 @@ CLOSED = {
     "min sep, lambda_cgd:0.9": _of("lambda_cgd:0.9", APART),
     "min sep, bsr:4": _of("bsr:4", APART),
 }
-# Numerically optimized coefficients agree only within the optimizer's tolerance.
+# Plans with optimized strategies: on other machines, the optimizer may stop at
+# slightly different coefficients.
 OPTIMIZED = {
     name: _of(name)
     for name in (
@@ -84,7 +85,7 @@ OPTIMIZED = {
     "auto": _of("auto", max_memory_vectors=3),
     "auto, no memory": _of("auto", max_memory_vectors=0),
 }
-# These plans are amplified by sampling, without simulation.
+# Plans that are amplified by sampling, without simulation.
 POISSON = {
     **_sampled("poisson", "identity"),
     **_sampled("cyclic-poisson", "identity", "bsr:4", "toeplitz:4", "auto"),
@@ -143,11 +144,11 @@ SLOW = (
 
 
 def tolerance(name: str, field: str) -> float:
-    """Returns the allowed difference, relative to the largest number of the field.
+    """Returns the tolerance of a field, relative to the field's largest number.
 
-    On one machine, all numbers are equal to the last bit. Other machines sum in a
+    On the same machine, all numbers are equal to the last bit. Other machines sum in a
     different order, so an optimizer may stop at another point near the optimum. Near
-    the optimum, the error hardly depends on the point, but amplification does.
+    the optimum, the RMSE hardly depends on the point, but amplification does.
     """
     if name in SIMULATED:
         return 1e-3
@@ -164,7 +165,7 @@ def _made(
     confidence: float | None = None,
     **use: Any,
 ) -> tf_bandmf.Plan:
-    """Makes a plan; also accepts options that `tf_bandmf.plan` does not have."""
+    """Makes a plan; further options apply to `compare` and to `Plan.bounded`."""
     if max_memory_vectors is not None:
         table = tf_bandmf.compare(max_memory_vectors=max_memory_vectors, **use)
         mechanism = table.mechanism
@@ -173,7 +174,7 @@ def _made(
 
 
 def record(name: str) -> dict[str, Any]:
-    """Makes the named plan, and returns its numbers."""
+    """Makes the plan with this name in `PLANS`, and returns its numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plan = _made(**PLANS[name])

@@ -1,4 +1,4 @@
-"""The markers `attack`, `invariant` and `slow_cases`, in each folder of tests.
+"""The pytest markers `attack`, `invariant` and `slow_cases`, for all test folders.
 
     @pytest.mark.attack(
         "Secrets by value in a shared checkpoint",
@@ -12,8 +12,8 @@
 
 Each test marked `attack` is a row of docs/what-was-attacked.md. The cases of a
 parametrized test, and tests with the same title, share one row. The optional fixture
-`figure` records a result in a few words, without numbers that differ from run to run,
-such as a time. `page.py` makes the page from the files of `pytest --junitxml`.
+`figure` records a result in a few words; these must not contain numbers that differ from
+run to run, such as times. `page.py` makes the page from the files of `pytest --junitxml`.
 
 The marker `invariant` names the invariants of docs/guarantee.md that a test checks:
 `pytest -m invariant_5` runs the tests of invariant 5.
@@ -32,7 +32,7 @@ import json
 import pytest
 
 INVARIANTS = range(1, 21)
-# The areas of attacks, in the order of the page.
+# The areas of attacks, in the order of docs/what-was-attacked.md.
 AREAS = {
     "audit": "Audits: a lower bound on epsilon",
     "mutations": "Mechanisms that were broken on purpose",
@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def figure(request):
-    """Returns a function that records an attack's result, the same in every run."""
+    """Returns a function that records an attack's result, for its row of the page."""
 
     def say(text):
         request.node.user_properties.append(("figure", str(text)))

@@ -2,7 +2,7 @@
 
     python tests/reporting/page.py docs/what-was-attacked.md FILE...
 
-Everything above the line `MARK` of the page is written by hand, and is kept.
+Everything above the line `MARK` of the page is written by hand and stays unchanged.
 """
 
 import json
@@ -16,7 +16,7 @@ MARK = "<!-- Below this line: written by `make audit`. -->"
 
 
 def cases_of(path):
-    """Returns the attacks among the tests of a file, in the order of their names."""
+    """Returns the tests marked `attack` in a junit file, ordered by name."""
     cases = []
     for test in ElementTree.parse(path).iter("testcase"):
         said = {
@@ -34,7 +34,7 @@ def cases_of(path):
 
 
 def rows(cases):
-    """Groups cases by title: each group is one row."""
+    """Groups cases by title: each group is one row of a table."""
     groups = {}
     for case in cases:
         groups.setdefault((case["area"], case["title"]), []).append(case)
@@ -42,13 +42,13 @@ def rows(cases):
 
 
 def cell(texts):
-    """Joins the distinct texts, in their order, into one cell of a table."""
+    """Joins the distinct texts, in order, into one cell of a table."""
     distinct = [text for text in dict.fromkeys(texts) if text]
     return "; ".join(distinct).replace("|", "\\|").replace("\n", " ")
 
 
 def outcome(cases):
-    """Returns "held" if every case held, and otherwise all distinct outcomes."""
+    """Returns "held" if all cases have this outcome, else all distinct outcomes."""
     others = [case["outcome"] for case in cases if case["outcome"] != "held"]
     held = len(cases) - len(others)
     count = f" ({len(cases)} cases)" if len(cases) > 1 else ""
@@ -58,7 +58,7 @@ def outcome(cases):
 
 
 def page(cases):
-    """Returns the tables as Markdown."""
+    """Returns the tables of attacks as Markdown."""
     grouped = rows(cases)
     total = len(grouped)
     held = sum(all(c["outcome"] == "held" for c in group) for group in grouped.values())

@@ -1,4 +1,4 @@
-"""Tests whether noise has a strategy's distribution: C times noise must be white."""
+"""Tests whether noise is `C^-1 Z` for a strategy C: C times the noise must be white."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tf_bandmf.strategies import Strategy
 
 @dataclasses.dataclass(frozen=True)
 class Whiteness:
-    """P-values of tests of one sample of noise.
+    """P-values of statistical tests of one sample of noise.
 
     Attributes:
       p_values: by test name, the smallest p-value over steps, pairs of steps and lags,
@@ -26,12 +26,12 @@ class Whiteness:
 
     @property
     def p_value(self) -> float:
-        """P-value of all tests together (Bonferroni)."""
+        """P-value over all tests, with the Bonferroni correction."""
         return min(1.0, min(self.p_values.values()) * len(self.p_values))
 
 
 def rows_of(strategy, size, num_shards=1, *, jit_compile=False, seed):
-    """Returns the noise of all steps, with the parts of all replicas side by side."""
+    """Returns the noise of all steps, [n, d]; concatenates the replicas' coordinates."""
     generator = NoiseGenerator(
         strategy, size, num_shards=num_shards, jit_compile=jit_compile
     )
@@ -53,7 +53,7 @@ def rows_of(strategy, size, num_shards=1, *, jit_compile=False, seed):
 def whiteness(
     strategy: Strategy, noise: np.ndarray, lags: tuple[int, ...] = ()
 ) -> Whiteness:
-    """Tests whether rows of noise are `C^-1 Z` with standard deviation 1.
+    """Tests whether noise is `C^-1 Z` for a standard normal Z.
 
     C times the noise must be independent standard normals, over steps (which tests the
     covariance `C^-1 C^-T`) and over coordinates. The tests are: Kolmogorov-Smirnov
@@ -62,7 +62,7 @@ def whiteness(
     the distances 1, 2, 4, ... and `lags`, of values and of squares; repeated values.
 
     Args:
-      strategy: C.
+      strategy: the strategy, with the matrix C.
       noise: shape [n, d], d >= 64.
       lags: further distances between coordinates, such as those of variables or
         replicas.

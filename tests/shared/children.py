@@ -1,4 +1,4 @@
-"""Child processes that are forked, say lines to their parent, and may be killed."""
+"""Forks child processes, which send lines to the test and may be killed."""
 
 import gc
 import os
@@ -7,7 +7,7 @@ import traceback
 
 
 def fork():
-    """Forks, without garbage collection in the child, which lacks TensorFlow's threads."""
+    """Forks; turns off garbage collection in the child, which lacks TensorFlow's threads."""
     child = os.fork()
     if child == 0:
         gc.disable()
@@ -32,10 +32,10 @@ def start(function):
 
 
 def finish(child, read_end):
-    """Waits for a child to end; returns its exit code, its lines, and its error.
+    """Waits for a child to end; returns its exit code, its lines and its traceback.
 
-    The code is negative if a signal ended the child. An incomplete last line of a child
-    that was killed is left out: it did nothing after it.
+    The exit code is negative if a signal ended the child. An incomplete last line, from
+    a child that was killed while it wrote, is left out.
     """
     with os.fdopen(read_end, "rb") as pipe:
         text = pipe.read().decode()
@@ -45,7 +45,7 @@ def finish(child, read_end):
 
 
 def killer(moment):
-    """Returns a decorator: this process kills itself before decorated call `moment`."""
+    """Returns a decorator that kills the process at call number `moment`, from 1."""
     left = [moment]
 
     def counted(real):

@@ -1,4 +1,4 @@
-"""Floors: lower bounds on delta, computed from Gaussian tails without accountants."""
+"""Lower bounds on delta, computed from Gaussian tails without an accountant."""
 
 import functools
 
@@ -44,8 +44,8 @@ def one_step(probability, noise, epsilon):
 def own_bin(norm, noise, num_bins, epsilon):
     """Returns a lower bound on delta for balls in bins, from the example's own bin.
 
-    The likelihood ratio L is the mean over b bins, so `L >= L_j / b`. Therefore
-    `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, whatever the other columns are.
+    The likelihood ratio L is the mean of the ratios L_j of the b bins, so `L >= L_j / b`.
+    Therefore `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, in which only bin j occurs.
     """
     with mpmath.workdps(DIGITS):
         shifted = mpmath.mpf(epsilon) + mpmath.log(num_bins)
@@ -53,8 +53,7 @@ def own_bin(norm, noise, num_bins, epsilon):
 
 
 def replaced_step(probability, noise, epsilon):
-    """Returns the delta of one sampled step in which an example is replaced by its
-    opposite.
+    """Returns the delta of one sampled step if a contribution changes its sign.
 
     `L(x) = (1 - q + q v(x)) / (1 - q + q v(-x))`, `v(x) = exp((2 x - 1) / (2 sigma^2))`,
     increases in x, so delta is a difference of tails beyond the point where `log L` is
@@ -83,7 +82,7 @@ def replaced_step(probability, noise, epsilon):
 
 
 def best_of_runs(noise, mean, shape, epsilon):
-    """Returns a lower bound on delta for the largest of K Gaussian answers.
+    """Returns a lower bound on delta for releasing the largest of K Gaussian answers.
 
     K has a truncated negative binomial distribution with generating function f, so the
     largest answer is at most t with probability `f(Phi(t))`. Each threshold t gives a

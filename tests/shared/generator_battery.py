@@ -1,9 +1,10 @@
-"""Tests of random bits, selected from NIST SP 800-22 and TestU01.
+"""Statistical tests of random bits, selected from NIST SP 800-22 and TestU01.
 
 Each test takes 2^17 uint32 words, and returns a p-value that is uniform for random
 bits. Sources: A. Rukhin et al., NIST SP 800-22 rev. 1a (2010), sections 2.1 to 2.6 and
-2.11; P. L'Ecuyer and R. Simard, TestU01 (ACM TOMS 33, 2007): birthday spacings,
-collisions, gaps and weights of SmallCrush; G. Marsaglia: ranks of binary matrices.
+2.11, which the tests name by number; P. L'Ecuyer and R. Simard, TestU01 (ACM TOMS 33,
+2007): birthday spacings, collisions, gaps and weights of SmallCrush; G. Marsaglia: ranks
+of binary matrices.
 """
 
 import numpy as np
@@ -26,20 +27,20 @@ def _poisson(count, mean):
 
 
 def monobit(words):
-    """Tests that there are about as many ones as zeros (2.1)."""
+    """Tests that there are about as many ones as zeros (section 2.1)."""
     drawn = bits(words)
     z = (2.0 * drawn.sum() - drawn.size) / np.sqrt(drawn.size)
     return float(2.0 * special.ndtr(-abs(z)))
 
 
 def block_frequency(words):
-    """Tests that half of the bits in each block of 4096 bits are ones (2.2)."""
+    """Tests that half of the bits in each block of 4096 bits are ones (section 2.2)."""
     ones = bits(words).reshape(-1, 4096).sum(1)
     return float(stats.chi2.sf(np.sum((ones - 2048.0) ** 2) / 1024.0, ones.size))
 
 
 def runs(words):
-    """Tests the number of runs of equal bits (2.3)."""
+    """Tests the number of runs of equal bits (section 2.3)."""
     drawn = bits(words)
     changes = int(np.sum(drawn[1:] != drawn[:-1]))
     z = (changes - 0.5 * (drawn.size - 1)) / np.sqrt(0.25 * (drawn.size - 1))
@@ -56,23 +57,23 @@ def bit_positions(words):
 
 
 def serial(words):
-    """Tests that pairs of neighboring bytes are uniform (2.11)."""
+    """Tests that pairs of neighboring bytes are uniform (section 2.11)."""
     part = words.astype("<u4").view(np.uint8).astype(np.int64)
     counts = np.bincount(256 * part[0::2] + part[1::2], minlength=65536)
     return float(_two_sided(stats.chisquare(counts).pvalue))
 
 
 def spectral(words):
-    """Tests the largest spectral amplitude (2.6 counts large amplitudes instead)."""
+    """Tests the largest spectral amplitude (section 2.6 counts large amplitudes)."""
     signal = 2.0 * bits(words[: 2**14]).astype(np.float64) - 1.0
     power = np.abs(np.fft.rfft(signal))[1:-1] ** 2 / signal.size
-    # The powers are independent and exponential; this is the distribution of their
-    # maximum.
+    # The spectral powers are independent and exponential. The p-value comes from the
+    # distribution of their maximum.
     return float(-np.expm1(power.size * np.log1p(-np.exp(-power.max()))))
 
 
 def matrix_rank(words):
-    """Tests the ranks of 32 x 32 matrices over GF(2) (2.5; Marsaglia)."""
+    """Tests the ranks of 32 x 32 matrices over GF(2) (section 2.5; Marsaglia)."""
     rows = words.reshape(-1, 32).copy()
     rank = np.zeros(len(rows), int)
     for column in range(32):
@@ -110,13 +111,13 @@ def birthday_spacings(words):
 
 
 def collisions(words):
-    """Tests that the number of repeated words is Poisson (as in SmallCrush)."""
+    """Tests that the number of repeated words is Poisson distributed (SmallCrush)."""
     repeated = words.size - len(np.unique(words))
     return _poisson(repeated, words.size**2 / 2.0**33)
 
 
 def weights(words):
-    """Tests that the number of ones per word is binomial (SmallCrush)."""
+    """Tests that the number of ones per word is binomially distributed (SmallCrush)."""
     counts = np.bincount(
         bits(words).reshape(-1, 32).sum(1, dtype=np.int64), minlength=33
     )

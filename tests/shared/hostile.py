@@ -52,7 +52,7 @@ class TooSlow(BaseException):
 
 @contextlib.contextmanager
 def limited():
-    """Raises TooSlow if the block runs for too long."""
+    """Raises TooSlow if the `with` block takes more than SECONDS."""
 
     def stop(*_):
         raise TooSlow
@@ -69,13 +69,13 @@ def limited():
 
 
 def complaints(function, usual, right, names):
-    """Tries each hostile value for each argument, and returns complaints, one per line.
+    """Tries each hostile value for each argument; returns one line per wrong response.
 
     Args:
-      function: the function; each call replaces one argument of `usual`.
+      function: the function to test; each call replaces one argument of `usual`.
       usual: valid arguments by name.
       right: function of an argument's name and a hostile value's name; returns
-        whether the argument may have this value.
+        whether this value is valid for the argument.
       names: for an argument, other words that error messages may use for it.
     """
     complaints = []
@@ -107,7 +107,7 @@ def complaint(call, names, is_right):
     except (ValueError, TypeError) as error:
         text = str(error)
         if not any(name in text for name in names):
-            return f"{type(error).__name__} that names none of {names}: {text[:200]}"
+            return f"{type(error).__name__} without any of {names}: {text[:200]}"
         return None
     except TooSlow:
         return f"more than {SECONDS} seconds"

@@ -1,4 +1,4 @@
-"""Banded matrices, and sensitivities by brute force over all patterns and signs."""
+"""Random banded matrices, and brute-force sensitivities over participation patterns."""
 
 import itertools
 
@@ -15,7 +15,7 @@ def random_rows(rng, n, w):
 
 
 def min_sep_patterns(n, b, k):
-    """Yields patterns of up to k of n steps, which are at least b steps apart."""
+    """Yields participation patterns: up to k of n steps, at least b steps apart."""
     for size in range(1, k + 1):
         for pattern in itertools.combinations(range(n), size):
             if all(j - i >= b for i, j in zip(pattern, pattern[1:])):
@@ -23,12 +23,12 @@ def min_sep_patterns(n, b, k):
 
 
 def fixed_patterns(n, b):
-    """Returns the patterns that use the same position in each epoch of b steps."""
+    """Returns participation patterns with one fixed step in each epoch of b steps."""
     return [list(range(i, n, b)) for i in range(b)]
 
 
 def brute_force(dense, patterns):
-    """Returns the largest norm over all patterns and all signs of the contributions."""
+    """Returns the largest norm over all patterns and signs of contributions."""
     best = 0.0
     for pattern in patterns:
         signs = np.array(list(itertools.product([1.0, -1.0], repeat=len(pattern) - 1)))

@@ -1,4 +1,4 @@
-"""Ports of this machine that no program uses."""
+"""Finds network ports that no program uses."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Data sets that are read by index, in batches that they define, or from files."""
+"""Test data as a data set with an index, a `PyDataset` or a TFRecord file."""
 
 import keras
 import tensorflow as tf
@@ -26,7 +26,7 @@ class ByIndex:
 
 
 class InBatches(getattr(keras.utils, "PyDataset", object)):  # Keras 2 has none
-    """A `PyDataset` that divides a structure of arrays into batches of one size."""
+    """A `PyDataset` that divides a structure of arrays into batches of equal size."""
 
     def __init__(self, arrays, size):
         super().__init__()

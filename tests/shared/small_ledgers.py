@@ -1,4 +1,4 @@
-"""Plans that are bound to a ledger, names of runs, and what they spent."""
+"""Plans that are bound to a ledger, and the budget that a data set has spent."""
 
 import hashlib
 

@@ -49,7 +49,7 @@ def make_plan(mechanism="lambda_cgd", **changes):
 
 
 def make_min_sep_plan(num_steps=6, **changes):
-    """Makes a plan with MinSep, for which the caller makes the batches."""
+    """Makes a plan with MinSep sampling, for which tests make the batches."""
     use = {"num_steps": num_steps, "sampling": tf_bandmf.MinSep(3), "batch_size": 4}
     arguments = {"epsilon": 4.0, "delta": 1e-5, **use, "test_seed": 0, **changes}
     return planned("identity", **arguments)
@@ -57,7 +57,7 @@ def make_min_sep_plan(num_steps=6, **changes):
 
 @contextlib.contextmanager
 def dtype_policy(name):
-    """Sets Keras' dtype policy within the block."""
+    """Sets Keras' dtype policy within the `with` block."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(name)
     try:
@@ -123,7 +123,7 @@ def make_private_model(
 
 
 def built(model, weights=None, key=None):
-    """Builds a model's optimizer, as `fit` does; restores weights and key, if given.
+    """Builds a model's optimizer, as `fit` does; may also set its weights and key.
 
     Args:
       model: a private model.
@@ -153,7 +153,7 @@ def plan_and_model(*mechanism, **changes):
 
 @functools.cache
 def straight_weights(mechanism="lambda_cgd", epochs=2, **changes):
-    """Returns read-only weights of a model that took all steps in one `fit`."""
+    """Returns the read-only final weights of a model that ran its plan in one `fit`."""
     plan = make_plan(mechanism, epochs=epochs, **changes)
     model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=epochs, verbose=0)

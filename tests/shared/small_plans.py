@@ -25,6 +25,6 @@ def planned(
 
 
 def schedule_for(participation, num_steps, plan_id, *data, padded=False, **more):
-    """Makes a batch schedule for data and a participation without a plan."""
+    """Makes a batch schedule for data, from a participation instead of a plan."""
     examples = Examples(participation.num_examples, *data, **more)
     return BatchSchedule(participation, num_steps, plan_id, examples, padded)

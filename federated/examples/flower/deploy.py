@@ -1,12 +1,12 @@
-"""A real deployment on one machine, in which kill -9 ends processes midway.
+"""Deploys Flower on one machine, and kills some processes with kill -9 midway.
 
     .venv-flower/bin/python federated/examples/flower/deploy.py --rounds 30
 
 Each SuperNode is a device with one speaker's lines and a separate store. The SuperLink
-and its server are killed once and restarted; two SuperNodes are killed, and one of them
-is not restarted. All processes listen only on 127.0.0.1, without TLS. SuperLink keeps
-the devices' updates only in memory, because it runs without `--database`, and only the
-user who runs this script may read its files.
+and its server are killed once and restarted. Two SuperNodes are killed, and only one of
+them is restarted. All processes listen only on 127.0.0.1, without TLS. SuperLink stores
+the devices' updates only in memory, because it runs without `--database`. Only the user
+who runs this script may read its files.
 """
 
 from __future__ import annotations
@@ -192,11 +192,11 @@ class Deployment:
 
 
 def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
-    """Returns a process and its descendants, some of which have separate sessions.
+    """Returns the ids of a process and its descendants, even in other sessions.
 
     Args:
-      pid: number of the process.
-      forked: (process, parent) pairs of processes that `warm.py` forked for a parent.
+      pid: id of the process.
+      forked: (process id, parent id) pairs, for the processes that `warm.py` forked.
     """
     listed = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
@@ -248,7 +248,9 @@ def main() -> None:
     parser.add_argument("--data", default="", help="file of speeches; default: random")
     parser.add_argument("--port", type=int, default=18120)
     parser.add_argument(
-        "--cold", action="store_true", help="start a Python per message to a device"
+        "--cold",
+        action="store_true",
+        help="start a Python process for each message to a device",
     )
     parser.add_argument("--no-kills", action="store_true")
     options = parser.parse_args()
@@ -282,7 +284,7 @@ def main() -> None:
             run.kill_now("superlink")
             run.kill_now("device 1")  # permanently
             run.start_link()
-            # The new SuperLink does not know the old SuperNodes, which then terminate.
+            # The new SuperLink does not know the old SuperNodes, so they terminate.
             for number in range(options.devices):
                 if number != 1:
                     if f"device {number}" in run.processes:

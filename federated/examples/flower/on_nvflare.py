@@ -1,9 +1,9 @@
-"""The example app on NVIDIA FLARE, which transports Flower's messages between sites.
+"""Runs the app `speakers` on NVIDIA FLARE, which transports Flower's messages.
 
     python federated/examples/flower/on_nvflare.py --devices 4
 
 The sites are processes of NVFlare's simulator. Each site is a device, with its store in
-`OUT/devices`. The server, mod, ledger and report are the same as in `deploy.py`.
+`OUT/devices`. The server, Flower mod, ledger and report are the same as in `deploy.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The example app with many devices in Flower's simulation, whose nodes are Ray tasks.
+"""Runs the app `speakers` with many devices in Flower's simulation, which uses Ray.
 
     .venv-flower/bin/python -m pip install "flwr[simulation]==1.41.0"
     .venv-flower/bin/python federated/examples/flower/simulate.py --devices 200
 
-Each device has its store in `OUT/devices`, as in a deployment. The server, mod, ledger
-and report are the same as in `deploy.py`.
+Each device has its store in `OUT/devices`, as in a deployment. The server, Flower mod,
+ledger and report are the same as in `deploy.py`.
 """
 
 from __future__ import annotations

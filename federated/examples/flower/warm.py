@@ -1,8 +1,8 @@
 """Forks Flower's programs for devices from one process that has imported them.
 
 Flower starts a Python process for each message to a device, which takes 2 processor
-seconds, nearly all for imports. That is harmless on separate devices, but eight devices
-on one machine with two processors hardly make progress. Therefore `deploy.py` puts
+seconds, nearly all for imports. This is harmless on separate devices, but eight devices
+that share two processors hardly make progress. Therefore `deploy.py` puts
 small programs with the names of Flower's programs first on the nodes' PATH. Each small
 program asks the process of this script to fork; the child process runs Flower's program
 with the arguments and outputs of the small program.
@@ -27,7 +27,7 @@ for attempt in range(1200):
     try:
         server.connect({path!r})
         break
-    except (FileNotFoundError, ConnectionRefusedError):  # it imports still
+    except (FileNotFoundError, ConnectionRefusedError):  # it is still importing
         time.sleep(0.1)
 name = os.path.basename(sys.argv[0])
 askers = [os.getpid(), os.getppid()]
@@ -49,7 +49,7 @@ def write_programs(folder: pathlib.Path) -> pathlib.Path:
 
 
 def parents(folder: pathlib.Path) -> list[tuple[int, int]]:
-    """Returns (process, parent) pairs of forked processes and those that requested them."""
+    """Returns the ids of each forked process and of the process that requested it."""
     path = folder / "forked"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]

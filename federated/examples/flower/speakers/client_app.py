@@ -1,4 +1,4 @@
-"""The app on a device, which trains on one speaker's lines within the plan's limits."""
+"""The device's app, which trains on one speaker's lines within the plan's limits."""
 
 import os
 
@@ -16,7 +16,7 @@ def _policy() -> DevicePolicy:
 
 
 def _speaker(context: Context) -> int:
-    """Returns the number of the device's speaker; in a simulation, the partition id."""
+    """Returns the speaker's number; in a simulation, this is the partition id."""
     config = context.node_config
     return int(config.get("speaker", config.get("partition-id", 0)))
 

@@ -1,4 +1,4 @@
-"""The server's evaluation of the models, which it writes to a progress file."""
+"""Evaluates the models on the server, and writes the results to a progress file."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from speakers.text import examples
 
 
 def evaluation(folder: str, text: str) -> Callable[[int, ArrayRecord], MetricRecord]:
-    """Returns an `evaluate_fn`, which tests on speakers that are not on any device.
+    """Returns an `evaluate_fn`, which tests on speakers that no device has.
 
     It appends a line per round to `folder/progress`: round, time in seconds, loss,
     accuracy.

@@ -1,7 +1,7 @@
-"""A next-character model in NumPy, which a device's app can import quickly.
+"""A next-character model in NumPy, so a device's app can import it quickly.
 
-The model is softmax(tanh(E A + a) B + b), where E are the embeddings of the previous
-characters, concatenated.
+The model is softmax(tanh(E A + a) B + b), where E is the concatenation of the
+embeddings of the previous characters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _forward(weights: list[np.ndarray], contexts: np.ndarray) -> tuple[np.ndarra
 
 
 def evaluate(weights: list[np.ndarray], contexts: np.ndarray, after: np.ndarray):
-    """Returns the mean loss and the accuracy on examples."""
+    """Returns the mean loss and the accuracy on the examples (contexts, after)."""
     log_probabilities = _forward(weights, contexts)[2]
     loss = -log_probabilities[np.arange(len(after)), after].mean()
     return float(loss), float((log_probabilities.argmax(axis=1) == after).mean())

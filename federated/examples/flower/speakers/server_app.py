@@ -1,4 +1,4 @@
-"""The app on the server, which runs the plan's remaining rounds."""
+"""The server's app, which runs the remaining rounds of the plan."""
 
 import os
 
@@ -43,7 +43,7 @@ def main(grid: Grid, context: Context) -> None:
         plan,
         strategy.measured,
         operator=OperatorStatements(
-            released="all models, to the devices of this example",
+            released="all models, which are sent to the devices of this demo",
             devices="each speaker is one device",
             enforcement="by the ledger and by each device's store",
         ),

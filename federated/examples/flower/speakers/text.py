@@ -21,7 +21,7 @@ def examples(path: str, speaker: int, limit: int = 600) -> tuple[np.ndarray, ...
     Args:
       path: path of a file with speeches ("NAME:", lines, an empty line), or "" to
         generate them.
-      speaker: number of the speaker; -1 for testing: all speakers that are not devices.
+      speaker: number of the speaker; -1 for all speakers that no device has, for tests.
       limit: maximum number of examples.
 
     Returns:
