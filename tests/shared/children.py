@@ -7,7 +7,7 @@ import traceback
 
 
 def fork():
-    """Forks; turns off garbage collection in the child, which lacks TensorFlow's threads."""
+    """Forks; turns off garbage collection in the child, which has fewer threads."""
     child = os.fork()
     if child == 0:
         gc.disable()
