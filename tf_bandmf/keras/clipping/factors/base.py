@@ -25,15 +25,16 @@ from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.norms import Norms
 from tf_bandmf.keras.clipping.tensors import batches
 
-# The inner-product form costs 2 T^2 (I + O) operations and 2 T^2 floats per example;
-# forming the gradient costs 2 T I O operations and I O floats, but then the sum over
-# examples is cheap. Below this number of parameters, forming the gradient was always
-# faster.
+# A gradient of an [I, O] kernel is the sum of T outer products (terms). Computing its
+# norm from inner products of the terms costs 2 T^2 (I + O) operations and 2 T^2 floats
+# per example. Forming the gradient costs 2 T I O operations and I O floats, but then
+# the sum over examples is cheap. For variables below this number of parameters, forming
+# the gradient was always faster.
 _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
 def prefers_forming(terms: int | None, size: int) -> bool:
-    """Returns whether forming gradients is faster than inner products of their T terms.
+    """Returns whether norms are faster from whole gradients than from their T terms.
 
     Args:
       terms: T, or None if unknown.
@@ -59,9 +60,9 @@ class Measured(NamedTuple):
 
 
 def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sets tensors [B, ...] to zero for the examples that do not count.
+    """Sets tensors [B, ...] to zero for the examples where `counts` is False.
 
-    A weight of zero would not be enough, since zero times infinity is NaN.
+    Multiplying by zero would not be enough, since zero times infinity is NaN.
     """
 
     # A scalar zero is broadcast, because TensorFlow would store an array of zeros for each
@@ -81,7 +82,7 @@ class Factor(abc.ABC):
         """Returns the gradients themselves, `[B, *shape]` float32."""
 
     def measure(self) -> Measured:
-        """Returns norms and the tensors for the weighted sum: here, the gradients."""
+        """Returns the norms, and the tensors from which sums are computed."""
         pinned = norms.pinned(self.instantiate())
         return Measured(norms.of_examples(*pinned), pinned, _tensordot)
 
@@ -99,10 +100,10 @@ class Factor(abc.ABC):
         return Instantiated(self.instantiate() * scale)
 
     def of_units(self, rows: int) -> Factor:
-        """Returns the gradients of units, each the sum over the rows of a unit.
+        """Sums the gradients of each unit, which consists of `rows` consecutive rows.
 
         Args:
-          rows: K; rows [U * K, ...] become units [U, ...].
+          rows: K, the number of rows per unit; gradients [U * K, ...] become [U, ...].
         """
         of_rows = batches.split_first(self.instantiate(), -1, rows)
         return Instantiated(tf.reduce_sum(of_rows, axis=1))
@@ -142,7 +143,7 @@ class Instantiated(Factor):
 
 @dataclasses.dataclass(frozen=True)
 class Product(Factor):
-    """Gradients that are sums of T outer products: `left_bᵀ right_b`.
+    """Gradients that are sums of T outer products: `left[b]ᵀ right[b]` for example b.
 
     Attributes:
       left: [B, T, I].
@@ -151,8 +152,8 @@ class Product(Factor):
       order: the axes of the kernel, as axes of [I, O] after I and O are split into
         axes; empty if the kernel is a reshaped [I, O].
       copied: None; or a smaller tensor [B, ...], and a function that makes `left` from
-        it by copying numbers alone. Accelerators store the smaller tensor, and make
-        `left` twice: for the norms and for the sum.
+        it without arithmetic, by copying entries. Accelerators store the smaller
+        tensor, and make `left` twice: for the norms and for the sum.
     """
 
     left: tf.Tensor
@@ -189,7 +190,7 @@ class Product(Factor):
         source, right = norms.pinned(norms.kept(source), norms.kept(self.right))
         left = make(source)
         if terms == 1:
-            # A single outer product cannot cancel.
+            # In a single outer product, no terms can cancel.
             measured = norms.of_outer_products(left, right)
         elif terms is not None:
             measured = norms.of_terms(left, right)
@@ -209,17 +210,16 @@ class Product(Factor):
     def summed(
         self, weights: tf.Tensor, left: tf.Tensor, right: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the weighted sum over examples from left and right sides."""
+        """Returns the sum over examples of weights times `left[b]ᵀ right[b]`."""
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
         right = right * tf.reshape(weights, [-1, 1, 1])
-        # This is one large matrix product over examples and terms.
         left = tf.reshape(left, [-1, left.shape[-1]])
         right = tf.reshape(right, [-1, right.shape[-1]])
         total = tf.matmul(left, right, transpose_a=True)
         return self._to_kernels(total) if self.order else total
 
     def _to_kernels(self, matrices: tf.Tensor, *batch: int) -> tf.Tensor:
-        """Maps `[*batch, I, O]` to `[*batch, *shape]`."""
+        """Reshapes matrices `[*batch, I, O]` to kernels `[*batch, *shape]`."""
         if self.order:
             places = range(len(self.order))
             split = [self.shape[self.order.index(place)] for place in places]
@@ -244,6 +244,6 @@ def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
 
 def _tensordot(weights: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
     """Contracts weights [B] with gradients [B, ...]; the result is flattened."""
-    # `tf.tensordot` would take forty operations; each costs start-up time.
+    # `tf.tensordot` would add forty operations to the graph, which slow the start-up.
     rows = batches.flattened(gradients)
     return tf.linalg.matvec(rows, weights, transpose_a=True)

@@ -35,12 +35,13 @@ from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat.graphs import gen_xla_ops
 from tf_bandmf.noise.devices import device_kind, traced_under_xla
 
-# The product κ u of the module docstring.
+# κ u in the module docstring.
 ROUNDING = 64 * 2.0**-24
-# Numbers below `_TINY` may be flushed to zero; squared lengths may lose `_VANISHING`.
+# Numbers below `_TINY` may be flushed to zero, so squared norms may be too small by up
+# to `_VANISHING`.
 _TINY, _VANISHING = 2.0**-126, 2.0**-86
 _SHORT = (tf.bfloat16, tf.float16)
-# The most floats that are added in float32; the partial sums are added in float64.
+# Up to this many numbers are added in float32; such partial sums are added in float64.
 _BLOCK = 1024
 
 
@@ -48,7 +49,7 @@ class Norms(NamedTuple):
     """Squared norms, and upper bounds that allow for rounding errors.
 
     Attributes:
-      squared: [B, ...] float64, as measured.
+      squared: [B, ...] float64, the measured squared norms.
       bounds: [B, ...] float64, upper bounds of the squared norm of what an example adds
         to the sum at weight 1. NaN or infinity if there is no bound.
     """
@@ -70,7 +71,8 @@ def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """Makes XLA compute tensors only once for all operations that use them.
 
     Otherwise, XLA may recompute a value at each use, with different rounding (to
-    bfloat16, for example). But norms must be those of the summed numbers.
+    bfloat16, for example). But the norms must be computed from exactly the numbers that
+    are summed.
     """
     if not traced_under_xla():
         return tensors
@@ -78,9 +80,9 @@ def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
 
 
 def kept(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor in the dtype in which it is stored until the norms are known.
+    """Converts a tensor to the dtype in which it is stored until the norms are known.
 
-    The tensor becomes float32. Only on accelerators, a 16-bit tensor is stored
+    This dtype is float32, except for 16-bit tensors on accelerators. These are stored
     unchanged, and converted to float32 before each computation. This conversion is
     exact, so norms and sums are computed from the same numbers without a float32 copy
     in memory.
@@ -94,10 +96,11 @@ def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     """Returns gradients Lᵀ R, float32, from tensors as `kept` returns them.
 
     Products of 16-bit numbers are exact in float32, so accelerators multiply 16-bit
-    operands without float32 copies. This is allowed only for gradients that are formed:
-    their norm is computed from the result, so errors of its sums do not matter. The
-    bounds for gradients that are not formed assume that float32 matrix products round
-    to the nearest number, as products of 16-bit operands need not.
+    operands without float32 copies. This is allowed only for gradients that are
+    computed as whole tensors: their norm is computed from the result, so errors of its
+    sums do not matter. The bounds for other gradients assume that float32 matrix
+    products round to the nearest number. Products of 16-bit operands may round
+    differently.
     """
     if left.dtype == right.dtype and left.dtype in _SHORT:
         return tf.matmul(left, right, transpose_a=True, output_type=tf.float32)
@@ -112,7 +115,7 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
       Norms [...].
     """
     size = tensor.shape[-1]
-    # XLA fuses conversion, square and sum; without XLA, each would be a separate pass.
+    # XLA fuses conversion, square and sum. Without XLA, each of them reads all entries.
     block = None if traced_under_xla() or size is None else _block(size)
     if block is None:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
@@ -120,7 +123,7 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
     if block < size:
         blocks = [size // block, block]
         tensor = tf.reshape(tensor, tf.concat([tf.shape(tensor)[:-1], blocks], 0))
-    # A single operation is three times as fast as squares and a separate sum.
+    # This single operation is three times as fast as `tf.square` and `tf.reduce_sum`.
     roots = tf.cast(tf.math.reduce_euclidean_norm(tensor, -1), tf.float64)
     squared = tf.square(roots)
     if block < size:
@@ -129,12 +132,12 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
 
 
 def of_examples(gradients: tf.Tensor) -> Norms:
-    """Computes the norms [B] of gradients [B, ...] that are formed."""
+    """Computes the norms [B] of gradients [B, ...] from their entries."""
     return of_last_axis(batches.flattened(gradients))
 
 
 def _block(size: int) -> int | None:
-    """Returns the largest divisor of a size up to `_BLOCK`; None if it is below 32."""
+    """Returns the largest divisor of `size` up to `_BLOCK`; None if it is below 32."""
     if size <= _BLOCK:
         return size
     block = next(n for n in range(_BLOCK, 0, -1) if size % n == 0)
@@ -160,7 +163,7 @@ def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:
 
     Args:
       measured: [B] float64, the measured squared norms.
-      absolute: [B] float64, S² of each example.
+      absolute: [B] float64, the S² of that formula for each example.
     """
     root = tf.sqrt(measured + (4.0 * ROUNDING * absolute + 2.0**-100))
     bounds = tf.square(root + ROUNDING * tf.sqrt(absolute))
@@ -189,9 +192,9 @@ def gram(rows: tf.Tensor) -> tf.Tensor:
 
 
 def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
-    """Computes the norms of `of_terms` from inner products [B, T, T]."""
+    """Computes the norms of gradients Lᵀ R from inner products of rows, [B, T, T]."""
     total = tf.reduce_sum(tf.cast(tf.reduce_sum(lefts * rights, -1), tf.float64), -1)
-    # The diagonals are |l_t|² and |r_t|², sums without cancellation.
+    # The diagonals are |l_t|² and |r_t|², so no terms cancel in these sums.
     lengths = [
         tf.sqrt(tf.cast(tf.linalg.diag_part(part), tf.float64) + _VANISHING)
         for part in (lefts, rights)
@@ -201,7 +204,7 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
 
 
 def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
-    """Computes the norms of `of_terms` by forming the gradients."""
+    """Computes the norms of gradients Lᵀ R from their entries."""
     left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
     measured = of_examples(tf.matmul(left, right, transpose_a=True)).squared
     lengths = of_last_axis(left).bounds * of_last_axis(right).bounds

@@ -1,12 +1,12 @@
 """Changes or refuses process settings under which clipping would be wrong.
 
 Some settings round the operands of float32 products. The norm of a gradient and the
-released sum are computed in different ways, often by matrix products. In float32 both
-agree to 1e-6. With operands rounded to TensorFloat-32, bfloat16 or float16, they agree
-to 1e-3 at best, and not at all if terms cancel. No margin of the clip norm can
-compensate for this: contributions could be larger than the plan assumes. Layers, in
-contrast, may compute in reduced precision, which changes the gradient but not the norm
-to which it is clipped.
+released sum are computed in different ways, often by matrix products. In float32, the
+norm agrees with that of the released gradient to 1e-6. With operands rounded to
+TensorFloat-32, bfloat16 or float16, the two agree to 1e-3 at best, and not at all if
+terms cancel. No margin of the clip norm can compensate for this: contributions could be
+larger than the plan assumes. Layers, in contrast, may compute in reduced precision,
+which changes the gradient but not the norm to which it is clipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 import tensorflow as tf
 
-# Environment variables that turn rounding on.
+# Environment variables that let TensorFlow round the operands of float32 products.
 _VARIABLES = (
     "TF_ENABLE_AUTO_MIXED_PRECISION",
     "TF_SET_ONEDNN_FPMATH_MODE",
@@ -26,15 +26,15 @@ _VARIABLES = (
 
 
 def prepare_process() -> None:
-    """Turns TensorFloat-32 off; refuses other settings that would falsify norms.
+    """Turns TensorFloat-32 off; refuses other settings that would make norms wrong.
 
-    TensorFloat-32 is on by default, for GPUs that have it. A message says that it is
+    TensorFloat-32 is on by default for GPUs that have it; a message says that it is
     turned off. Devices are listed without initializing them, so that their memory can
-    still be configured. If TensorFlow ran all functions eagerly, there would be no graph
-    of the step to analyze.
+    still be configured. Eager functions are refused because there would be no graph of
+    the training step to analyze.
 
     Raises:
-      RuntimeError: for such a setting; the message says how to change it.
+      RuntimeError: if such a setting is active; the message says how to change it.
     """
     if tf.config.functions_run_eagerly():
         raise RuntimeError(

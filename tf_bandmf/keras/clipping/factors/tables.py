@@ -22,7 +22,7 @@ class Rows(Factor):
     """Gradients of a lookup table: row `ids[b, t]` receives `values[b, t]`.
 
     Attributes:
-      ids: [B, T] integers below `num_rows`; negative where there is no row.
+      ids: [B, T] integers below `num_rows`; negative where no row is looked up.
       values: [B, T, O].
       num_rows: number of rows of the table.
       product: None; or the gradients of a projection with the same table, which are
@@ -47,7 +47,7 @@ class Rows(Factor):
         return total if other.product is None else total.add(other.product)
 
     def _with_product(self, other: Product) -> Factor | None:
-        """Returns the sum with a product; None if it has no common form."""
+        """Returns the sum with a `Product`; None if `Rows` cannot store the sum."""
         if other.order:
             return None
         product = other if self.product is None else self.product.add(other)
@@ -62,7 +62,7 @@ class Rows(Factor):
         )
 
     def instantiate(self) -> tf.Tensor:
-        # Where there is no row, `tf.one_hot` is 0.
+        # For negative ids, `tf.one_hot` is 0.
         lookups = tf.one_hot(self.ids, self.num_rows)
         table = norms.formed(lookups, tf.cast(self.values, tf.float32))
         return table if self.product is None else table + self.product.instantiate()
@@ -84,14 +84,14 @@ class Rows(Factor):
         return Measured(measured, (values,), self.summed)
 
     def summed(self, weights: tf.Tensor, values: tf.Tensor) -> tf.IndexedSlices:
-        """Returns the weighted sum of these values; rows may occur several times."""
+        """Returns the weighted sum of `values`; its indices may contain duplicates."""
         shape = [self.num_rows, values.shape[-1]]
         values = tf.reshape(values * weights[:, None, None], [-1, shape[1]])
         ids = tf.cast(tf.reshape(self.ids, [-1]), tf.int64)
         return tf.IndexedSlices(values, ids, tf.constant(shape, tf.int64))
 
     def _norms(self, values: tf.Tensor) -> Norms:
-        """Returns the norms, after values that go to the same row are added."""
+        """Computes the norms: adds up the values of each row, then takes squares."""
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
         values = tf.gather(values, order, batch_dims=1)
@@ -125,9 +125,10 @@ class Rows(Factor):
             tf.cast(product.left, tf.float32),
             tf.cast(product.right, tf.float32),
         )
-        # Inner products of the rows [e_id; l_t], and of [v_t; r_t], where e_k is the
-        # k-th unit vector. An inner product with a unit vector is a single entry, so
-        # the unit vectors, which are as long as the table, are never materialized.
+        # The norms follow from inner products of the rows [e_id; l_t], and of the rows
+        # [v_t; r_t], where e_k is the k-th unit vector. An inner product with a unit
+        # vector is a single entry, so the unit vectors, which are as long as the table,
+        # are never materialized.
         equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.float32)
         entries = tf.gather(left, tf.maximum(ids, 0), axis=2, batch_dims=1)
         entries = tf.where(ids[:, None, :] >= 0, entries, 0.0)

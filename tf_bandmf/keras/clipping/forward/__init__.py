@@ -1,1 +1,1 @@
-"""The forward pass, which records the tensors that the rules need."""
+"""The forward pass, which records the tensors for per-example gradients."""

@@ -11,12 +11,12 @@ from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers, remat_mode
 
-# Methods that the private step replaces: an override would be ignored, or break privacy.
+# Methods that private training replaces. Overrides would be ignored, or break privacy.
 STEP_METHODS = ("train_step", "compute_loss", "make_train_function")
 _MODULES = ("keras.", "tf_bandmf.")
 
 
-# Unsupported layers and the reasons.
+# Unsupported layers, each with the reason as the predicate of an error message.
 _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         lambda layer: (
@@ -51,16 +51,15 @@ _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
 def check_supported(model: keras.Model) -> None:
     """Refuses a model that cannot be trained with exact per-example clipping.
 
-    Some problems show only in a forward pass (weights that are read outside their
-    layer, layers that are called in loops, added losses). These are refused when the
-    step is traced.
+    Some problems are found only later, when the training step is traced: weights that
+    are read outside their layer, layers that are called in loops, and added losses.
 
     Args:
       model: a built model.
 
     Raises:
-      UnsupportedModelError: for such a model; the message names the layer, the reason and
-        what to change.
+      UnsupportedModelError: if the model is refused; the message names the layer, the
+        reason and what to change.
     """
     if not model.built:
         raise UnsupportedModelError(
@@ -89,11 +88,11 @@ def check_supported(model: keras.Model) -> None:
 
 
 def refuse_own_step(kind: type, others: Iterable[str] = ()) -> None:
-    """Refuses a class of models that overrides a method of the training step.
+    """Refuses a model class that overrides a method of Keras' training step.
 
     Args:
       kind: the class.
-      others: names of attributes that replace methods of the class.
+      others: names of methods that are replaced by attributes of the model instance.
 
     Raises:
       UnsupportedModelError: if the class, or one of its bases, is not Keras' own, and has

@@ -1,8 +1,10 @@
-"""Finds the layers whose calls are tapped (recorded).
+"""Finds the layers whose calls are recorded ("tapped").
 
-A unit is the smallest layer whose call accounts for all uses of its weights.
-Containers are opened. A layer that owns weights is a unit, with all layers inside it,
-unless a rule is known for its own weights alone.
+A `Unit` is a layer whose calls are recorded. A layer that owns weights is a unit, and
+its inner layers belong to it. If a rule exists for the layer's own weights without its
+inner layers, the inner layers are searched for further units. Containers without
+weights of their own are searched in the same way, unless they run their layers in a
+loop.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from tf_bandmf.keras.clipping.rules import (
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
 
-# Layers that run inner layers in a loop, where a tap would see single time steps.
+# Layers that run inner layers in a loop: a call of an inner layer is one time step.
 _CLOSED = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 def _is_closed(layer: Any) -> bool:
-    """Returns whether a layer is tapped as a whole, together with its inner layers.
+    """Returns whether only a layer's own calls are recorded, not those of inner layers.
 
-    If `TimeDistributed` is built for a known number of steps, it calls its layer once
-    per step. With a table inside, it is opened: tapped as a whole, it would need
-    gradients of all table rows for each example.
+    If `TimeDistributed` is built for a known number of steps, it calls its inner layer
+    once per step, and these calls can be recorded. For an `Embedding` this is
+    necessary: otherwise, each example would need gradients for all rows of the table.
     """
     if type(layer) is not keras.layers.TimeDistributed:
         return isinstance(layer, _CLOSED)
@@ -44,12 +46,12 @@ def _is_closed(layer: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A layer to be tapped.
+    """A layer whose calls are recorded.
 
     Attributes:
       layer: the layer.
-      variables: all trainable variables of the layer and its inner layers; only the
-        layer's own variables if the rule opens the layer.
+      variables: all trainable variables of the layer and its inner layers; or only the
+        layer's own variables, if the calls of inner layers are also recorded.
       rule: the rule for its per-example gradients.
     """
 
@@ -61,12 +63,12 @@ class Unit:
 def find_units(
     model: keras.Model, variables: Sequence[Any], alone: Collection[Any] = ()
 ) -> list[Unit]:
-    """Finds the layers whose calls must be tapped.
+    """Finds the layers whose calls must be recorded.
 
     Args:
       model: a built model.
       variables: the trainable variables of the model.
-      alone: layers that are executed on each example alone.
+      alone: layers that are executed separately for each example.
 
     Returns:
       Units that together cover all variables.

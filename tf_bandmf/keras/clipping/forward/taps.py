@@ -1,4 +1,4 @@
-"""Taps, which record the inputs and outputs of layers in a forward pass."""
+"""Records the inputs and outputs of layers in a forward pass."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 class Recorder:
-    """Records the calls of tapped layers, and the operations that each call made.
+    """Records the calls of layers, and the operations that each call created.
 
     Args:
-      units: the layers to tap.
-      shapes: the `CallShape` of each call, in the order of the calls.
+      units: the layers whose calls are recorded.
+      shapes: the expected `CallShape` of each call, in the order of the calls.
       data: the batch.
 
     Attributes:
       start: number of operations in the graph before the pass.
-      calls: the calls of tapped layers, in the order in which they begin.
-      unit_of: for the number of each operation that a call created, the unit; that of
-        the innermost call.
+      calls: the recorded calls, in the order in which they start.
+      unit_of: maps the number of an operation to the layer whose call created it (the
+        innermost one, if calls are nested).
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Recorder:
 
     @contextlib.contextmanager
     def tapping(self) -> Iterator[None]:
-        """Returns a context that sends this thread's calls of units to the recorder.
+        """Returns a context in which calls to the layers in this thread are recorded.
 
-        Afterwards, the layers' own `call` is restored, even after an error. The
+        On exit, the layers' own `call` is restored, even after an error. The
         replicas of a distribution strategy trace in threads that take turns within a
         forward pass, so only the thread that replaced a `call` sees the replacement.
         """
@@ -62,11 +62,11 @@ class Recorder:
     def _called(
         self, unit: Unit, original: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Handles a call of a unit.
+        """Records and runs a call to the layer of a unit.
 
         Raises:
-          UnsupportedModelError: if the unit is called in a loop or a nested function, or
-            in another order than on symbolic tensors.
+          UnsupportedModelError: if the layer is called in a loop or a nested function,
+            or not in the same order as on symbolic tensors.
         """
         around, layer = self._unit, unit.layer
         if around is not None and not around.rule.opens:
@@ -78,8 +78,8 @@ class Recorder:
                 "per-example gradients cannot be followed. Call it directly from "
                 "`call`, or put the loop and the layer's weights into one layer."
             )
-        # Calls are in the order in which they begin: the call of an opened layer comes
-        # before the calls of its inner layers.
+        # Calls are in the order in which they start: the call to a layer comes before
+        # the calls to its inner layers.
         shape = next(self._shapes, None)
         if shape is None or shape.layer is not layer:
             raise UnsupportedModelError(

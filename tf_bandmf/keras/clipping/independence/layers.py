@@ -1,4 +1,4 @@
-"""Known layers: they give each example its own row, so they need not be opened.
+"""Known layers, which give each example its own row and need no further analysis.
 
 A layer is recognized by its exact class, its built-in `call` and its configuration.
 """
@@ -17,18 +17,18 @@ Condition = Callable[[Any, Shapes], bool]
 
 
 def _images(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether all tensors are batches of images; rank 3 means one image."""
+    """Returns whether all shapes are batches of images; rank 3 is a single image."""
     return all(len(shape) == 4 for shape in shapes)
 
 
 def _vectors(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether rows stay apart; at rank 1, the tensor may be one example."""
+    """Returns whether rows are not mixed; a vector may be treated as one example."""
     one_each = getattr(layer, "output_mode", None) in ("int", "one_hot")
     return one_each or all(len(shape) >= 2 for shape in shapes)
 
 
 def _text(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether the row length of a text is independent of other texts."""
+    """Returns whether a text's number of tokens is independent of other texts."""
     config = layer.get_config()
     padded = config["output_sequence_length"] is not None
     return padded or config["output_mode"] != "int"
@@ -51,7 +51,7 @@ LAYERS: dict[type, Condition] = {
     for name in names.split()
     if hasattr(layers, name)
 }
-# KerasHub classes by name, since KerasHub need not be installed.
+# KerasHub classes are listed by name, since KerasHub may not be installed.
 HUB = frozenset(
     {
         "keras_hub.src.models.deberta_v3.disentangled_self_attention."

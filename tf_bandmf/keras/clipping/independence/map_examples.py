@@ -10,9 +10,10 @@ from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.graphs import depends_on_arguments, nodes_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
-# Operations that TensorFlow vectorizes without mixing examples. Other conversions are
-# not trusted: some number the entries of all examples consecutively, so an index past
-# the end of one example refers to an entry of the next example.
+# Operations that TensorFlow vectorizes without mixing examples. Other operations are
+# not trusted: TensorFlow vectorizes some of them by numbering the entries of all
+# examples consecutively, so an index past the end of one example refers to an entry of
+# the next example.
 VECTORIZABLE = frozenset(
     (
         # Arguments, constants and weights.
@@ -90,9 +91,9 @@ def map_examples(
         # TensorFlow cannot convert some configurations of an operation.
         with contextlib.suppress(Exception):
             return list(vectorized_map(function, elements))
-    # The function was called once before, outside of a loop. If its first call raised
-    # in this loop, TensorFlow would leave a caching device in the variable scope, and
-    # no distribution strategy could be entered any more.
+    # The function was already called once outside of a loop, so errors were raised
+    # there. If they were raised in this loop, TensorFlow would leave a caching device
+    # in the variable scope, and no distribution strategy could be entered any more.
     signature = [tf.TensorSpec(out.shape, out.dtype) for out in graph.outputs]
     return list(
         tf.map_fn(

@@ -1,9 +1,9 @@
 """The table of Keras operations: where each operation puts the axis of examples.
 
 An operation is recognized by its exact class. Its rule gets the operation with its
-attributes, arguments and results, and returns the place of the examples in each result.
-The rule raises `Mixes` if examples meet, and `CannotOpen` if the place of the examples
-cannot be determined.
+attributes, arguments and results, and returns the axis of examples in each result (a
+`Place`). The rule raises `Mixes` if a result combines examples, and `CannotOpen` if the
+axis of examples cannot be determined.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Call(NamedTuple):
       tensors: the tensors among all arguments.
       outputs: the flattened results.
       size: the batch size.
-      place: function that returns the place of examples in a tensor; None if the tensor
-        is shared by all examples.
+      place: function that returns the axis of examples in a tensor; it returns None if
+        the tensor is the same for all examples.
     """
 
     op: Any
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 def tensors_of(structure: Any) -> list[Any]:
-    """Returns the tensors, symbolic or not, and the arrays of a structure."""
+    """Returns all tensors (symbolic or not) and arrays in a nested structure."""
     leaves = keras.tree.flatten(structure)
     return [leaf for leaf in leaves if isinstance(leaf, KerasTensor) or is_array(leaf)]
 
@@ -62,7 +62,7 @@ Axes = Callable[[Any, int], Collection[int]]
 
 
 def _told(op: Any, rank: int) -> Collection[int]:
-    """Returns the axes that attributes of an operation name; None means all axes."""
+    """Returns the axes in an operation's attributes; the value None means all axes."""
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
     if not names:
         raise CannotOpen(f"{type(op).__name__} does not name its axes")
@@ -79,13 +79,13 @@ def _padded(op: Any, rank: int) -> Collection[int]:
 def _within(least: int) -> Axes:
     """Returns a function that returns all axes except the first, which is the batch axis.
 
-    A tensor of a rank below `least` is a single example.
+    For tensors of a rank below `least`, it returns all axes.
     """
     return lambda op, rank: range(1 if rank >= least else 0, rank)
 
 
 def _common(call: Call, several: bool) -> tuple[Place, int]:
-    """Returns the common place of the arguments with examples, and the rank.
+    """Returns the axis of examples, which all arguments must share, and the rank.
 
     Args:
       call: the call.
@@ -102,7 +102,7 @@ def _common(call: Call, several: bool) -> tuple[Place, int]:
 
 
 def _kept(call: Call, place: Place) -> list[Place]:
-    """Returns the place in each result: the only axis as long as the argument's."""
+    """Returns the axis of examples of each result: the only one of its length."""
     length = call.size * place.inner
     places = []
     for tensor in call.outputs:
@@ -117,7 +117,7 @@ def _apart(crossed: Axes | None = None, several: bool = False) -> Rule:
     """Returns a rule for operations that mix entries only along some axes.
 
     Args:
-      crossed: function of an operation and a rank that returns these axes; None if no
+      crossed: function that maps an operation and a rank to these axes; None if no
         entries are mixed.
       several: True if several arguments, which are broadcast, may have examples; False
         if only the first one may.
@@ -148,7 +148,7 @@ def _take(call: Call) -> list[Place]:
 
 
 def _contracted(call: Call, subscripts: str) -> list[Place]:
-    """Returns the place of examples in a tensor product given by an equation."""
+    """Returns the axis of examples in the result of an einsum."""
     operands = call.args
     inputs, output, _ = parse_einsum_input((subscripts, *operands))
     places = set()
@@ -250,8 +250,8 @@ def _classes(names: str) -> list[type]:
 OPERATIONS: dict[type, Rule] = {
     kind: rule for rule, names in _TABLE for kind in _classes(names)
 }
-# Operations that rearrange or repeat entries, as functions of an array in the tensor's
-# shape, the operation, and its other arguments.
+# NumPy versions of operations that rearrange or repeat entries. They take an array in
+# the shape of the first argument, the operation, and its other arguments.
 _ARRANGED: dict[str, Callable[..., Any]] = {
     "GetItem": lambda array, op, key: array[key],
     "Reshape": lambda array, op: array.reshape(op.newshape),

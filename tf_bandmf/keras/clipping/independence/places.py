@@ -1,4 +1,4 @@
-"""Places: where the examples of a batch lie in a tensor."""
+"""A `Place` tells where the examples of a batch are in a tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Place(NamedTuple):
-    """The axis along which examples lie; its length is the batch size times `inner`.
+    """The axis of examples in a tensor; its length is the batch size times `inner`.
 
     Attributes:
       axis: index of the axis, counted from the front.
@@ -24,7 +24,7 @@ ROWS = Place(0)
 
 
 class CallShape(NamedTuple):
-    """One call of a tapped layer, as recorded by a walk.
+    """A call to a layer with trained weights, recorded when the model is analyzed.
 
     Attributes:
       layer: the called layer.
@@ -37,19 +37,19 @@ class CallShape(NamedTuple):
 
 
 ADVICE = (
-    "It mixes examples of the batch. Keep the batch as the first axis and let no operation "
-    "cross it; normalize along other axes (`LayerNormalization`, `GroupNormalization`). If "
-    "each row of a layer depends on one example all the same, vouch for the layer's class "
-    "with `tf_bandmf.keras.extending.register_per_example_layer`."
+    "It mixes examples of the batch. Keep the batch as the first axis, and do not mix "
+    "rows; normalize along other axes (`LayerNormalization`, `GroupNormalization`). If "
+    "each row of a result depends on one example only, vouch for the layer's class with "
+    "`tf_bandmf.keras.extending.register_per_example_layer`."
 )
 
 
 class Mixes(Exception):
-    """Raised if examples of a batch meet, or cannot be told apart.
+    """Raised if a result combines examples of a batch, or they cannot be told apart.
 
     Args:
       reason: predicate of a sentence about the model, such as "mixes examples".
-      advice: a way out.
+      advice: sentences that say what the user can change.
     """
 
     # Without this attribute, Keras would wrap the error in its own message about the
@@ -63,20 +63,20 @@ class Mixes(Exception):
 
 
 class CannotOpen(Exception):
-    """Raised if it is unknown where an operation puts examples.
+    """Raised if it is unknown where an operation puts the axis of examples.
 
     Args:
-      reason: name of the operation that cannot be opened, and the reason.
+      reason: noun phrase that names the operation and the problem.
     """
 
     _keras_call_info_injected = True
 
 
 def same(places: Sequence[Place]) -> Place:
-    """Returns the common place of operands.
+    """Returns the axis of examples, which all operands must share.
 
     Raises:
-      Mixes: if places differ, since examples would meet.
+      Mixes: if the axes differ, since different examples would be combined.
     """
     if any(place != places[0] for place in places):
         raise Mixes("combines tensors whose examples lie along different axes")
@@ -86,17 +86,17 @@ def same(places: Sequence[Place]) -> Place:
 def arranged(
     place: Place, shape: Sequence[int], size: int, arrange: Callable[[Any], Any]
 ) -> tuple[Place, tuple[int, ...]]:
-    """Returns the place after indexing or a reshape, and the shape of its result.
+    """Returns the axis of examples after indexing or reshaping, and the new shape.
 
     Args:
-      place: place of the examples in the tensor.
+      place: axis of examples in the tensor.
       shape: shape of the tensor.
       size: batch size.
-      arrange: the operation as a function of an array. It is tried on an array in which
-        each entry is the number of its example.
+      arrange: the operation as a function of an array. It is called on an array in
+        which each entry is the index of the example to which it belongs.
 
     Raises:
-      Mixes: if the result lacks some examples, or a row has parts of several examples.
+      Mixes: if the result lacks some examples, or has rows with entries of several.
     """
     numbers = _numbers(place.axis, len(shape), size, place.inner)
     result = arrange(np.broadcast_to(numbers, shape))
@@ -117,13 +117,13 @@ def arranged(
 
 
 def _numbers(axis: int, rank: int, size: int, inner: int) -> Any:
-    """Returns the index of its example for each row along an axis."""
+    """Returns the index of the example of each row along an axis."""
     numbers = np.repeat(np.arange(size, dtype=np.uint8), inner)
     return numbers.reshape([-1 if each == axis else 1 for each in range(rank)])
 
 
 def row_of(value: Any, place: Place, size: int) -> Any:
-    """Returns the row of one example from a constant that has a row for each.
+    """Returns a row of a constant that has equal rows for all examples.
 
     Raises:
       Mixes: if the rows differ, since results would depend on the position in the

@@ -13,15 +13,15 @@ _vouched: set[type] = set()
 
 
 def register_per_example_layer(layer_class: _Class) -> _Class:
-    """Vouches that a layer class acts on each example alone; works as a decorator.
+    """Vouches that a layer class keeps examples separate; can be used as a decorator.
 
-    WARNING: nothing checks this. The result of such a layer for an example must be a
-    function of that example, the weights and random numbers alone, for all weights, all
-    other examples and all batch sizes. The same must hold for its gradient. If this is
-    wrong, there is no privacy. The model's `privacy_statement` names the class.
+    WARNING: nothing proves this. The result of such a layer for an example, and the
+    gradient of the result, must depend only on that example, the weights and random
+    numbers, for all weights, all other examples and all batch sizes. Otherwise, there
+    is no privacy. The model's `privacy_statement` names the class.
 
-    Vouching is necessary only for layers that would otherwise be refused, and saves
-    time for layers that would otherwise run on each example by itself.
+    Vouching is necessary only for layers that would otherwise be refused. It saves time
+    for layers that would otherwise run on one example at a time.
 
     Args:
       layer_class: a subclass of `keras.layers.Layer`. Its subclasses are not included.
@@ -32,7 +32,7 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
       The class.
 
     Raises:
-      TypeError: if it is not a layer class.
+      TypeError: if `layer_class` is not a layer class, or is a model class.
     """
     is_layer = isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)
     if not is_layer or issubclass(layer_class, keras.Model):

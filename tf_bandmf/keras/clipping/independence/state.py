@@ -1,8 +1,9 @@
-"""The state that a step may read and write, at any depth of nested functions.
+"""Refuses training steps that write variables or run code outside of the graph.
 
-A variable that is assigned from data carries the data past clipping and noise, into the
-next step or the released model. Only the counters of random generators may change. Code
-outside of the graph (`py_function`) can do anything, so it is refused everywhere.
+If a training step assigned data to a variable, the data would get into the next step or
+the released model without clipping and noise. Only the counters of random generators
+may change. Code outside of the graph (`py_function`) can do anything, so it is refused,
+also in nested functions.
 
 TensorFlow registers operations with side effects as stateful. Stateful operations that
 are not listed here are refused, and so are a few operations with side effects that are
@@ -19,8 +20,8 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.graphs import nodes_of, op_def_registry, origin
 
-# Stateful operations that write nothing that a step reads, and read only what no step
-# changes.
+# Stateful operations that are allowed: they write no state that a step reads, and read
+# no state that a step changes.
 _READS = frozenset(
     "AnonymousHashTable Assert Case CheckNumerics CheckNumericsV2 Empty HashTableV2 If "
     "LookupTableFindV2 LookupTableSizeV2 PrintV2 ReadVariableOp ResourceGather "
@@ -29,7 +30,7 @@ _READS = frozenset(
     "StatefulPartitionedCall StatelessRandomGetAlg VarHandleOp VarIsInitializedOp "
     "VariableShape While WordpieceTokenizeWithOffsets _Arg _Retval".split()
 )
-# Random operations whose draws no seed can repeat.
+# Random operations whose results cannot be reproduced with a seed.
 DRAWS = frozenset(
     "Multinomial ParameterizedTruncatedNormal RandomGamma RandomGammaGrad "
     "RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform "
@@ -54,7 +55,7 @@ def is_pure(node: Any) -> bool:
 
 
 def side_effects(op: Any) -> set[str]:
-    """Returns the types of operations with side effects, also in functions it calls."""
+    """Returns the types of impure operations: `op`, or any in functions it calls."""
     return {node.op for node in nodes_of(op) if not is_pure(node)}
 
 
@@ -79,8 +80,8 @@ def refuse_effects(
       metrics: ids of the handles of metric variables, which depend on the data.
 
     Raises:
-      UnsupportedModelError: for the first such operation; the message names it, and so
-        the layers around it.
+      UnsupportedModelError: for the first such operation. The message contains its
+        name, which includes the names of the layers around it.
     """
     for op in operations:
         read = [id(origin(t)) for t in op.inputs if t.dtype == tf.resource]

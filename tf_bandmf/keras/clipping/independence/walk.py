@@ -1,8 +1,8 @@
-"""Runs a model on symbolic tensors, and tracks where the examples of a batch are.
+"""Runs a model on symbolic tensors, and tracks the axis of examples.
 
-Custom layers, functions and operations are opened: they are run down to the Keras
-operations that they call, which a table describes. Layers that cannot be opened are
-noted, to be executed on each example alone.
+Custom layers, functions and operations are run on symbolic tensors, so that all Keras
+operations that they call are seen. A table describes these operations. Layers that
+cannot be analyzed in this way are listed, to be executed on one example at a time.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tf_bandmf.keras.compat.patching import patched
 from tf_bandmf.keras.compat.recurrent import run_model
 
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta dropout".split()
-# Attributes of operations that contain sizes. The log has the sizes of results instead,
-# except along the axis of examples.
+# Attributes of operations that contain sizes. Instead of them, the log contains the
+# sizes of results, except along the axis of examples.
 _SIZES = frozenset({"newshape", "shape", "repeats", "indices_or_sections"})
-# The length that walks use for axes of unknown length.
+# The length that is assumed for axes of unknown length.
 _LENGTH = 16
 
 
@@ -50,10 +50,10 @@ class Walk:
 
     Args:
       size: the batch size, a number that occurs nowhere else in the model.
-      alone: layers that run on each example alone.
-      units: the tapped layers, whose calls are noted.
-      like: None; or the log of a walk with another batch size, which must be equal to
-        the log of this walk.
+      alone: layers that run on one example at a time.
+      units: the layers whose calls are recorded.
+      like: None; or the log of a `Walk` with another batch size. The new log must be
+        equal to it.
     """
 
     def __init__(
@@ -65,34 +65,35 @@ class Walk:
     ) -> None:
         self.size, self.like = size, like
         self.units = {id(unit.layer): unit for unit in units}
-        # Calls of units, in the order in which they begin.
+        # Recorded calls to layers, in the order in which they start.
         self.calls: list[CallShape] = []
         self._is_within_unit = False
-        # Layers by the ids of results that all examples share, and that the step repeats
-        # for each example.
+        # Maps the `id` of a result to its layer, if the layer was called on tensors
+        # without a batch axis. The training step repeats such tensors for each example.
         self._shared: dict[int, Any] = {}
         self.alone = list(alone)
-        # The log of calls; its numbers must not depend on the batch size.
+        # Operations with their numbers, which must not depend on the batch size.
         self.log: list[Any] = []
         self._places: dict[int, tuple[Any, Place | None]] = {}
 
     def tensor(self, shape: Sequence[int | None], dtype: Any) -> Any:
-        """Returns a symbolic tensor of examples, with shape [B, ...]."""
+        """Returns a symbolic tensor with a batch axis, of shape [B, ...]."""
         sizes = [_LENGTH if n is None else n for n in shape[1:]]
         return self.put(KerasTensor((None, *sizes), dtype), ROWS)
 
     def put(self, tensor: Any, place: Place | None) -> Any:
-        """Notes the place of examples in a symbolic tensor, and returns the tensor."""
+        """Stores the axis of examples of a symbolic tensor, and returns the tensor."""
         self._places[id(tensor)] = (tensor, place)
         return tensor
 
     def place(self, tensor: Any, is_combined: bool = False) -> Place | None:
-        """Returns the place of examples in a tensor; None if all examples share it.
+        """Returns the axis of examples in a tensor; None if it has no such axis.
 
         Args:
           tensor: a tensor, or any other value.
-          is_combined: True if the tensor is only combined entry by entry. This is the
-            only use of a shared result that the step's repetition does not change.
+          is_combined: True if the tensor is an operand of an entry-by-entry operation.
+            No other operation is allowed on a layer's result without a batch axis,
+            which the training step repeats for each example.
         """
         if id(tensor) in self._shared and not is_combined:
             raise _not_told_apart(self._shared[id(tensor)])
@@ -105,23 +106,24 @@ class Walk:
         return self._places.get(id(tensor), (None, None))[1]
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
-        """Returns the shape of a tensor, with the batch size of this walk."""
+        """Returns the shape of a tensor, with `size` as the batch size."""
         size = self.size * (self.place(tensor) or ROWS).inner
         return tuple(size if n is None else n for n in tensor.shape)
 
     def run(self, model: Any, x: Any, training: bool = True) -> Any:
-        """Calls a model on symbolic tensors, as in a step or an evaluation."""
+        """Calls a model on symbolic tensors, as in training or evaluation."""
         with self._hooks(all_layers(model)), keras.StatelessScope():
             return run_model(model, x, training)
 
     @contextlib.contextmanager
     def _hooks(self, layers: Sequence[Any] = ()) -> Iterator[None]:
-        """Redirects calls of layers, and operations on symbolic tensors, to this walk."""
+        """Redirects calls of layers, and operations on symbolic tensors, to `self`."""
         backend, recurrent = keras_operations.backend, keras_operations.RECURRENT
         none = keras_operations.operation, keras_operations.layer
         hooks: list[tuple[Any, str, Callable[..., Any]]] = [
             (keras.Operation, "symbolic_call", self._operation),
-            # Layers that are not in the model belong to the layer that calls them.
+            # A layer that is not in the model is treated as code of the layer that
+            # calls it.
             (
                 keras.Layer,
                 "symbolic_call",
@@ -163,8 +165,8 @@ class Walk:
         place = len(self.log)
         self.log.append(entry)
         if self.like is not None and list(self.like[place : place + 1]) != [entry]:
-            # Do not compare the calls that follow: the layer that is open now will run
-            # on single examples, and the model will be walked again.
+            # Do not compare the calls that follow: the layer that is running now will
+            # be executed on single examples, and the model will be analyzed again.
             self.like = None
             raise Mixes("computes with the number of examples in the batch")
 
@@ -213,7 +215,7 @@ class Walk:
         return outputs
 
     def _arranged(self, arrange: Callable[..., Any], x: Any, *others: Any) -> Any:
-        """Returns the result of indexing or a reshape, and notes the example place."""
+        """Returns the result of indexing or a reshape, with its axis of examples."""
         place = self.place(x)
         if place is None:
             raise CannotOpen("an index that depends on the example")
@@ -228,7 +230,7 @@ class Walk:
         )
 
     def _by_size(self, tensor: Any) -> Place | None:
-        """Returns the axis along which values may be repeated for each example."""
+        """Returns the axis whose length is a multiple of the batch size, if any."""
         for axis, n in enumerate(tensor.shape):
             if n and n % self.size == 0:
                 return Place(axis, n // self.size)
@@ -237,7 +239,7 @@ class Walk:
     # Layers.
 
     def _layer(self, layer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Opens a layer of the model, unless it is known, or runs on single examples."""
+        """Analyzes a call to a layer, unless it is known or runs on single examples."""
         before, was_within = list(self.alone), self._is_within_unit
         unit = None if was_within else self.units.get(id(layer))
         tensors = tensors_of((args, kwargs))
@@ -261,7 +263,7 @@ class Walk:
             self._is_within_unit, mixes = was_within, isinstance(error, Mixes)
             if isinstance(error, Mixes) and error.layer is None:
                 error.layer = layer
-            # Layers inside a unit are part of this unit.
+            # If a recorded layer contains this one, that layer handles the error.
             is_part = was_within or is_alone or not is_symbolic
             if is_part or (isinstance(layer, keras.Model) and mixes):
                 raise
@@ -271,7 +273,7 @@ class Walk:
             self._is_within_unit = was_within
 
     def _rows_of(self, layer: Any, original: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the results of a known layer, where each example has its own row."""
+        """Returns the results of a layer that gives each example its own row."""
         self._note(layer.name)
         tensors = tensors_of((args, kwargs))
         places = [p for t in tensors if (p := self.place(t)) is not None]
@@ -315,7 +317,7 @@ class Walk:
     # Calls that are tapped.
 
     def _of_unit(self, call: CallShape, outputs: Any) -> Any:
-        """Checks that the result of a unit has a row for each example."""
+        """Checks that the result of a recorded call has a row for each example."""
         for tensor in tensors_of(outputs):
             kind = keras.backend.standardize_dtype(tensor.dtype)
             if "float" in kind and self.place(tensor) != ROWS:
@@ -325,10 +327,10 @@ class Walk:
         return outputs
 
     def _noted(self, unit: Any, args: Any, kwargs: Any) -> tuple[CallShape, Any, Any]:
-        """Notes which arguments of a unit are batched, and returns the arguments.
+        """Records which arguments of a call are batched, and returns the arguments.
 
-        Arguments that all examples share are repeated for each example, as in the step: so
-        each example has its own gradient.
+        If no argument is batched, all are repeated for each example, as in the training
+        step, so each example has its own gradient.
         """
         places = [self.place(leaf) for leaf in keras.tree.flatten((args, kwargs))]
         call = CallShape(unit.layer, tuple(place == ROWS for place in places))
@@ -351,11 +353,11 @@ class Walk:
     # State and random numbers.
 
     def _assign(self, original: Any, variable: Any, value: Any) -> Any:
-        # The traced step is searched for writes.
+        # Writes of variables are refused later, in the traced training step.
         return value if isinstance(value, KerasTensor) else original(variable, value)
 
     def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Notes a random draw, which must be new for each example at each step."""
+        """Handles a random draw, which must be new for each example and each step."""
         given = _bound(original, args, kwargs)
         x = given.pop("inputs", None)
         if not tf.executing_eagerly() or is_array(x):
@@ -418,7 +420,7 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, An
 
 
 def _as_operation(operation: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls an operation instead of a backend function if an argument is symbolic."""
+    """Replaces a backend function by a Keras operation if an argument is symbolic."""
     leaves = keras.tree.flatten((args, kwargs))
     is_symbolic = any(isinstance(leaf, KerasTensor) for leaf in leaves)
     return (operation if is_symbolic else original)(*args, **kwargs)
