@@ -110,7 +110,7 @@ class RoundRecord:
     skipped_because: str | None = None
 
 
-class Ledger:
+class Ledger(contextlib.AbstractContextManager):
     """The write-ahead record of one run; a context manager that locks the file.
 
     Args:
@@ -148,9 +148,6 @@ class Ledger:
             database = sqlite3.connect(path, _WAIT, isolation_level=None)
             self._lock.database = database
             self._read(database, run)
-
-    def __enter__(self) -> Ledger:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

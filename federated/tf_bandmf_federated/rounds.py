@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from tf_bandmf import Plan
-from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.accounting.checks import check_word, whole_number
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.cohorts import Cohorts, Selected
 from tf_bandmf_federated.ledger import Ledger
@@ -115,11 +115,7 @@ class Run:
 
     def __post_init__(self) -> None:
         whole_number("release_every", self.release_every)
-        if self.interrupted_round not in _RESTARTS:
-            raise ValueError(
-                f"interrupted_round must be one of {_RESTARTS}, found "
-                f"{self.interrupted_round!r}."
-            )
+        check_word("interrupted_round", self.interrupted_round, _RESTARTS)
         if self.total_rounds is not None:
             check_plan(
                 self.engine.plan, whole_number("total_rounds", self.total_rounds)

@@ -29,7 +29,7 @@ from tf_bandmf.ledger.store import Store
 from tf_bandmf.planning import account as accounts
 from tf_bandmf.planning.composition import Release
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.statement import ONE_EXAMPLE, check_unit
+from tf_bandmf.planning.statement import ONE_EXAMPLE, check_line, check_unit
 from tf_bandmf.strategies import registry
 
 # The ledgers that this process has opened, by their URLs.
@@ -66,7 +66,7 @@ class Ledger:
         self, url: str, *, who: str | None = None, create: bool = True
     ) -> None:
         user = f"{os.environ.get('USER', 'unknown')}@{socket.gethostname()}"
-        self._who = _one_line("who", user if who is None else who)
+        self._who = check_line("who", user if who is None else who)
         self._store = Store(url, create)
         _OPEN[repr(self._store)] = self
 
@@ -102,7 +102,7 @@ class Ledger:
         check_unit(unit)
         if adjacency not in ("zero-out", "replace-one"):
             raise ValueError("adjacency must be zero-out or replace-one.")
-        name, budget = _one_line("name", name), vars(Budget(epsilon, delta, rho))
+        name, budget = check_line("name", name), vars(Budget(epsilon, delta, rho))
         body = {"unit": unit, "adjacency": adjacency, "budget": budget}
         with self._store.transaction(writes=True) as tables:
             if name not in tables.ids():
@@ -238,7 +238,7 @@ class Ledger:
           LedgerError: if the run has not begun, or began with another plan.
           ValueError: if the ledger has already recorded more than `steps` steps.
         """
-        reason = _one_line("reason", reason)
+        reason = check_line("reason", reason)
         with self._store.transaction(writes=True) as tables:
             chain = tables.chain(tables.dataset_of(run))
             for last in chain.of_run(run, "ended"):
@@ -270,7 +270,7 @@ class Ledger:
             must then not be published.
           TypeError: if `what` has any other type.
         """
-        about = _one_line("about", about)
+        about = check_line("about", about)
         with self._store.transaction(writes=True) as tables:
             chain = tables.chain(dataset)
             cost = described(what, chain.dataset)
@@ -383,9 +383,3 @@ def _named(plan: Plan, run: str) -> str:
 def _check_same(first: Entry, plan: Plan) -> None:
     if first.body["fingerprint"] != plan.fingerprint:
         raise LedgerError(f"Run {first.run} began with another plan. Use that plan.")
-
-
-def _one_line(name: str, text: Any) -> str:
-    if not isinstance(text, str) or len(text.strip().splitlines()) != 1:
-        raise ValueError(f"{name} must be one line of text, found {text!r}.")
-    return text.strip()

@@ -343,10 +343,15 @@ def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
 
 
-def check_line(name: str, text: str, must: str = "be one line of text") -> None:
-    """Raises ValueError if the text is not a string with one line."""
+def check_line(name: str, text: str, must: str = "be one line of text") -> str:
+    """Returns the text without outer spaces.
+
+    Raises:
+      ValueError: if the text is not a string with one line.
+    """
     if not isinstance(text, str) or len(text.strip().splitlines()) != 1:
         raise ValueError(f"{name} must {must}, found {text!r}.")
+    return text.strip()
 
 
 def check_unit(unit: str) -> None:

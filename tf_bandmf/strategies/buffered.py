@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.accounting.checks import check_word, whole_number
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register
@@ -66,8 +66,7 @@ def blt(
       ValueError: for an unknown objective, or a number of buffers out of range.
     """
     check_workload(workload)
-    if objective not in ("mean", "max"):
-        raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
+    check_word("objective", objective, ("mean", "max"))
     num_buffers = whole_number("num_buffers", num_buffers, most=_MAX_BUFFERS)
     problem = _Problem(workload, participation, objective)
     best, iterations = _optimum(problem, num_buffers)

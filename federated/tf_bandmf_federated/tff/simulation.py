@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf import Plan
-from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.accounting.checks import check_word, whole_number
 from tf_bandmf_federated.cohorts import Cohorts, Selected
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
@@ -70,10 +70,7 @@ class SimulatedClients:
     def __post_init__(self) -> None:
         self.participation = check_plan(self.plan)
         self.names, self._make_dataset = _clients(self.clients)
-        if self.on_shortage not in _SHORTAGES:
-            raise ValueError(
-                f"on_shortage must be one of {_SHORTAGES}, found {self.on_shortage!r}."
-            )
+        check_word("on_shortage", self.on_shortage, _SHORTAGES)
         if self.seed is None:
             self._seed = secrets.token_bytes(32)
         else:
