@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.analysis import gram_recursion
-from tf_bandmf.files import configs
 from tf_bandmf.optimize import (
     banded_matrices,
     certificate,
@@ -198,11 +197,10 @@ def optimize(
       is convex and `is_certified` is True. The result's value is the objective for the
       returned columns.
     """
-    config = configs.dumps(workload.to_config())
     # A custom objective is traced in every call, because what it computes may have
     # changed.
-    trace = _traced if objective in _NAMED else _traced.__wrapped__
-    problem = trace(config, objective, len(start), separation)
+    trace = _traced if objective in _NAMED else _Problem
+    problem = trace(workload, objective, len(start), separation)
     is_certified = is_certified and objective.is_convex
     position = problem.position(start)
     minimize = functools.partial(
@@ -236,16 +234,6 @@ def optimize(
     return columns.numpy(), dataclasses.replace(result, value=value)
 
 
-# The last problem is cached because the same problem is usually solved twice: first for
-# a draft, then for a plan.
-@functools.lru_cache(maxsize=1)
-def _traced(
-    config: str, objective: Objective, bands: int, separation: int | None
-) -> _Problem:
-    """Returns the traced problem that `optimize` solves.
-
-    The workload is passed as its configuration, because a cached function needs
-    hashable arguments.
-    """
-    workload = Workload.from_config(configs.loads(config))
-    return _Problem(workload, objective, bands, separation)
+# The last problem is cached because the same problem is usually solved twice, for the same
+# `Workload` object: first for a draft, then for a plan.
+_traced = functools.lru_cache(maxsize=1)(_Problem)

@@ -17,7 +17,7 @@ from typing import Callable
 
 import numpy as np
 
-from tf_bandmf.optimize.options import Options
+from tf_bandmf.optimize.options import SEGMENT, Options
 from tf_bandmf.optimize.result import OptimizationResult
 
 _PAIRS = 30
@@ -25,8 +25,6 @@ _ARMIJO, _WOLFE = 1e-4, 0.9
 _MOST_TRIALS = 60
 # The relative decrease of the value below which rounding errors dominate.
 _ROUNDING = 1e-14
-# The number of iterations over which the decrease of the value is measured.
-_SEGMENT = 20
 
 Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
 
@@ -51,39 +49,27 @@ def minimize(
     x = np.array(start, np.float64)
     value, gradient = function(x)
     pairs: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=_PAIRS)
-    iterations, evaluations = 0, 1
-    past = deque([value], maxlen=_SEGMENT + 1)
+    iterations = 0
+    past = deque([value], maxlen=SEGMENT + 1)
     while True:
         norm = float(np.max(np.abs(gradient), initial=0.0))
-        if norm <= options.gradient_tolerance:
-            converged, message = (
-                True,
-                f"gradient norm <= {options.gradient_tolerance:g}",
-            )
-            break
-        if len(past) > _SEGMENT and past[0] - value < options.decrease_tolerance:
-            converged = True
-            message = (
-                f"decrease < {options.decrease_tolerance:g} in {_SEGMENT} iterations"
-            )
-            break
-        if iterations >= options.max_iterations:
-            converged = False
-            message = f"stopped after max_iterations = {options.max_iterations}"
+        # The value is a logarithm, so its decrease is the objective's relative decrease.
+        decrease = past[0] - value if len(past) > SEGMENT else math.inf
+        end = options.judge_progress(norm, decrease, iterations)
+        if end is not None:
             break
         direction = -_product(pairs, gradient)
         if -(gradient @ direction) <= _ROUNDING * max(1.0, abs(value)) and pairs:
-            converged, message = True, "no decrease that float64 resolves"
+            end = True, "no decrease that float64 resolves"
             break
         step = 1.0 if pairs else min(1.0, first_step / norm)
-        trials, point = _line_search(function, x, value, gradient, direction, step)
-        evaluations += trials
+        point = _line_search(function, x, value, gradient, direction, step)
         if point is None:
             if pairs:
                 # Retry without the correction pairs of earlier steps.
                 pairs.clear()
                 continue
-            converged, message = False, "line search failed: no further decrease"
+            end = False, "line search failed: no further decrease"
             break
         position, new_value, new_gradient = point
         difference, change = position - x, new_gradient - gradient
@@ -93,9 +79,7 @@ def minimize(
         past.append(value)
         iterations += 1
     seconds = time.perf_counter() - began
-    return OptimizationResult(
-        x, converged, message, value, norm, iterations, evaluations, seconds
-    )
+    return OptimizationResult(x, *end, value, norm, iterations, seconds)
 
 
 def _product(
@@ -123,19 +107,18 @@ def _line_search(
     gradient: np.ndarray,
     direction: np.ndarray,
     step: float,
-) -> tuple[int, tuple[np.ndarray, float, np.ndarray] | None]:
+) -> tuple[np.ndarray, float, np.ndarray] | None:
     """Searches along a direction for a point of lower value.
 
     Returns:
-      The number of evaluations; and (point, value, gradient), or None if no point had a
-      lower value.
+      The point, its value and its gradient; None if no point had a lower value.
     """
     slope = float(gradient @ direction)
     if not slope < 0.0:
-        return 0, None
+        return None
     low, high = 0.0, math.inf
     best: tuple[np.ndarray, float, np.ndarray] | None = None
-    for trial in range(1, _MOST_TRIALS + 1):
+    for _ in range(_MOST_TRIALS):
         position = x + step * direction
         reached, derivative = function(position)
         if not reached <= value + _ARMIJO * step * slope:
@@ -144,9 +127,9 @@ def _line_search(
             if best is None or reached < best[1]:
                 best = position, reached, derivative
             if derivative @ direction >= _WOLFE * slope:
-                return trial, (position, reached, derivative)
+                return position, reached, derivative
             low = step
         step = 0.5 * (low + high) if math.isfinite(high) else 2.0 * low
         if high - low < 1e-14 * max(high, 1e-300):
             break
-    return _MOST_TRIALS, best
+    return best

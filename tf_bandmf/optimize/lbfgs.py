@@ -19,11 +19,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context
 
-from tf_bandmf.optimize.options import Options
+from tf_bandmf.optimize.options import SEGMENT, Options
 from tf_bandmf.optimize.result import OptimizationResult
-
-# The number of iterations between two checks of the stopping rules.
-_SEGMENT = 20
 
 # If an optimization takes more than this number of iterations, optimizing the graph of
 # an iteration is worthwhile.
@@ -239,9 +236,8 @@ class Minimizer:
         )
         state = self._steps(initial, tf.constant(0), *scaling)
         del initial
-        # The iterations and evaluations before the last restart, and the value at this
-        # restart.
-        earlier, evaluations, restart_value = 0, 1, math.inf
+        # The iterations before the last restart, and the value at this restart.
+        earlier, restart_value = 0, math.inf
         certificate = _Certificate(gap, options.gap_tolerance)
         converged, message = False, ""
         last_done, last_value = 0, math.inf
@@ -254,35 +250,23 @@ class Minimizer:
             objective = math.exp(float(offset) + value / scale)
             if certificate.is_met:
                 break
-            if norm <= options.gradient_tolerance * (1.0 + 1e-9):
-                converged = True
-                message = f"gradient norm <= {options.gradient_tolerance:g}"
-                break
-            decrease = (last_value - value) / scale
-            if done == last_done + _SEGMENT and decrease <= options.decrease_tolerance:
-                converged = True
-                message = (
-                    f"relative decrease <= {options.decrease_tolerance:g} in "
-                    f"{_SEGMENT} iterations"
-                )
+            is_measured = done == last_done + SEGMENT
+            decrease = (last_value - value) / scale if is_measured else math.inf
+            end = options.judge_progress(norm, decrease, done)
+            if end is not None:
+                converged, message = end
                 break
             last_done, last_value = done, value
             if bool(state.failed) or bool(state.converged):
                 # L-BFGS made no step, or a step without effect, although no stopping
                 # rule is met.
                 if not value < restart_value:
-                    converged = False
                     message = "line search failed: no further decrease"
                     break
                 restart_value = value
                 earlier = done
-                evaluations += int(state.num_objective_evaluations)
                 state = self._steps(state.position, tf.constant(0), *scaling)
-            if done >= options.max_iterations:
-                converged = False
-                message = f"stopped after max_iterations = {options.max_iterations}"
-                break
-            limit = min(done + _SEGMENT, options.max_iterations) - earlier
+            limit = min(done + SEGMENT, options.max_iterations) - earlier
             operands = (state, tf.constant(limit, tf.int32), *scaling)
             if self._advance is None:
                 traced = tf.function(self._steps, autograph=False)
@@ -300,7 +284,6 @@ class Minimizer:
             value=objective,
             gradient_norm=norm,
             num_iterations=done,
-            num_evaluations=evaluations + int(state.num_objective_evaluations),
             seconds=time.perf_counter() - began,
             optimality_gap=certificate.value,
         )

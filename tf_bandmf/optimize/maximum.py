@@ -86,8 +86,8 @@ def minimize(
       options: options of each stage.
 
     Returns:
-      The result of the last stage, with the maximum as its value and the iterations,
-      evaluations and seconds of all stages.
+      The result of the last stage, with the maximum as its value and the iterations and
+      seconds of all stages.
     """
     position, weights = start, np.ones(smooth.num_steps)
     results = []
@@ -133,6 +133,5 @@ def minimize(
         message=message,
         optimality_gap=gap,
         num_iterations=sum(each.num_iterations for each in results),
-        num_evaluations=sum(each.num_evaluations for each in results),
         seconds=sum(each.seconds for each in results),
     )

@@ -6,6 +6,9 @@ import dataclasses
 
 from tf_bandmf.accounting.checks import check_nonnegative
 
+# The number of iterations over which the decrease of the objective is measured.
+SEGMENT = 20
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -32,3 +35,23 @@ class Options:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check_nonnegative(field.name, getattr(self, field.name))
+
+    def judge_progress(
+        self, norm: float, decrease: float, iterations: int
+    ) -> tuple[bool, str] | None:
+        """Returns if the optimization has converged, and by which rule; None to go on.
+
+        Args:
+          norm: the maximum absolute entry of the gradient.
+          decrease: the decrease of the objective in the last `SEGMENT` iterations;
+            infinite if there were fewer since it was last measured.
+          iterations: the number of iterations so far.
+        """
+        if norm <= self.gradient_tolerance * (1.0 + 1e-9):
+            return True, f"gradient norm <= {self.gradient_tolerance:g}"
+        if decrease <= self.decrease_tolerance:
+            least = f"{self.decrease_tolerance:g}"
+            return True, f"relative decrease <= {least} in {SEGMENT} iterations"
+        if iterations >= self.max_iterations:
+            return False, f"stopped after max_iterations = {self.max_iterations}"
+        return None

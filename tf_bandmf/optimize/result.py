@@ -20,7 +20,6 @@ class OptimizationResult:
       gradient_norm: maximum absolute entry of the gradient of `scale * log(objective)`
         with respect to the variables.
       num_iterations: number of iterations of L-BFGS.
-      num_evaluations: number of evaluations of value and gradient.
       seconds: wall time, including tracing.
       optimality_gap: certified upper bound on `1 - optimum / value`, or None if there
         is no certificate for this problem.
@@ -32,7 +31,6 @@ class OptimizationResult:
     value: float
     gradient_norm: float
     num_iterations: int
-    num_evaluations: int
     seconds: float
     optimality_gap: float | None = None
 
