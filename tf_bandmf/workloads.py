@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -103,18 +102,7 @@ class Workload:
         return matrices.Inverse(self.inverse()).to_dense()
 
     def to_config(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "num_steps": self.num_steps,
-            "inverse_coefficients": self.inverse_coefficients,
-            "learning_rates": self.learning_rates,
-            "momentum": self.momentum,
-            "decay": self.decay,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Workload:
-        return cls(**config)
+        return dict(vars(self))
 
 
 def is_real(value: Any) -> bool:

@@ -53,7 +53,7 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "account": lambda config: Account(**config),
     "measurements": lambda config: Measurements(**config),
     "sensitivity": lambda config: Sensitivity(**config),
-    "workload": Workload.from_config,
+    "workload": lambda config: Workload(**config),
     "strategy": Strategy.from_config,
     "participation": participation_lib.from_config,
 }

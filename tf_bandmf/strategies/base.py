@@ -110,12 +110,7 @@ class Strategy:
         return dataclasses.replace(self, matrix=self.matrix.in_float32())
 
     def to_config(self) -> dict[str, Any]:
-        return {
-            "family": self.family,
-            "matrix": self.matrix.to_config(),
-            "parameters": dict(self.parameters),
-            "diagnostics": dict(self.diagnostics),
-        }
+        return {**vars(self), "matrix": self.matrix.to_config()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Strategy:
