@@ -6,14 +6,12 @@ Differentially Private Model Training", arXiv:2601.22334.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.participation import Participation
-from tf_bandmf.strategies import one_parameter
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.one_parameter import with_best_fraction
 from tf_bandmf.strategies.registry import Family, Option, register
 from tf_bandmf.workloads import Workload, check_workload, is_real
 
@@ -75,10 +73,7 @@ def optimized_lambda_cgd(
 
     if lambda_ is not None:
         return build(lambda_)
-    lambda_, diagnostics = one_parameter.best_fraction(
-        build, workload, participation, objective
-    )
-    return dataclasses.replace(build(lambda_), diagnostics=diagnostics)
+    return with_best_fraction(build, workload, participation, objective)
 
 
 register(

@@ -14,8 +14,9 @@ import dataclasses
 from tf_bandmf import matrices
 from tf_bandmf.matrices import power_series
 from tf_bandmf.participation import Participation
-from tf_bandmf.strategies import one_parameter, optimized
+from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.one_parameter import with_best_fraction
 from tf_bandmf.strategies.registry import Family, Option, register, with_best_bands
 from tf_bandmf.workloads import Workload, check_workload
 
@@ -85,13 +86,11 @@ def optimized_bifr(
 
         if gamma is not None:
             return build(gamma)
-        best, diagnostics = one_parameter.best_fraction(
-            build, workload, participation, objective
-        )
+        best = with_best_fraction(build, workload, participation, objective)
         # Rounding gamma to four digits keeps names short, and hardly changes the error,
         # which is near its minimum.
-        strategy = build(min(round(best, 4), 0.9999))
-        return dataclasses.replace(strategy, diagnostics=diagnostics)
+        strategy = build(min(round(best.parameters["gamma"], 4), 0.9999))
+        return dataclasses.replace(strategy, diagnostics=best.diagnostics)
 
     best_of = with_best_bands(of_bands)
     return best_of(workload, participation, bands, column_normalized)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
+from tf_bandmf.accounting.checks import check_word
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
@@ -19,13 +21,13 @@ _POINTS = 25
 _TOLERANCE, LONG_RUN = 1e-7, 2**16
 
 
-def best_fraction(
+def with_best_fraction(
     build: Callable[[float], Strategy],
     workload: Workload,
     participation: Participation,
     objective: str,
-) -> tuple[float, dict[str, Any]]:
-    """Returns the fraction in [0, 1) with the smallest error without amplification.
+) -> Strategy:
+    """Returns the strategy with the smallest error without amplification.
 
     Because `1 - fraction` spans orders of magnitude, the search is over its logarithm:
     first on a grid from `0.1 / num_steps` to 1, then between the neighbors of the best
@@ -38,15 +40,14 @@ def best_fraction(
       objective: "mean" for the RMSE, "max" for the MaxSE.
 
     Returns:
-      The fraction, and diagnostics of the search.
+      The strategy of the best fraction, with diagnostics of the search.
 
     Raises:
       ValueError: for an unknown objective.
     """
     import scipy.optimize  # slow to import
 
-    if objective not in ("mean", "max"):
-        raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
+    check_word("objective", objective, ("mean", "max"))
     measure = Strategy.rmse if objective == "mean" else Strategy.max_se
 
     def at(log_rest: float) -> float:
@@ -69,4 +70,5 @@ def best_fraction(
     )
     log_rest = result.x if result.fun < values[best] else grid[best]
     diagnostics = {"objective": objective, "converged": bool(result.success)}
-    return float(-np.expm1(log_rest)), diagnostics
+    strategy = build(float(-np.expm1(log_rest)))
+    return dataclasses.replace(strategy, diagnostics=diagnostics)
