@@ -82,12 +82,8 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
       ValueError: if C needs too much memory per row, or has no such system.
     """
     streaming = matrix.streaming()
-    if isinstance(streaming, matrices.GeometricSums):
-        memory = streaming.memory_vectors
-    elif isinstance(streaming, (matrices.Regeneration, matrices.ForwardSubstitution)):
-        memory = streaming.terms - 1
-    else:
-        raise ValueError(f"Lazy tables do not support {type(streaming).__name__}.")
+    # A regenerated vector is stored, too, because a row cannot regenerate it.
+    memory = streaming.memory_vectors + streaming.regenerations
     if memory + 1 > MOST_ENTRIES:
         raise ValueError(
             f"A lazy table must store at most {MOST_ENTRIES - 1} numbers for each "
@@ -97,7 +93,7 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
     if isinstance(streaming, matrices.GeometricSums):
         system = np.ones([1, 1 + memory, memory + 1])
         system[0, :, :memory] = [streaming.scales, *np.diag(streaming.decays)]
-    else:
+    elif isinstance(streaming, (matrices.Regeneration, matrices.ForwardSubstitution)):
         rows = np.asarray(streaming.rows(), np.float64)
         system = np.zeros([len(rows), 1 + memory, memory + 1])
         # The memory m[t] is (z[t-1], ..., z[t-p+1]), or (y[t-1], ..., y[t-b+1]).
@@ -109,6 +105,8 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
             system[:, 0, :memory] = -rows[:, 1:] / rows[:, :1]
             system[:, 0, memory] = 1.0 / rows[:, 0]
             system[:, 1:2] = system[:, :1]
+    else:
+        raise ValueError(f"Lazy tables do not support {type(streaming).__name__}.")
     if streaming.row_scale is not None:
         scale = np.asarray(streaming.row_scale, np.float64)
         system = np.repeat(system, len(scale) // len(system), axis=0)
