@@ -436,9 +436,8 @@ class Plan:
         steps.
         """
         confidence = self.confidence if confidence is None else confidence
-        matrix = self.strategy.matrix
-        if steps not in (None, self.num_steps):
-            matrix = matrices.leading_block(matrix, steps)
+        rows = self.num_steps if steps is None else steps
+        matrix = matrices.leading_block(self.strategy.matrix, rows)
         base = self.participation.accountant(matrix, confidence)
         return self.measurements.with_evaluations(base)
 
