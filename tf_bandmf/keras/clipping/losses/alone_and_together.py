@@ -1,12 +1,12 @@
 """Finds losses that are meaningful only for a batch, and refuses them or warns.
 
-Private training computes the loss of each example alone. A loss that compares examples
-(Cox's partial likelihood, a covariance, in-batch negatives) has no gradient for a
-single example, so it would train on noise. A loss made of sums over the batch (Dice,
-R², hard examples) has a gradient for a single example, but is a different loss there.
-Both kinds are found by comparing the gradient of the loss of a batch with the gradients
-of the losses of its examples alone. Outputs and targets are made up, with the model's
-shapes and dtypes.
+Private training computes the loss of each example separately. A loss that compares
+examples (Cox's partial likelihood, a covariance, in-batch negatives) has no gradient
+for a single example, so the model would train on noise. A loss made of sums over the
+batch (Dice, R², hard examples) has a gradient for a single example, but for one example
+it is a different loss. Both kinds are found by comparing the gradient of a batch's loss
+with the gradients of the losses of single examples. The check makes up outputs and
+targets in the model's shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 _EXAMPLES = 5
-# Gradients of single examples count as zero below this part of the batch gradient, and as
-# terms of it if the angle and the ratio of the two are right up to _TOLERANCE.
+# Gradients of single examples count as zero if they are below this fraction of the
+# batch gradient. They count as the terms of the batch gradient if the angle and the
+# ratio of norms are right up to _TOLERANCE.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
     "Use a loss of single examples, or put all that is compared into one example (a pair, "
@@ -61,7 +62,7 @@ def check_loss(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
 
 
 def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Compares the loss of made-up examples together with that of each one alone.
+    """Compares the gradients of a batch's loss with those of its examples' losses.
 
     Args:
       model: a compiled model.
@@ -70,15 +71,15 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
       sample_weight: None, or likewise.
 
     Raises:
-      UnsupportedModelError: if a batch of made-up examples has gradients, but those of
-        a single example are zero, not finite, or cannot be computed.
+      UnsupportedModelError: if a batch of made-up examples has gradients, but the
+        gradients of single examples are zero, not finite, or cannot be computed.
     """
     loss = compiled_loss(model)
     made = _made_up(y, y_pred, sample_weight)
     try:
         together = _gradients(loss, made)
     except Exception:
-        return  # The training step will fail, too, and give the reason.
+        return  # The training step will also fail, and its error gives the reason.
     names = ", ".join(repr(part.loss.name) for part in loss_parts(loss))
     cosines = [0.0]
     with contextlib.suppress(Exception):
@@ -108,9 +109,9 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
 def _cosine(together: Any, alone: Any) -> float:
     """Returns the cosine between the batch gradient and those of single examples.
 
-    The cosine is 0 if single examples have no gradients. It is 1 only if their gradients
-    are the terms of the batch gradient, or the batch gradient is zero or not finite, so
-    that nothing can be compared.
+    The cosine is 0 if single examples have no gradients. It is 1 only if their
+    gradients are the terms of the batch gradient, or if nothing can be compared because
+    the batch gradient is zero or not finite.
     """
     alone = np.where(np.isfinite(alone), alone, 0)
     length, size = np.linalg.norm(together), np.linalg.norm(alone)
@@ -119,9 +120,9 @@ def _cosine(together: Any, alone: Any) -> float:
     if size <= _ROUNDING * length:
         return 0.0
     cosine = np.sum(together * alone) / (length * size)
-    # The ratio is 1 / number of examples for a mean, and 1 for a sum. Ratios in between
-    # are accepted, too, since a batch loss may be divided by the number of unmasked
-    # positions.
+    # The ratio of the norms is 1 / number of examples for a mean, and 1 for a sum.
+    # Ratios in between are accepted, too, since a batch loss may be divided by the
+    # number of unmasked positions.
     ratio = length / size
     is_mean_or_sum = (1 - _TOLERANCE) / len(alone) <= ratio <= 1 + _TOLERANCE
     if is_mean_or_sum and cosine >= 1 - _TOLERANCE**2 / 2:
@@ -130,7 +131,7 @@ def _cosine(together: Any, alone: Any) -> float:
 
 
 def _gradients(loss: CompileLoss, example: Any) -> list[Any]:
-    """Returns the gradients of a loss for each output."""
+    """Returns the gradients of a loss with respect to each output."""
     y, p, weight = example
     leaves = keras.tree.flatten(p)
     with tf.GradientTape() as tape, unscaled_losses():
@@ -148,7 +149,7 @@ def _made_up(y: Any, y_pred: Any, weight: Any) -> Any:
     made = made_up((y, outputs, weight), _EXAMPLES)
 
     def with_ones(target: tf.Tensor) -> tf.Tensor:
-        # Floats may be classes, of which 1 is the usual one.
+        # Float targets may be class labels, for which 1 is the usual positive value.
         is_one = tf.cast(target, tf.float32) > 0.5
         return tf.where(is_one, tf.ones_like(target), target)
 

@@ -1,9 +1,9 @@
-"""The compiled loss of each example alone.
+"""The compiled loss of each example.
 
-The loss of example i is the compiled loss of the batch that consists of example i
-alone. It is not row i of an unreduced batch loss: Keras' reductions divide by counts
-over the whole batch (of unmasked steps, of weights), so the loss of one example would
-depend on the other examples.
+The loss of example i is the compiled loss of a batch that consists only of example i.
+It is not row i of an unreduced batch loss: Keras' reductions divide by the number of
+unmasked steps or the sum of weights in the whole batch, so the loss of one example
+would depend on the other examples.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def compiled_loss(model: keras.Model) -> CompileLoss:
       model: a compiled model.
 
     Returns:
-      A callable of (y, y_pred, sample_weight).
+      The loss, which is called with (y, y_pred, sample_weight).
 
     Raises:
       UnsupportedModelError: if the model has no compiled loss.
@@ -60,10 +60,10 @@ def compiled_loss(model: keras.Model) -> CompileLoss:
 def per_example_losses(
     loss: CompileLoss, y: Any, y_pred: Any, sample_weight: Any
 ) -> tf.Tensor:
-    """Computes the loss of each example alone.
+    """Computes the loss of each example as a batch of one.
 
     Args:
-      loss: from `compiled_loss`.
+      loss: the result of `compiled_loss`.
       y: targets, nested tensors [B, ...].
       y_pred: predictions, nested tensors [B, ...].
       sample_weight: None, or nested tensors [B, ...].

@@ -1,12 +1,11 @@
-"""Computes the common Keras losses of all examples from the whole batch at once.
+"""Computes the per-example losses of common Keras losses from the whole batch.
 
-Executing a loss on each example alone takes as many operations as the rest of a small
-model. On a GPU, as a loop over examples, it takes forty times as long as the rest of a
-large model. The common Keras losses do not need this: before reduction, they have one
-value per example and position, which depends on this position of this example alone. A
-closed list holds the functions of these losses, which only built-in loss classes may
-call. Their arguments are restricted, too: the axis must be the last one, and no class
-may be ignored.
+Executing a loss on one example at a time takes as many operations as the rest of a
+small model. As a loop over examples on a GPU, it takes forty times as long as the rest
+of a large model. The common Keras losses do not need this: before reduction, they have
+one value per example and position, which depends only on this position of this example.
+A fixed list contains the functions of these losses. They are accepted only in built-in
+loss classes, with the last axis as `axis`, and without `ignore_class`.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ _FUNCTIONS = (
     keras.losses.mean_squared_error,
     keras.losses.sparse_categorical_crossentropy,
 )
-# For a batch of one row, each of these reductions returns the row's value.
+# Each of these reductions of a single value returns the value.
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "none", None)
 
 
 def row_losses(
     loss: CompileLoss, y: Any, y_pred: Any, sample_weight: Any
 ) -> tf.Tensor | None:
-    """Returns the per-example losses, if they are rows of the batch loss.
+    """Returns the per-example losses, if they are rows of the unreduced batch loss.
 
     Args:
-      loss: from `losses.compiled_loss`.
+      loss: the result of `compiled.compiled_loss`.
       y: targets, nested tensors [B, ...].
       y_pred: predictions, likewise.
       sample_weight: None, or nested tensors [B, ...].
 
     Returns:
-      Losses [B]; or None, if the loss must be executed on each example alone.
+      Losses [B]; or None, if the loss must be executed on one example at a time.
 
     Raises:
       InvalidArgumentError: if the numbers of targets, weights and predictions differ.
@@ -88,7 +87,7 @@ def row_losses(
 
 
 def _ranks_of_targets(loss: Any, rank: int) -> tuple[int, ...]:
-    """Returns the ranks of targets that have the positions of the predictions."""
+    """Returns the ranks of targets that match predictions of a given rank."""
     sparse = loss.fn is keras.losses.sparse_categorical_crossentropy
     return (rank - 1, rank) if rank == 2 or sparse else (rank,)
 
@@ -106,7 +105,7 @@ def _reduced(values: tf.Tensor, reduction: str | None) -> tf.Tensor:
 
 
 def has_rows(loss: Any) -> bool:
-    """Returns whether a loss has one output and a function of the closed list."""
+    """Returns whether a loss has one output and a function from the fixed list."""
     kind = type(loss)
     if kind is not getattr(keras.losses, kind.__name__, LossFunctionWrapper):
         return False

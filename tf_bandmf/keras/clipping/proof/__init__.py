@@ -1,1 +1,1 @@
-"""The proof, on the traced graph, that each loss depends on one example alone."""
+"""The proof, on the traced graph, that each loss depends on one example only."""

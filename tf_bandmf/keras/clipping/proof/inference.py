@@ -1,4 +1,4 @@
-"""Evaluates a model, and proves that it keeps records apart, as in a step."""
+"""Evaluates a model, and proves that each result depends on one record only."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ Measure = Callable[[Any, Any, Callable[[], tf.Tensor]], tf.Tensor]
 def measured_rows(
     model: keras.Model, x: Any, y: Any, measure: Measure, alone: bool = False
 ) -> tf.Tensor:
-    """Evaluates a model in the current graph, and checks that it keeps records apart.
+    """Evaluates a model in the current graph, and checks that it does not mix records.
 
     Args:
       model: a built model.
       x: inputs, tensors [B, ...] that are arguments of the graph.
       y: targets, likewise.
       measure: function that returns a tensor [B, ...]. It gets the targets, the
-        outputs, and a function that returns the compiled loss of each record alone.
+        outputs, and a function that returns the compiled loss of each record.
       alone: True if the batch is a single record, which cannot be mixed with others.
 
     Returns:
-      The result of `measure`, whose row i depends on record i alone.
+      The result of `measure`, whose row i depends only on record i.
 
     Raises:
       UnsupportedModelError: if a row may depend on other records, a variable is changed,
         or code outside of the graph runs.
     """
     if not alone and structure_of(model, x, training=False).alone:
-        raise UnsupportedModelError("The model has layers that cannot be opened.")
+        raise UnsupportedModelError("The model has layers that may mix records.")
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     y_pred = model(x, training=False)

@@ -1,4 +1,4 @@
-"""Judges how a model keeps examples apart, and which layers need single examples."""
+"""Finds out which layers mix examples and must run on one example at a time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tf_bandmf.keras.clipping.independence.walk import Walk
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
-# Pairs of batch sizes. Only by chance does one of them occur in a model; then the second
-# pair is tried.
+# Pairs of batch sizes to try. If a model contains one of the first two numbers by
+# chance, the second pair is tried.
 _SIZES = ((179, 181), (191, 193))
 
 
 class Structure(NamedTuple):
-    """How a model keeps the examples of a batch apart.
+    """The layers that mix examples, and the calls from which gradients are computed.
 
     Attributes:
-      alone: layers that must run on each example alone: they cannot be opened, or
-        examples meet in them.
-      units: the layers to tap.
+      alone: layers that must run on one example at a time, because they cannot be
+        analyzed, or mix examples.
+      units: the layers whose calls must be recorded.
       calls: for each call of a unit, in order, which arguments are batched.
     """
 
@@ -40,7 +40,7 @@ def structure_of(
     variables: Sequence[Any] = (),
     training: bool = True,
 ) -> Structure:
-    """Finds layers that must run on each example alone, and calls of tapped layers.
+    """Finds layers that must run on one example at a time, and calls to record.
 
     Args:
       model: a built model.
@@ -49,8 +49,8 @@ def structure_of(
       training: True if the model is trained, False if it is evaluated.
 
     Raises:
-      UnsupportedModelError: if examples of a batch meet outside of a layer, or a layer's
-        gradients of single examples cannot be told apart.
+      UnsupportedModelError: if code outside of layers mixes examples of a batch, or the
+        gradients of single examples for a layer cannot be told apart.
     """
     for sizes in _SIZES:
         try:
@@ -73,10 +73,10 @@ def _tried(
     training: bool,
     sizes: Sequence[int],
 ) -> Structure:
-    """Finds the structure of a model by walks with two batch sizes.
+    """Finds the structure of a model by running it symbolically with two batch sizes.
 
     Raises:
-      Mixes: if examples meet outside of a layer.
+      Mixes: if code outside of layers mixes examples.
     """
     alone: list[Any] = []
     while True:
@@ -101,7 +101,7 @@ def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> None:
     """Runs a model on symbolic tensors, and checks its results.
 
     Raises:
-      Mixes: if examples meet outside of a layer.
+      Mixes: if code outside of layers mixes examples.
     """
     try:
         inputs = batches.map_tensors(lambda t: walk.tensor(t.shape, t.dtype.name), x)

@@ -1,4 +1,4 @@
-"""The forward pass of a step, with the proof that it keeps examples apart."""
+"""The forward pass of a step, with the proof that it does not mix examples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Forward:
     Attributes:
       y_pred: the model's output.
       losses: [B], per-example losses.
-      calls: the calls of tapped layers, in the order in which they begin.
+      calls: the recorded calls to layers, in the order in which they start.
     """
 
     y_pred: Any
@@ -55,16 +55,16 @@ def proved_forward(
     data: Any,
     structure: Structure | None,
 ) -> Iterator[Forward]:
-    """Runs the model and its loss in this graph, and proves that examples stay apart.
+    """Runs a model and its loss, and proves that they do not mix examples.
 
-    The graph has an unknown batch size, even if the size is known, so that the model
-    cannot use the size without being noticed.
+    In the current graph, the batch size is unknown even if it is known elsewhere, so
+    that a use of the batch size can be detected.
 
     Args:
       model: a built and compiled model.
       variables: its trainable variables.
       data: (x, y, sample_weight), tensors [B, ...].
-      structure: the structure of the model for such data, if it was judged before.
+      structure: the result of `structure_of` for such data, if it is already known.
 
     Yields:
       The recorded pass. Operations created in the `with` block belong to the step, and
@@ -101,7 +101,7 @@ def proved_forward(
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.shape[0] is None:
-        # XLA would take the placeholder for a constant, and recompile for each batch.
+        # XLA would treat the placeholder as a constant, and recompile for each batch.
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(
         input=tensor, shape=[None, *tensor.shape[1:]]
@@ -122,15 +122,15 @@ def _refuse_added_losses(model: keras.Model) -> None:
 def _check_reads(
     model: keras.Model, variables: Sequence[Any], recorder: Recorder
 ) -> None:
-    """Refuses reads of weights that no tapped call accounts for.
+    """Refuses reads of weights outside of recorded calls.
 
-    Per-example gradients come from tapped calls alone. If a weight is also read
+    Per-example gradients come only from recorded calls. If a weight is also read
     elsewhere (by a decoder that uses an embedding table, or a loss that penalizes a
     kernel), a part of its gradient would silently be lost.
 
     Raises:
-      UnsupportedModelError: if there is such a read; or if a layer must run twice, but
-        its random numbers cannot be repeated.
+      UnsupportedModelError: if there is such a read, or if a layer that must run twice
+        draws random numbers that cannot be repeated.
     """
     owners = {key: variable for variable in variables for key in handles([variable])}
     operations = tf.compat.v1.get_default_graph().get_operations()[recorder.start :]

@@ -11,15 +11,15 @@ from tf_bandmf.keras.compat.keras_objects import tensorflow_value
 def regularization_gradients(model: keras.Model) -> list[tf.Tensor]:
     """Returns the gradients of the model's weight regularizers.
 
-    These gradients depend on weights alone, not on data, so they cost no privacy and
+    These gradients depend only on weights, not on data, so they cost no privacy and
     need no clipping. Add them to the mean gradient *after* noise is added.
 
     Args:
       model: a built model.
 
     Returns:
-      Float32 tensors aligned with `model.trainable_variables`, zeros where a weight
-      has no regularizer.
+      Float32 tensors in the order of `model.trainable_variables`, zeros for a weight
+      without a regularizer.
     """
     variables = model.trainable_variables
     raw = [tensorflow_value(variable) for variable in variables]

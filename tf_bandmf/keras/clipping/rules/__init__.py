@@ -1,4 +1,4 @@
-"""Norm rules: how each kind of layer yields per-example gradients."""
+"""Norm rules, which compute per-example gradients for each kind of layer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +35,8 @@ def rule_for(layer: Any, variables: Sequence[Any], own: Sequence[Any] = ()) -> R
     Args:
       layer: a built layer.
       variables: the trainable variables of the layer and its inner layers.
-      own: those that the layer itself owns. A rule that opens the layer is for these.
+      own: the variables that the layer itself owns, for rules that do not cover the
+        inner layers (`Rule.opens`).
 
     Returns:
       The rule; `PerExampleRule` if no other applies.
@@ -51,18 +52,19 @@ def rule_for(layer: Any, variables: Sequence[Any], own: Sequence[Any] = ()) -> R
 def register_rule(rule: Rule) -> Rule:
     """Registers a rule for custom layers, which takes precedence over all others.
 
-    A rule says for which layers it is exact (`supports`), taps the tensors that it
-    needs in the forward pass, and returns factors of the per-example gradients. The
-    self-check of private training compares these with the gradients of single examples.
+    A rule says for which layers it is exact (`supports`), asks in the forward pass for
+    the gradients of some tensors, and returns the per-example gradients in factored
+    form. The self-check of private training compares them with the gradients of single
+    examples.
 
     Args:
-      rule: an instance.
+      rule: an instance of a subclass of `Rule`.
 
     Returns:
       The rule.
 
     Raises:
-      TypeError: if it is not an instance of a subclass of `Rule`.
+      TypeError: if `rule` is not such an instance.
     """
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be an instance of Rule, found {rule!r}.")

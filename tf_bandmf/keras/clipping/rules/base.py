@@ -1,4 +1,4 @@
-"""The base classes of norm rules: how a kind of layer yields per-example gradients."""
+"""Base classes of norm rules, which compute per-example gradients of layers."""
 
 import abc
 import dataclasses
@@ -15,18 +15,18 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 @dataclasses.dataclass
 class LayerCall:
-    """One call of a tapped layer in the forward pass.
+    """A recorded call to a layer in the forward pass.
 
     Attributes:
       layer: the layer.
-      variables: the trainable variables whose gradient is taken.
+      variables: the trainable variables whose gradients the rule computes.
       original: the layer's own `call`.
       args: positional arguments of the call.
       kwargs: keyword arguments of the call.
-      taps: tensors [B, ...] whose gradients the rule asked for.
+      taps: tensors [B, ...] for which the rule needs the gradients of the losses.
       batched: for each tensor among the arguments, True if its first axis is the batch
         axis.
-      notes: values that the rule keeps from the forward pass.
+      notes: values from the forward pass that the rule needs for the gradients.
       replaced: the operations to which the rule gave a custom gradient.
     """
 
@@ -41,10 +41,10 @@ class LayerCall:
     replaced: list[Any] = dataclasses.field(default_factory=list)
 
     def tap(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Asks for the gradient of a tensor, and returns a copy to use in its place.
+        """Requests the gradient of a tensor, and returns a copy to use in its place.
 
-        A layer may return one tensor twice, or return its input. Thanks to the copy,
-        the gradient belongs to this output alone.
+        A layer may return the same tensor twice, or return its input. Because of the
+        copy, the gradient contains no contributions from these other uses.
         """
         copy = tf.identity(tensor)
         self.taps.append(copy)
@@ -71,15 +71,15 @@ class LayerCall:
 
 
 class Rule(abc.ABC):
-    """Computes factors of per-example gradients for one kind of layer.
+    """Computes per-example gradients, in factored form, for one kind of layer.
 
-    By default, a rule taps one tensor, the output of the layer.
+    By default, a rule needs the gradient of one tensor, the output of the layer.
 
     Attributes:
       runs_again: True if the rule runs the layer a second time on the batched
         arguments. For all other rules, the first argument must be batched.
-      opens: True if the rule is only for the layer's own variables, while its inner
-        layers are tapped with their own rules.
+      opens: True if the rule is only for the layer's own variables, and calls to its
+        inner layers are recorded with their own rules.
     """
 
     runs_again = False
@@ -90,7 +90,7 @@ class Rule(abc.ABC):
         """Returns whether the rule is exact for a layer with these variables."""
 
     def forward(self, call: LayerCall) -> Any:
-        """Runs the layer, taps tensors for the rule, and returns the layer's output."""
+        """Runs the layer, requests gradients (`call.tap`), and returns the output."""
         return call.tap(call.run())
 
     @abc.abstractmethod
@@ -99,20 +99,20 @@ class Rule(abc.ABC):
 
         Args:
           call: the recorded call.
-          gradients: the gradient of the summed losses for each tap, [B, ...]; None for
-            a tap on which the loss does not depend, if there are others.
+          gradients: the gradient of the summed losses for each tensor in `call.taps`,
+            [B, ...]; None if the loss does not depend on it, but on other ones.
         """
 
 
 def is_plain(layer: Any, *kinds: type | str, adapted: bool = False) -> bool:
-    """Returns whether a layer has exactly one of these classes, and its own `call`.
+    """Returns whether a layer's class is one of `kinds`, and its `call` is unchanged.
 
-    A subclass may compute anything, so it is left to `PerExampleRule`.
+    Subclasses may compute anything, so this is False for them.
 
     Args:
       layer: a built layer.
       kinds: classes; or full names of classes, for packages that may not be installed.
-      adapted: True to allow an adapter (LoRA).
+      adapted: True if the layer may have an adapter (LoRA).
     """
     cls = type(layer)
     return (
@@ -145,7 +145,7 @@ class LayerRule(Rule):
     takes_adapters = False
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class: the layer must fit, and train only its `weights`."""
+        """Returns whether the layer fits, and only its `weights` are trainable."""
         if not self.fits(layer):
             return False
         weights = {id(variable) for variable in self.weights(layer)}
@@ -157,20 +157,20 @@ class LayerRule(Rule):
 
     @abc.abstractmethod
     def weights(self, layer: Any) -> Sequence[Any]:
-        """Returns the variables for which the rule gives factors; None for a missing one.
+        """Returns the variables with gradients from this rule; None for missing ones.
 
         Args:
-          layer: a layer that fits.
+          layer: a layer for which `fits` is True.
         """
 
 
 class PreActivationRule(LayerRule):
-    """Base class of rules for a kernel and a bias, which tap the activation's input.
+    """Base class of rules that use the gradient of the input of the activation.
 
     Attributes:
-      is_product: True if the layer multiplies matrices. The product must be pinned
-        then: XLA splits it into parts, and would otherwise store all parts until the
-        gradient of the activation is computed.
+      is_product: True if the layer multiplies matrices. If so, `norms.pinned` is
+        applied to the product: XLA splits the product into parts, and would otherwise
+        store all parts until the gradient of the activation is computed.
     """
 
     is_product = False

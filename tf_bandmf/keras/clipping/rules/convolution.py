@@ -27,13 +27,14 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
 from tf_bandmf.noise.devices import traced_under_xla
 
-# Patches are made for images of up to this many positions, and for kernels with up to
-# this many inputs for one output.
+# Input patches are extracted for images with up to this many positions, and for kernels
+# with up to this many inputs per output.
 _FEW_POSITIONS, _FEW_INPUTS = 64, 36
-# From this many multiplications on, computing the gradient of an example takes longer
-# than launching the operation.
+# With at least this many multiplications, computing the gradient of an example takes
+# longer than launching the operation.
 _MANY = 1 << 24
-# Gradients are computed in groups up to this product of input and output channels.
+# A grouped convolution computes gradients up to this product of input and output
+# channels.
 _MOST_OF_A_GROUP = 1 << 12
 
 
@@ -44,12 +45,12 @@ def channels_last(tensor: tf.Tensor, data_format: str) -> tf.Tensor:
 
 
 def _positive(number: Any) -> Any:
-    """Returns a number or a scalar tensor, and 0 in place of a negative one."""
+    """Returns the maximum of 0 and a number or scalar tensor."""
     return max(number, 0) if isinstance(number, int) else tf.maximum(number, 0)
 
 
 class ConvolutionRule(PreActivationRule):
-    """The rule of convolutions: products of input patches and output gradients."""
+    """The rule for convolutions: multiplies input patches by output gradients."""
 
     kinds = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
@@ -68,7 +69,7 @@ class Convolved(Factor):
       layer: the convolution.
       inputs: [B, *spatial, C].
       gradient: [B, *output spatial, F].
-      rows: number of the B rows that form one unit.
+      rows: number of consecutive rows that form one unit.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Convolved(Factor):
         self._terms = elements(gradient.shape[1:-1])
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class: the rows of a unit are added like more positions."""
+        """See the base class. Rows of a unit are summed like positions of an image."""
         return Convolved(self._layer, self._inputs, self._gradient, rows)
 
     def measure(self) -> Measured:
@@ -91,7 +92,7 @@ class Convolved(Factor):
         return self._product().measure()
 
     def _product(self) -> Product:
-        """Returns the same gradients as a product, with a term for each position."""
+        """Returns the gradients as a `Product` with one term per position."""
         kernel = math.prod(self._size) * self._depth * self._layer.groups
 
         def left(inputs: tf.Tensor) -> tf.Tensor:
@@ -105,8 +106,8 @@ class Convolved(Factor):
     def _patches(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns the inputs of each output position: [B, *output spatial, positions * C].
 
-        It takes one strided slice for each position of the kernel, in row-major order:
-        `tf.image.extract_patches` gives the same, but several times slower.
+        There is one strided slice for each position of the kernel, in row-major order.
+        `tf.image.extract_patches` returns the same tensor, but is several times slower.
         """
         layer, paddings, axes = self._layer, [(0, 0)], []
         lengths = keras.ops.shape(inputs)[1:-1]
@@ -126,7 +127,7 @@ class Convolved(Factor):
         return slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class: uses the fastest of three ways (benchmarks/README.md)."""
+        """See the base class. Uses the fastest of three methods."""
         layer, groups = self._layer, self._layer.groups
         places = self._terms * math.prod(layer.strides)
         multiplications = self._terms * math.prod(self._shape)
@@ -175,9 +176,9 @@ class Convolved(Factor):
         return tf.transpose(formed, [3, 0, 1, 2, 4])
 
     def _one_by_one(self) -> tf.Tensor:
-        """Computes the gradient of each unit with TensorFlow's own operation, in a loop.
+        """Computes the gradients in a loop over units, with TensorFlow's own operation.
 
-        This needs no patches. The loop takes about as long as the gradient of the whole
+        No patches are needed. The loop takes about as long as the gradient of the whole
         batch, plus a tenth of a millisecond per unit.
         """
         inputs, gradient = (
@@ -202,7 +203,7 @@ class Convolved(Factor):
         )
 
     def _by_channels(self, product: Product) -> tf.Tensor:
-        """Computes the gradients of a kernel for groups of channels."""
+        """Computes kernel gradients of a convolution with groups of channels."""
         groups = self._layer.groups
         left, right = (tf.cast(t, tf.float32) for t in (product.left, product.right))
         left = reshape_examples(left, -1, math.prod(self._size), groups, self._depth)
@@ -213,7 +214,7 @@ class Convolved(Factor):
 
 @functools.cache
 def groups_have_gradients() -> bool:
-    """Returns whether this CPU has gradients of grouped kernels (from oneDNN)."""
+    """Returns whether this CPU can compute gradients of grouped convolutions."""
     with tf.init_scope(), tf.device("CPU:0"):
         try:
             tf.raw_ops.Conv2DBackpropFilter(

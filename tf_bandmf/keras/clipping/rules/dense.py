@@ -1,10 +1,9 @@
 """Norm rule of `Dense` and `EinsumDense`.
 
-An adapted kernel (LoRA) is W + s A B with a frozen W (Hu et al., 2021, arXiv:2106.09685),
-so that x (W + s A B) = x W + s (x A) B: two products in a row. With g the gradient of the
-output, the gradient of A is the sum of outer products of x and s g Bᵀ, and that of B the
-sum of outer products of s x A and g. No tensor of the size of W is made for single
-examples.
+A kernel with an adapter (LoRA) is W + s A B with a frozen W (Hu et al., 2021,
+arXiv:2106.09685), so x (W + s A B) = x W + s (x A) B. Let g be the gradient of the
+output. The gradient of A is the sum of outer products of x and s g Bᵀ. The gradient of
+B is the sum of outer products of s x A and g. No per-example tensor is as large as W.
 """
 
 import string
@@ -21,9 +20,9 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of, tensorflow_value
 
 
 class DenseRule(PreActivationRule):
-    """The rule of `Dense`, and of `EinsumDense` if its equation has the batch first.
+    """The rule for `Dense`, and for `EinsumDense` if the batch is its first axis.
 
-    A layer may have an adapter if the last letter of the kernel is not in the inputs.
+    Adapters are supported if the last letter of the kernel is not in the inputs.
     """
 
     kinds = (keras.layers.Dense, keras.layers.EinsumDense)
@@ -37,7 +36,7 @@ class DenseRule(PreActivationRule):
         if not super().fits(layer):
             return False
         inputs = _spelled(layer).split(",")[0]
-        # Any rank will do to check that the equation can be parsed.
+        # The rank does not matter for checking that the equation can be parsed.
         equation = parsed(_spelled(layer), len(inputs.replace("...", "A")))
         if equation is None:
             return False
@@ -71,15 +70,15 @@ def _adapter_of(layer: Any) -> tuple[Any, ...]:
 def _of_adapter(
     layer: Any, equation: Equation, inputs: tf.Tensor, gradient: tf.Tensor
 ) -> dict[int, Factor]:
-    """Returns factors of an adapter, by `id` of the Keras variable."""
-    # The adapter's rank r takes the place of the kernel's last letter.
+    """Returns the factors of an adapter's variables, by the `id` of the variable."""
+    # In A, the adapter's rank r replaces the kernel's last letter.
     letters, kernel, outputs = equation
     rank = next(c for c in string.ascii_letters if c not in "".join(equation))
     last = kernel[-1]
     between, of_down = outputs.replace(last, rank), kernel[:-1] + rank
     scale = layer.lora_alpha / layer.lora_rank
     down, up = _adapter_of(layer)
-    # The gradient of A contains B, and that of B contains A.
+    # The gradient of A depends on B, and the gradient of B depends on A.
     scaled_down, scaled_up = (
         scale * tf.cast(tf.convert_to_tensor(tensorflow_value(v)), tf.float32)
         for v in (down, up)

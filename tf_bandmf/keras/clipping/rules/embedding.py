@@ -20,15 +20,15 @@ from tf_bandmf.keras.compat.keras_objects import embeddings_of
 
 
 class EmbeddingRule(LayerRule):
-    """The rule of lookups and projections with one table.
+    """The rule for lookups in a table, and for projections with the same table.
 
-    The gradients of a lookup go to the rows that were looked up, and are added if a row
-    was looked up several times. A call with `reverse=True` multiplies with the transposed
-    table, which gives one outer product per position.
+    The gradients of a lookup belong to the rows that were looked up, and are summed if
+    a row was looked up several times. A call with `reverse=True` multiplies by the
+    transposed table, so its gradient has one outer product per position.
     """
 
     def fits(self, layer: Any) -> bool:
-        """See the base class; subclasses of `ReversibleEmbedding` may override nothing."""
+        """See the base class. Includes subclasses that override nothing."""
         kind: type = keras.layers.ReversibleEmbedding
         is_reversible = isinstance(layer, kind) and not overridden(layer, kind)
         return is_plain(layer, type(layer) if is_reversible else keras.layers.Embedding)
@@ -78,12 +78,12 @@ def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
 
 
 def is_reverse(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a call with these arguments multiplies with the table."""
+    """Returns whether a call with these arguments is a projection, not a lookup."""
     return bool(args[1] if len(args) > 1 else kwargs.get("reverse", False))
 
 
 def rows_of_ids(layer: Any, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the row that an `Embedding` looks up for each id; -1 if there is none."""
+    """Returns the row that an `Embedding` looks up for each id; -1 for invalid ids."""
     num_rows, _ = embeddings_of(layer).shape
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int32)

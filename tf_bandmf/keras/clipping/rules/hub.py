@@ -1,4 +1,4 @@
-"""Norm rule of a KerasHub layer; KerasHub need not be installed.
+"""Norm rule of a KerasHub layer. It works whether or not KerasHub is installed.
 
 The class is recognized by its full name, so the rule never imports KerasHub. Privacy
 does not depend on whether the layer computes what the rule assumes, since clipping uses
@@ -20,7 +20,7 @@ from tf_bandmf.keras.compat.keras_objects import bias_of
 
 
 class MaskedLMHeadRule(PreActivationRule):
-    """The rule for the bias of `MaskedLMHead`; inner layers have their own rules."""
+    """The rule for the bias of `MaskedLMHead`, whose inner layers have other rules."""
 
     kinds = ("keras_hub.src.layers.modeling.masked_lm_head.MaskedLMHead",)
     opens = True

@@ -8,9 +8,10 @@ Such a layer is a subclass of a Keras layer that overrides only the property `ke
             mean, variance = keras.ops.moments(self._kernel, axes=(0, 1, 2), keepdims=True)
             return (self._kernel - mean) * keras.ops.rsqrt(variance + 1e-5)
 
-The subclass treats examples as the Keras layer does. The gradient of the weight is the
-kernel gradient, pulled back through the function. The pull-back takes small operations
-on the kernel gradient of each example, but no convolution of single examples.
+The subclass uses the kernel in the same way as the Keras layer. The gradient of the
+weight is the kernel gradient, backpropagated through the function. This takes small
+operations on the kernel gradient of each example, but no convolution of single
+examples.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class KernelFunctionRule(PreActivationRule):
 
 @dataclasses.dataclass(frozen=True)
 class PulledBack(Factor):
-    """Gradients of a weight, pulled back from the gradients of the kernel.
+    """Gradients of a weight, backpropagated from the gradients of the kernel.
 
     Attributes:
       layer: the layer that owns the weight and computes the kernel.
@@ -68,7 +69,7 @@ class PulledBack(Factor):
     of_kernel: Factor
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class: rows are summed first, since the pull-back is linear."""
+        """See the base class. Rows are summed first: backpropagation is linear."""
         return PulledBack(self.layer, self.of_kernel.of_units(rows))
 
     def instantiate(self) -> tf.Tensor:

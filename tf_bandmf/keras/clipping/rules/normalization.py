@@ -1,6 +1,6 @@
-"""Norm rule of layers that normalize each example and then scale and shift.
+"""Norm rule of layers that normalize each example, and then scale and shift it.
 
-To get the normalized values, the layer is run with an identity scale and shift.
+To get the normalized values, the layer is run without scaling and shifting.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from keras import layers
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.rules.base import LayerCall, LayerRule, of_spread
 
-# For each class, the scale at which the layer does not rescale. KerasHub layers are
-# recognized by their full names, since KerasHub need not be installed; two of its layers
-# add 1 to their scale.
+# For each class, the value of the scale variable at which the layer does not scale.
+# KerasHub layers are recognized by their full names, since KerasHub may not be
+# installed. Two of its layers add 1 to the variable.
 _NEUTRAL: dict[type | str, float] = {
     layers.LayerNormalization: 1.0,
     layers.RMSNormalization: 1.0,
@@ -26,7 +26,7 @@ _NEUTRAL: dict[type | str, float] = {
 
 
 class NormalizationRule(LayerRule):
-    """The rule of layer, RMS and group normalization: scale * normalized + shift.
+    """The rule for layer, RMS and group normalization: scale * normalized + shift.
 
     Scale and shift are small, so their per-example gradients are stored directly.
     """
@@ -36,7 +36,7 @@ class NormalizationRule(LayerRule):
     def fits(self, layer: Any) -> bool:
         if not super().fits(layer):
             return False
-        # Axes must be in increasing order, without the batch axis.
+        # The axes must be in increasing order, and must not include the batch axis.
         axes = _axes(layer)
         same_sign = all(a > 0 for a in axes) or all(a < 0 for a in axes)
         return same_sign and axes == sorted(axes)

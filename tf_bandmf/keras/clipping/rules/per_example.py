@@ -1,10 +1,10 @@
 """The fallback rule, also for layers that must run on single examples.
 
-The layer is differentiated on one example at a time, vectorized if this is known to be
-correct. The gradients are exact for any layer that treats examples separately. The rule
-needs memory for one gradient of the layer per example. A layer that cannot be shown to
-keep examples apart never gets two examples at once: the layer and its custom gradients
-run on each example alone, in the forward pass, too.
+The layer is differentiated on one example at a time; this is vectorized where it is
+known to be correct. The gradients are exact for any layer that does not mix examples.
+The rule needs memory for one gradient of the layer per example. A layer that may mix
+examples is never called on two examples: the layer and its custom gradients run on one
+example at a time, also in the forward pass.
 """
 
 import collections
@@ -39,9 +39,9 @@ class PerExampleRule(Rule):
     """Differentiates the layer on each example separately.
 
     Args:
-      alone: True if the layer must run on single examples in the forward pass, too.
-        Layers that draw random numbers always do, since the gradient must repeat their
-        draws.
+      alone: True if the layer must run on single examples also in the forward pass.
+        This is always so for layers that draw random numbers, since the same numbers
+        are needed for the gradient.
     """
 
     runs_again = True
@@ -53,13 +53,14 @@ class PerExampleRule(Rule):
         return True
 
     def forward(self, call: LayerCall) -> Any:
-        # Store copies, since the call changes the state.
+        # Store copies, since the call changes these values.
         call.notes["ambient"] = {k: copy.copy(v) for k, v in _ambient().items()}
         inputs = _batched(call)
         no_seed = tf.zeros([2], tf.int64)
         with seeds_from(lambda: no_seed), used_generators() as generators:
             if self.alone:
-                # The draws are noted in a graph that is never executed.
+                # A call in a graph that is never executed shows which generators are
+                # used.
                 with _explained(call), FuncGraph("one").as_default():
                     one = [
                         tf.compat.v1.placeholder(t.dtype, t.shape[1:]) for t in inputs
@@ -72,8 +73,8 @@ class PerExampleRule(Rule):
         call.notes["seeds"] = seeds
         if not self.alone and not generators:
             return _packed(call, outputs, batches.tensor_leaves(outputs))
-        # If the layer already ran above, its outputs are unused, so the graph drops
-        # them.
+        # If the layer was already called above, its outputs are not used, so TensorFlow
+        # removes these operations from the graph.
         leaves = _run(call, inputs)
         return _packed(call, call.notes["structure"], leaves)
 
@@ -114,7 +115,7 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             rest[:] = leaves = map_examples(one_example, given, _name(call))
 
         def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
-            # Operations that gather, as in some losses, have sparse gradients.
+            # Gather operations (in some losses, for example) have sparse gradients.
             dense = [tf.convert_to_tensor(gradient) for gradient in upstream]
             gradients = _pulled_back(call, dense, _floats)
             # The gradients of weights come from `factors`.
@@ -133,7 +134,7 @@ def _pulled_back(
     upstream: Sequence[tf.Tensor | None],
     sources: Callable[[Sequence[tf.Tensor]], Sequence[Any]],
 ) -> list[tf.Tensor]:
-    """Returns the gradients of each example for the tensors that `sources` selects."""
+    """Returns the per-example gradients for the tensors that `sources` selects."""
     used = [i for i, gradient in enumerate(upstream) if gradient is not None]
 
     def one_example(
@@ -163,7 +164,7 @@ def _pulled_back(
 
 
 def _ambient() -> dict[str, Any]:
-    """Returns the global Keras state of a call, such as `training`."""
+    """Returns Keras' global state on which a call depends, such as `training`."""
     names = CALL_CONTEXT, AUTOCAST_SCOPE
     return {name: global_state.get_global_attribute(name) for name in names}
 
@@ -193,7 +194,7 @@ def _run_one(
 
     Args:
       call: the recorded call.
-      inputs: the example's slice of each batched argument, without batch axis.
+      inputs: the example's slice of each batched argument, without the batch axis.
       seeds: one seed of shape [2] per random draw of the layer; None for new draws.
 
     Returns:
@@ -214,7 +215,7 @@ def _run_one(
 
 @contextlib.contextmanager
 def _explained(call: LayerCall) -> Iterator[None]:
-    """Returns a context whose errors name the layer and a way out."""
+    """Returns a context that adds the layer's name and advice to errors."""
     try:
         yield
     except UnsupportedModelError:
@@ -239,7 +240,7 @@ def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
-    """Packs leaves [B, ...] into the structure of an output, and taps the floats."""
+    """Packs leaves into the structure of an output; requests float gradients."""
     return batches.with_leaves(
         outputs,
         (

@@ -1,11 +1,11 @@
 """Norm rule of `LSTM`, `GRU` and `SimpleRNN`.
 
-The inputs are projected for all time steps at once, outside of the loop. The projection
-is tapped; its gradient is the gradient of the gate inputs at each step. The gradients
-of the kernels are sums over steps of outer products of this gradient with inputs or
-states. The loop itself is `keras.src.backend.rnn`, with masks, reversed time and
-unrolling. Its outputs are extended by the states before each step, and by the reset
-gates of a GRU.
+The inputs are projected for all time steps in one operation, outside of the loop over
+steps. The gradient of the projection contains the gradients of the gate inputs at each
+step. The gradients of the kernels are sums over steps of outer products of inputs or
+states with this gradient. The loop itself is `keras.src.backend.rnn`, with masks,
+reversed time and unrolling. Besides its outputs, it returns the states before each
+step, and the reset gates of a GRU.
 
 Dropout multiplies the inputs or states of all steps with one mask, which Keras draws
 per example before the loop. There is one mask for all gates, or one per gate; in the
@@ -33,7 +33,7 @@ _CELLS = {
 
 
 class RecurrentRule(LayerRule):
-    """The rule of recurrent layers with built-in cells."""
+    """The rule for recurrent layers with built-in cells."""
 
     kinds = tuple(_CELLS)
 
@@ -85,8 +85,8 @@ class RecurrentRule(LayerRule):
             count = 2 + isinstance(cell, keras.layers.GRUCell)
             last = ops.split(last, count, axis=-1)[0]
             outputs, *noted = ops.split(outputs, count, axis=-1)
-            # The loop loses the static number of steps, which decides how norms are
-            # measured.
+            # The loop loses the static number of steps, on which the method for norms
+            # depends.
             noted = [
                 tf.ensure_shape(part, [None, sequences.shape[1], None])
                 for part in noted
@@ -127,19 +127,19 @@ class RecurrentRule(LayerRule):
 
 
 def _list_of(masks: Any) -> list[Any] | None:
-    """Lists the masks of a cell: one for all gates or one per gate; None if none."""
+    """Returns a list of a cell's masks: one for all gates or one per gate; or None."""
     return masks if masks is None or isinstance(masks, list) else [masks]
 
 
 def _dropped(values: Any, masks: Sequence[Any] | None) -> list[Any]:
-    """Returns the values after dropout, once for all gates or once per gate."""
+    """Returns the values after dropout: one tensor for all gates, or one per gate."""
     if masks is None:
         return [values]
     return [values * tf.cast(mask, values.dtype) for mask in masks]
 
 
 def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
-    """Multiplies values by a kernel, after dropout with the masks of the gates."""
+    """Applies dropout with the masks of the gates, then multiplies by a kernel."""
     lefts = _dropped(values, masks)
     if len(lefts) == 1:
         return ops.matmul(lefts[0], kernel)
@@ -148,7 +148,7 @@ def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
 
 
 def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Factor:
-    """Returns the factor of a kernel, with separate terms for each left side."""
+    """Returns the factor of a kernel, with one set of terms per tensor in `lefts`."""
     rights = [gradient]
     if len(lefts) > 1:
         gates = tf.range(gradient.shape[-1]) * len(lefts) // gradient.shape[-1]
@@ -160,7 +160,7 @@ def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Fact
     return Product(left, right, tuple(kernel.shape))
 
 
-# Steps of cells: functions from projected inputs and old states to the output, the new
+# The step functions of cells map projected inputs and old states to the output, the new
 # states and, for a GRU, the reset gate.
 
 
