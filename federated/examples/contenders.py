@@ -76,7 +76,7 @@ class Contender:
       plan: plan that gives the guarantee; for the mechanism "none", it only determines
         which devices take part.
       process: a learning process.
-      data: function that converts a selected, tagged data set to the process's input.
+      data: function that converts a device's tagged data set to the process's input.
       rmse: RMSE of the noise in the models, per weight, for a server learning rate of
         1: the square root of the mean variance over all rounds.
     """
@@ -154,8 +154,8 @@ def tree_noise(plan: tf_bandmf.Plan) -> float:
 
     The estimate of the sum at a node of level l, from this node and the nodes below it,
     has a variance of 2^l / (2^(l+1) - 1) times that of a node. A prefix of t rounds is
-    a sum of nodes, one for each binary digit 1 of t. The models here are sums with
-    momentum.
+    a sum of nodes, one for each binary digit 1 of t. Here, models are sums of updates
+    with momentum.
     """
     n = plan.num_steps
     # For each prefix (row) and node (column), the weight of the node's noise.

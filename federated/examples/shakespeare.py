@@ -2,16 +2,16 @@
 
     python federated/examples/shakespeare.py --data tinyshakespeare.txt
 
-Each speaker of tiny Shakespeare is a device. It is available at certain hours of its
-local day, and takes part again only after `--min-separation` rounds. The program trains
+Each speaker of tiny Shakespeare is a device. A device is available at certain hours of
+its local day, and takes part again only after `--min-separation` rounds. The program trains
 a next-character model with DP-FedAvg, TFF's tree aggregation, lambda-CGD, BISR and
 banded MF, at the same (epsilon, delta) for all contributions of a device, and on the
 same cohorts. It tests each model on sequences that no device trains on, and writes
 curves.csv, table.md, privacy-banded.md and, if matplotlib is installed, curves.png to
 `--out`.
 
-There are far too few devices for a small epsilon; the program prints the number that would
-be needed.
+There are far too few devices for a small epsilon. The program prints how many devices
+would be needed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def train(
     wanted = int(contender.plan.expected_batch_size or 1)
     cohorts = source.cohorts(ledger, wanted, rounds)
     for number in range(1, rounds + 1):
-        # The ledger does not store the state, so a killed run starts from round 0.
+        # The ledger does not store the model, so a killed run starts again from round 0.
         ledger.finished(number - 2, {})
         ledger.released(number - 2)
         selected = cohorts.select(number - 1, wanted)

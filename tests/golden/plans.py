@@ -134,8 +134,8 @@ SIMULATED = {
     | {"delta": 1e-3},
 }
 PLANS = {**CLOSED, **OPTIMIZED, **POISSON, **SIMULATED}
-# Plans that take a few seconds or more each: general columns are optimized, a parameter
-# is searched, or noise is calibrated under sampling.
+# Plans that take a few seconds or more each, because a general column or a parameter is
+# optimized, or noise is calibrated under sampling.
 SLOW = (
     {name for name in OPTIMIZED if "banded" in name or "bandinv:3, " in name}
     | {"blt:3", "blt:2, one epoch", "balls-in-bins, amplified:2"}

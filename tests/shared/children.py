@@ -7,7 +7,7 @@ import traceback
 
 
 def fork():
-    """Forks; turns off garbage collection in the child, which has fewer threads."""
+    """Forks; the child collects no garbage, because it lacks TensorFlow's threads."""
     child = os.fork()
     if child == 0:
         gc.disable()

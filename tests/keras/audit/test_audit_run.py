@@ -57,7 +57,7 @@ def test_an_amplified_run_has_a_black_box_alone():
     changes = {"epsilon": None, "noise_multiplier": 0.25, "sampling": "poisson"}
     actual = audited(plan_of("identity", **changes))
     assert actual.white_box is None and not actual.contradicts
-    assert "nobody knows" in str(actual)
+    assert "batches are secret" in str(actual)
 
 
 def test_what_cannot_be_audited_is_refused():

@@ -37,7 +37,7 @@ class RunAudit:
 
     def __str__(self) -> str:
         """Human-readable summary."""
-        none = "none: the plan's guarantee assumes steps that nobody knows."
+        none = "none: the plan's guarantee assumes that the batches are secret."
         white = self.white_box or none
         return f"Black box: {self.black_box}\nWhite box: {white}"
 
@@ -55,23 +55,23 @@ def audit_run(
 
     Each canary is an example of the training set; a fair coin decides whether it takes
     part. Those that do not take part get sample weight 0, which is the zero-out
-    adjacency of the guarantee. The white-box auditor knows model, data and strategy and
-    sees the noisy gradients of all steps. This auditor subtracts the contributions of the
-    other examples, and uses the strategy's matched filter for each canary's clipped
-    gradients to guess who took part. The black-box auditor guesses from the losses of
-    the canaries under the final model. The bounds are those of one-run audits
-    (`audit.evaluate`); they are sharper with more canaries, and with larger and less
-    similar gradients of the canaries: wrong labels make good canaries.
+    adjacency of the guarantee. The white-box auditor knows the model, the data and the
+    strategy, and sees the noisy gradients of all steps. This auditor subtracts the
+    contributions of the other examples, and uses the strategy's matched filter for each
+    canary's clipped gradients to guess which canaries took part. The black-box auditor
+    guesses from the losses of the canaries under the final model. The bounds are those of
+    one-run audits (`audit.evaluate`). They are sharper with more canaries, and with larger
+    and less similar gradients of the canaries: wrong labels make good canaries.
 
-    An audit takes about as much time as three runs, and memory for the noisy gradients
-    of all steps. The run spends its budget like any other. WARNING: the result is a
-    function of the training data.
+    An audit takes about as much time as three runs, and stores the noisy gradients of
+    all steps in memory. The run spends its budget like any other run. WARNING: the result
+    is a function of the training data.
 
     Args:
       model: a private model, compiled with a PrivateOptimizer, untrained. Layers that draw
-        random numbers make the audit less sharp, not wrong.
+        random numbers weaken the audit, but do not make it wrong.
       x: training inputs: array or nested structure of arrays, as for `plan.batches`.
-      y: targets, likewise, or None.
+      y: targets, in the same form as x, or None.
       canaries: indices of the examples that are canaries, integers, shape [m], m >= 2,
         without repetition.
       seed: seed of the coins; None for a seed from the operating system.
@@ -83,8 +83,8 @@ def audit_run(
       `audit.GradientCanaries` audits such mechanisms.
 
     Raises:
-      TypeError: if the model has no PrivateOptimizer, or the plan does not make its
-        batches itself.
+      TypeError: if the model has no PrivateOptimizer, or the caller makes the batches
+        (MinSep).
       ValueError: if canaries are not distinct examples, the run has begun, or the plan has
         more than 4096 steps.
     """
@@ -152,7 +152,7 @@ class _Observer:
             if plan.participation.is_amplified:
                 model.optimizer.apply_noisy(model.private_gradients(batch))
                 continue
-            # Factors of the gradients' coordinates before they are clipped.
+            # Factors that multiply the coordinates of gradients before clipping.
             scales = model.optimizer.scales()
             factors = plan.expected_batch_size * (
                 1.0 if scales is None else _flat(scales)

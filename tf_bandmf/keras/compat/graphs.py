@@ -65,8 +65,8 @@ def forget_gradients(operations: Iterable[Any]) -> None:
 def nodes_of(op: Any) -> Iterator[Any]:
     """Yields the node of an operation, and the nodes of all functions that it calls.
 
-    If a function is defined in no graph around the operation, its content is unknown,
-    and a node with the function's name stands for it.
+    If no graph around the operation defines a function, its content is unknown, and a
+    node with the function's name stands for it.
     """
     seen: set[str] = set()
     pending = [op.node_def]

@@ -22,7 +22,7 @@ _BACKEND = getattr(backend, "ops", backend)
 RECURRENT = backend.rnn if inspect.ismodule(backend.rnn) else backend
 # Modules that define operations.
 MODULES = (numpy, nn, core, math, linalg, image, activations)
-# Functions for branches and loops, which run eagerly if their condition is known.
+# Branch and loop functions; these run eagerly if their condition is known.
 BRANCHES = (
     (cond, "cond"),
     (while_loop, "while_loop"),

@@ -1,4 +1,4 @@
-"""Stops Keras from dividing losses by the number of replicas, and summing gradients.
+"""Stops Keras from dividing losses by the replica count, and from summing gradients.
 
 Clipping needs the gradient of the undivided loss, and each replica already has the whole
 noisy gradient.

@@ -45,7 +45,7 @@ def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
             seed = tf.cast(folded, seed.dtype)
         elif outer is not None and not isinstance(graph, BRANCH_GRAPHS):
             raise RuntimeError(
-                "It draws random numbers within a `tf.function`, which is traced once. "
+                "Random numbers are drawn within a `tf.function`, which is traced once. "
                 "Call the Python function itself, not a `tf.function` of it."
             )
         graph = getattr(graph, "outer_graph", None)
@@ -54,7 +54,7 @@ def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
 
 @contextlib.contextmanager
 def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
-    """Collects the seed generators from which layers draw, one for each draw."""
+    """Collects the seed generators from which layers draw, one entry for each draw."""
     generators: list[keras.random.SeedGenerator] = []
 
     def noted(draw: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:

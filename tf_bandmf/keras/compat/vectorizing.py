@@ -26,8 +26,8 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
     """Does what `tf.vectorized_map` does, but in a graph that XLA can compile.
 
     Args:
-      function: function of the rows of one example.
-      elements: structure of tensors with a row for each example.
+      function: function of one example's tensors, without a batch axis.
+      elements: nested tensors, whose first axis is the batch axis.
     """
     flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(elements)]
     count = flat[0].shape[0]
@@ -41,7 +41,7 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
         stack.enter_context(patched(converters, "Squeeze", _squeeze))
         for name in ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3"):
             stack.enter_context(patched(gen_math_ops, name, _repeated))
-        # TensorFlow warns about operations that it runs in a loop, which is no error.
+        # TensorFlow warns about operations that it runs in a loop; this is harmless.
         for name in ("error", "warning"):
             stack.enter_context(patched(pfor.logging, name, lambda *_, **__: None))
         return control_flow_ops._pfor_impl(

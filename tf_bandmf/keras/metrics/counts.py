@@ -23,7 +23,7 @@ from tf_bandmf import workloads
 from tf_bandmf.keras.clipping.sums.clipped_sums import OUTCOMES
 from tf_bandmf.planning.plan import Plan
 
-# Outcomes of an example. The first one, "used", is not counted: it is the remainder.
+# Outcomes of an example. The first one, "used", is not counted: it has the rest.
 COUNTED = OUTCOMES[1:]
 # `sentence` mentions a share only if it is at least `_CLEARLY` times its noise, and at
 # least `_WORTH_SAYING`.
@@ -59,8 +59,8 @@ class PrivateCounts:
         return (
             f"About {min(without, 1.0):.0%} of the examples (noise {noise:.1%}) "
             f"contributed nothing to the {self.steps} steps so far: {bad:.0%} had a loss, "
-            f"label or gradient that was not finite or valid, and {zero:.0%} weight 0, a "
-            f"failed map, or a loss without gradient."
+            f"label or gradient that was not finite or valid, and {zero:.0%} had weight "
+            f"0, a failed map, or a loss without a gradient."
         )
 
 
@@ -88,7 +88,7 @@ class Counts:
     def keep_in(self, optimizer: Any) -> None:
         """Adds a variable for the running sums of noisy counts to a Keras optimizer.
 
-        The counts are noisy, so files may hold them.
+        The counts are noisy, so checkpoints may contain them.
         """
         if self.size:
             self._variable = optimizer.add_variable(

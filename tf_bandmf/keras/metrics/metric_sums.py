@@ -83,7 +83,7 @@ def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
 
 
 def _sum(function: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> np.ndarray:
-    """The sum of a batch; records for which the model or a metric raises count as bad."""
+    """The sum of a batch; records for which an error is raised count as bad."""
     try:
         return np.asarray(function(*batch))
     except OF_THE_MACHINE:
@@ -104,7 +104,7 @@ def _sum(function: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> np.ndar
 def batches_of(
     x: Any, y: Any, batch_size: int, users: Any = None
 ) -> Iterator[tuple[Any, Any, tf.Tensor]]:
-    """Batches (x, y, weights) of records; the weights of each unit add up to 1.
+    """Batches (x, y, weights) of records; weights add up to 1 per user or record.
 
     Raises:
       ValueError: if the data do not fit together.

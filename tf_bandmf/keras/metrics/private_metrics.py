@@ -116,7 +116,7 @@ class PrivateAccuracy(_Mean):
     def values(self, rows: Rows) -> tf.Tensor:
         y, y_pred = _only(rows.y, "targets"), _only(rows.y_pred, "outputs")
         if y_pred.shape.rank == 1 or y_pred.shape[-1] == 1:
-            # Two classes; the score of the first one is the threshold.
+            # These are two classes; the output of the first is the threshold.
             rank = max(y_pred.shape.rank - 1, 1)
             y = tf.cast(_flat(y, rank), tf.float64) > 0.5
             second = tf.cast(_flat(y_pred, rank), tf.float64)
@@ -161,7 +161,7 @@ class PrivateMean(_Mean):
         axis, that returns a number. It is called for each record by itself, and uses
         operations of TensorFlow or Keras.
       name: name in the results.
-      bound: bound on its values, > 0; they are clipped to [0, bound].
+      bound: bound on the function's values, > 0; they are clipped to [0, bound].
     """
 
     bad = -1.0
@@ -195,8 +195,8 @@ class PrivateAUC(PrivateMetric):
     p)(sum n). It is 0.5 if one of these two sums is not above its noise.
 
     Args:
-      bins: number of bins of scores, >= 2: more bins have less rounding error, and more
-        noise.
+      bins: number of bins of scores, >= 2: more bins mean a smaller rounding error, but
+        more noise.
       from_logits: True if outputs are logits; otherwise, they are probabilities.
       limit: largest logit that the bins distinguish, > 0.
       name: name in the results.

@@ -5,18 +5,18 @@ as secret as the noise key, because a row without its recent noise reveals that 
 example touched it. The layers' variables hold the last release.
 `docs/large-tables.md` states the guarantee, and links to its proof.
 
-The noise that a row gets when it is read is bound to all earlier sums of the run, and to
-all earlier learning rates, which decide how much of each step's noise the row gets. The
-noise's key contains the digest of the previous step, which is chained through all steps
-with their learning rates. The key also contains the rows that are read together with
-this row.
+When a row is read, the key of its noise depends on all earlier gradient sums of the run,
+and on all earlier learning rates, which decide how much of each step's noise the row
+gets: the key contains the digest of the previous step, and each step's digest contains
+the digest before it and the learning rate. The key also depends on the other rows that
+are read in the same step.
 
 The tables of a run are in `Run.tables`. In each step, the run makes these calls:
 
     tables.read(x, rows, step)                # rows that are looked up get their noise
     ...                                       # gradients are clipped, with `readers`
     rows = tables.row_sums(sums)              # in the program that draws noise:
-    tables.digest(rows, step)                 #   what the step's noise is bound to
+    tables.digest(rows, step)                 #   the noise keys depend on this
     tables.apply(rows, step)                  # in the update
 """
 
@@ -164,7 +164,7 @@ class LazyTables(Secret):
         Args:
           x: inputs of a batch.
           rows: as for `clipped_gradient_sums`.
-          step: the admitted step, int64 scalar.
+          step: index of the step, which the run has admitted, int64 scalar.
 
         Raises:
           RuntimeError: if the run was resumed, and an earlier release cannot be repeated.
@@ -199,12 +199,12 @@ class LazyTables(Secret):
         return table.weights_of(places) * tf.where(is_there, 1.0, np.nan)[..., None]
 
     def _now(self) -> tf.Tensor:
-        """The coming step, int32; for use in programs."""
+        """The index of the coming step, int32; for use in `tf.function`s."""
         iterations = self._run.inner_optimizer.iterations
         return tf.cast(tf.convert_to_tensor(iterations), tf.int32)
 
     def _rate(self) -> tf.Tensor:
-        """The learning rate of the coming step, float64; for use in programs."""
+        """The learning rate of the coming step, float64; for use in `tf.function`s."""
         rate = self._run.inner_optimizer.learning_rate
         return tf.cast(tf.convert_to_tensor(rate), tf.float64)
 
@@ -277,7 +277,7 @@ class LazyTables(Secret):
         self._take_seal()
 
     def accept(self) -> None:
-        """Accepts variables that something else changed; never called within a step."""
+        """Accepts changes of the variables by other code; not called within a step."""
         if self.is_changed:
             changed = [tf.identity(variable.value) for variable in self.variables]
             self._release_rows()

@@ -15,7 +15,7 @@ NAMES = ("embedding", "A", "a", "B", "b")
 
 
 def initial_weights(seed: int = 0, hidden: int = 32) -> list[np.ndarray]:
-    """Returns 279 + 64 `hidden` initial weights; by default 2,327."""
+    """Returns the initial weights: 279 + 64 * hidden numbers, by default 2,327."""
     rng, size = np.random.default_rng(seed), len(ALPHABET)
     shapes = ((size, _EMBEDDING), (CONTEXT * _EMBEDDING, hidden), (hidden, size))
     embedding, a, b = (

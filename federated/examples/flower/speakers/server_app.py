@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
         max_wait=float(config["wait"]),
         query_timeout=float(
             config["query-timeout"]
-        ),  # killed nodes stay in the list for a while
+        ),  # killed nodes stay in Flower's list for a while
     )
     start = initial_weights(hidden=int(config["hidden"]))
     weights = dict(zip(NAMES, start, strict=True))
