@@ -209,8 +209,7 @@ class PrivateTraining(BuiltBefore, _Model):
 
         `fit` does this itself. Which examples the run samples is secret and follows
         from its key, so no other run has the same sample. To resume, load the weights
-        and the optimizer's
-        variables first:
+        and the optimizer's variables first:
 
             batches = model.begin_run(plan.batches(x, y), "run.private")
             for batch in batches.dataset(model.optimizer.steps_taken):
@@ -501,8 +500,7 @@ class PrivateTraining(BuiltBefore, _Model):
 
         Returns:
           The shares over all steps so far; None before the first step, or if the plan
-          reserves no budget for
-          counts (see `plan.reserve(counts=0.01)`).
+          reserves no budget for counts (see `plan.reserve(counts=0.01)`).
         """
         optimizer = self._private_optimizer()
         return optimizer.run.counts.value(optimizer.steps_taken)
@@ -616,8 +614,7 @@ class PrivateTraining(BuiltBefore, _Model):
 
         Models that override `compile`, such as those of KerasHub, keep the optimizer
         that they were created with. If their `compile` accepts the saved arguments, it
-        is
-        called with them.
+        is called with them.
         """
         optimizer = config.get("optimizer")
         step = optimizer.get(_STEP, {}) if isinstance(optimizer, dict) else {}

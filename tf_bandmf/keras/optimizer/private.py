@@ -1,4 +1,4 @@
-"""The optimizer wrapper that gives noisy gradients to any Keras optimizer."""
+"""Wraps a Keras optimizer, so that it receives only noisy gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tf_bandmf.planning.statement import PrivacyStatement
 class NoisyGradients:
     """The noisy mean gradient of one step, from `model.private_gradients`.
 
-    Everything that is computed from it is post-processing and costs no privacy.
+    Everything that is computed from this gradient is post-processing, and costs no
+    privacy.
 
     Attributes:
       gradients: float tensors, aligned with the model's trainable variables.
@@ -37,11 +38,11 @@ class NoisyGradients:
     optimizer: PrivateOptimizer
 
     def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> NoisyGradients:
-        """Returns the same step with changed gradients: scaled, clipped again or masked.
+        """Returns a copy with changed gradients: scaled, clipped again or masked.
 
         Args:
-          function: function of each gradient that keeps its shape. It must use no private
-            data except the gradient.
+          function: maps each noisy gradient to a tensor of the same shape. Apart from
+            its argument, it must not depend on private data.
         """
         changed = [tf.convert_to_tensor(function(g)) for g in self.gradients]
         return dataclasses.replace(self, gradients=changed)
@@ -56,50 +57,50 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
     The inner optimizer only post-processes the noisy gradients: any Keras optimizer,
     schedule, weight decay or EMA keeps the guarantee. The error is smallest if the
-    plan's workload matches the optimizer: for SGD, a mismatch gives a warning; for
-    other optimizers (Adam), every workload is a heuristic.
+    plan's workload matches the optimizer. For SGD, a mismatch gives a warning. For
+    other optimizers, such as Adam, no workload matches exactly.
 
-    Formal guarantee: all noisy gradients of steps 0, ..., num_steps - 1 together are
-    (epsilon, delta)-DP as the plan's statement says, if they come from the private
-    training step of this library on batches that respect the plan's participation.
+    Formal guarantee: the sequence of noisy gradients of steps 0, ..., num_steps - 1 is
+    (epsilon, delta)-DP as the plan's statement says, if they come from this library's
+    private training step on batches that respect the plan's participation.
 
-    Each `PrivateOptimizer` is a separate run with a fresh key. A second run on the same
-    weights or examples in a process is refused at its first step, unless it is
-    announced by `additional_run=True`: both together spend more than either one;
-    `tf_bandmf.compose` computes the joint cost. WARNING: runs in other processes are
+    Each `PrivateOptimizer` is a separate run with a fresh key. A second run in the same
+    process on the same weights or examples is refused at its first step, unless
+    `additional_run=True` is set: the two runs spend more than either of them.
+    `tf_bandmf.compose` computes their joint cost. WARNING: runs in other processes are
     not detected.
 
     If anything but the private step changes the weights, the next step is refused;
-    `vouch_for_weights` allows a change that used no private data. Threads that train
-    with one optimizer take turns.
+    `vouch_for_weights` allows a change that used no private data. Threads that share an
+    optimizer take turns.
 
-    The optimizer refuses every path by which unclipped gradients could reach it: `apply`,
-    `apply_gradients` and `scale_loss` raise. `inner_optimizer` is an ordinary
-    optimizer: applying gradients with it directly is training without privacy. Its step
-    counter then differs from the noise's step, and the next private step raises.
+    Unclipped gradients cannot reach the optimizer: `apply`, `apply_gradients` and
+    `scale_loss` raise. `inner_optimizer` is an ordinary optimizer: whoever applies
+    gradients with it directly trains without privacy. Its step counter then differs
+    from the step of the noise, and the next private step raises.
 
     Args:
       inner_optimizer: a Keras optimizer (instance, name or config).
       plan: the `tf_bandmf.Plan` of the run.
       name: optional name.
-      keep_normals: True if a strategy with a banded inverse keeps its last normals
-        instead of redrawing them: the same noise in less time, with more memory (see
-        `plan.memory`).
+      keep_normals: True to keep the last normals in memory instead of redrawing them,
+        for strategies with a banded inverse. The noise is the same, but it takes less
+        time and more memory (see `plan.memory`).
       loss_scale_factor: a power of two, such as 1024, for layers that compute in float16
         (mixed_float16): losses are multiplied by it before the backward pass, and
         gradients are divided by it before they are clipped. It is static: Keras'
         LossScaleOptimizer changes its scale, and skips steps, depending on the data. An
-        example whose scaled gradient overflows contributes zero; the step goes on.
+        example whose scaled gradient overflows contributes zero to the step.
       additional_run: True if another run of this process may have trained the same
-        model or used the same examples; `statement` then covers all of these runs
-        together.
-      clipping: the way to clip each example's gradient: "flat", "automatic", or a
-        `Clipping`, which has more options. The guarantee is the same.
+        model or used the same examples; `statement` then gives the joint guarantee of
+        these runs.
+      clipping: how to clip each example's gradient: "flat", "automatic", or a
+        `Clipping`, which has more options. The guarantee does not depend on it.
 
     Attributes:
-      inner_optimizer: the optimizer of Keras that applies the noisy gradients.
-      run: the run, with its key, step and seal.
-      clipping: the way in which each example's gradient is clipped.
+      inner_optimizer: the Keras optimizer that applies the noisy gradients.
+      run: the `Run`: noise key, step counter, and digests of the weights.
+      clipping: the `Clipping` that clips each example's gradient.
 
     Raises:
       TypeError: if plan is not a Plan.
@@ -154,11 +155,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         return self.run.plan
 
     def scales(self) -> list[tf.Tensor] | None:
-        """The factors by which the next step's gradients are scaled before clipping.
+        """Returns the factors that scale the next step's gradients before clipping.
 
         Returns:
-          Float32 tensors in the shapes of the weights; None if there are no factors,
-          and before the optimizer is built, when all are 1.
+          Float32 tensors in the shapes of the weights. None if the clipping does not
+          scale gradients, or the optimizer is not built yet (all factors are 1 then).
         """
         if not (self.clipping.scaling and self.built):
             return None
@@ -170,29 +171,31 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         return self.run.step
 
     def statement(self, unit: str | None = None) -> PrivacyStatement:
-        """The statement of this run, for its model.
+        """Returns the privacy statement of this run.
 
-        If other runs of the process trained on the same weights or examples, its numbers
-        cover all of these runs together. It states whether weights were loaded, whether no
-        step was taken, and which changes of the weights were vouched for.
+        If other runs of the process trained on the same weights or examples, its
+        numbers are those of the joint guarantee of all these runs. The statement also
+        says whether weights were loaded, whether the run has taken no step yet, and for
+        which changes of the weights the caller vouched.
         `model.privacy_statement()` adds remarks on the model's layers.
 
         Args:
           unit: see `Plan.statement`.
 
         Raises:
-          ValueError: if the runs hide different units and none is given, or no
-            meaningful epsilon is known for all of them.
+          ValueError: if the runs protect different privacy units and `unit` is None, or
+            no meaningful joint epsilon is known.
         """
         return self.run.statement(unit, self.clipping.remarks())
 
     def vouch_for_weights(self, reason: str) -> None:
         """Lets the next step start from weights that something else changed or trained.
 
-        The caller asserts that the change used no private data other than already
-        noised gradients: weights from an earlier step of the run or from public data,
-        rounded, or pruned by a rule. Before the first step, the caller asserts that the
-        initial weights do not depend on any of the run's records.
+        The caller asserts that the change used no private data except gradients that
+        already have noise. For example, the weights may come from an earlier step of
+        the run or from public data, or they may have been rounded or pruned by a rule.
+        If called before the first step, the assertion is that the initial weights do
+        not depend on any of the run's records.
 
         Args:
           reason: one line that says what changed the weights; `statement` publishes it.
@@ -203,35 +206,38 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         self.run.vouch(reason)
 
     def end_run(self, reason: str, steps: int | None = None) -> None:
-        """Ends the run early, and gives the rest of its budget back to the ledger.
+        """Ends the run early, and returns the rest of its budget to the ledger.
 
         The run still costs `plan.epsilon_after(steps)`. No further step is allowed.
 
-        WARNING: use it only if the moment of ending did not depend on private data: an
-        accident, a clock, a deadline. A run that was stopped because of its model has
-        spent its whole plan.
+        WARNING: call this only if the time at which the run ended did not depend on
+          private data, as with a crash or a deadline. A run that was stopped because of
+          how its model performed has spent the budget of its whole plan.
 
         Args:
-          reason: one line that says why it ended; the ledger records it as the caller's
-            claim.
-          steps: number of steps that the run took; by default those that this process
-            has a record of. Give a larger number if a process was killed after its last
-            checkpoint and somebody may have seen models or metrics of the lost steps.
+          reason: one line that says why the run ended; the ledger records it as the
+            caller's claim.
+          steps: number of steps that the run took; by default, the number that this
+            process has recorded. Give a larger number if a process was killed after its
+            last checkpoint, and somebody may have seen models or metrics of the lost
+            steps.
 
         Raises:
-          ValueError: if the plan is not bound to a ledger, the run has not begun or took
-            more steps than given, or the reason is not a text of one line.
+          ValueError: if the plan is not bound to a ledger, the run has not begun or
+            took more than `steps` steps, or the reason is not a text of one line.
           LedgerError: if the ledger cannot be written.
         """
         self.run.end(reason, steps)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the inner optimizer's variables, and a fresh noise key.
+        """Creates the inner optimizer's variables and a new noise key.
 
         Raises:
-          NotImplementedError: if the clipping scales gradients, on several replicas.
-          ValueError: if a variable is in no group of the clipping.
-          MemoryError: if the noise needs more memory than there is.
+          NotImplementedError: if the clipping scales gradients and there are several
+            replicas.
+          ValueError: if the clipping has groups, and a variable belongs to none of
+            them.
+          MemoryError: if the noise needs more memory than the machine has.
         """
         if self.built:
             return
@@ -247,7 +253,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             super().build(variables)
             self.run.counts.keep_in(self)
             self.run.begin(variables)
-        # Every replica applies the same noisy gradients: Keras must not add them up.
+        # Every replica applies the same noisy gradients, so Keras must not sum them
+        # over replicas.
         keep_gradients_apart(self.inner_optimizer)
 
     def apply_noisy(
@@ -255,18 +262,18 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         noisy: NoisyGradients,
         update: Callable[[Sequence[tf.Tensor], Sequence[Any]], Any] | None = None,
     ) -> None:
-        """Applies the result of `model.private_gradients`, once.
+        """Applies the result of `model.private_gradients`; possible only once.
 
         Args:
           noisy: noisy gradients of this run's last step.
-          update: None for the inner optimizer; or a function of gradients and variables
-            that changes the variables itself. It must use no private data except the
-            gradients: it is treated as post-processing.
+          update: None to use the inner optimizer; or a function of gradients and
+            variables that updates the variables. It is treated as post-processing, so
+            it must use no private data except the gradients.
 
         Raises:
           TypeError: if `noisy` is not from `private_gradients` of this run.
-          InvalidArgumentError: if the gradients are not from the last step, or were applied
-            before, or something else changed the weights in the meantime.
+          InvalidArgumentError: if the gradients are not from the last step or were
+            already applied, or if something else changed the weights in the meantime.
         """
         if not isinstance(noisy, NoisyGradients) or noisy.optimizer is not self:
             raise TypeError(
@@ -276,7 +283,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
                 f"noisy gradients, use noisy.map(function)."
             )
         run, gradients, inner = self.run, list(noisy.gradients), self.inner_optimizer
-        # The program is traced again if the learning rate is replaced.
+        # If the learning rate object is replaced, the program must be traced again.
         rate = given_learning_rate(inner)
         if self._update is None or self._update[0] is not rate:
             self._update = rate, Update(lambda gradients: run.apply(gradients))
@@ -291,11 +298,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             finally:
                 run.close_seal()
 
-    # The interface of a Keras optimizer. Paths by which unclipped gradients could enter are
-    # refused; everything else is delegated to the inner optimizer.
+    # The interface of a Keras optimizer. Methods that would accept unclipped gradients
+    # raise; everything else is delegated to the inner optimizer.
 
     def apply(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises RuntimeError: these gradients were not clipped per example."""
+        """Raises RuntimeError, because these gradients were not clipped per example."""
         raise RuntimeError(
             "PrivateOptimizer got gradients that were not clipped per example: noise "
             "would not protect anybody. Make the model private with "
@@ -308,13 +315,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
     @property
     def loss_scale_factor(self) -> float | None:
-        """The static factor of losses in the backward pass."""
+        """The constant factor by which losses are multiplied in the backward pass."""
         return self._loss_scale_factor
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: float | None) -> None:
-        # Keras sets this to None in its base class, and when LossScaleOptimizer wraps
-        # it.
+        # Keras' base class and LossScaleOptimizer set this attribute to None.
         if value is not None:
             raise AttributeError(
                 "loss_scale_factor is fixed for a run: pass it to PrivateOptimizer(...)."
@@ -337,8 +343,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.learning_rate = learning_rate
 
     def load_own_variables(self, store: Any) -> None:
-        # If the numbers of variables differ, Keras only warns, and would go on at step 0.
-        # Files of models without an optimizer hold no such variables, and are accepted.
+        # If the numbers of variables differ, Keras only warns, and training would go on
+        # at step 0. Files without an optimizer contain no such variables, and are
+        # accepted.
         if store.keys() and len(store.keys()) != len(self.variables):
             raise ValueError(
                 f"The saved optimizer has {len(store.keys())} variables, this one "
@@ -382,10 +389,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
 
 def check_inner(inner: keras.optimizers.Optimizer) -> None:
-    """Checks an inner optimizer; its settings may have changed since the last check.
+    """Checks an inner optimizer, whose settings may have changed since the last check.
 
     Raises:
-      ValueError: if it is private itself, scales losses or accumulates gradients.
+      ValueError: if the optimizer is private, scales losses or accumulates gradients.
     """
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise TypeError(f"{type(inner).__name__} is not an optimizer.")
@@ -405,10 +412,10 @@ def check_inner(inner: keras.optimizers.Optimizer) -> None:
 
 
 def private_optimizer_of(model: Any) -> PrivateOptimizer:
-    """The optimizer that a model is compiled with.
+    """Returns the private optimizer with which a model is compiled.
 
     Raises:
-      TypeError: if it is not private.
+      TypeError: if the optimizer is not private.
     """
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, PrivateOptimizer):

@@ -1,4 +1,4 @@
-"""Scale, then privatize: gradients are clipped and noised in scaled coordinates.
+"""Scale-then-privatize: clips gradients and adds noise in scaled coordinates.
 
 Adam divides each coordinate by the root of its second moment v. If gradients are
 clipped and noised without scaling, coordinates with small gradients are lost in noise
@@ -15,9 +15,10 @@ same sensitivity as every other query. Gaussian mechanisms are as private for ad
 queries (Denisov et al., 2022, arXiv:2202.08312, theorem 2.1), and dividing by s_t is
 post-processing.
 
-Correlated noise cancels over steps in scaled coordinates. In the coordinates of the
-gradients, it cancels as far as s_t stays the same; s_t changes as slowly as v. Adam
-multiplies its update of the weights by about s_t again, so that the noise cancels there.
+In scaled coordinates, correlated noise cancels over the steps. In the coordinates of
+the gradients, it cancels to the extent that s_t stays the same; s_t changes as slowly
+as v. Adam multiplies the noisy gradients by about s_t again, so the noise also cancels
+in its updates of the weights.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import second_moments
 
-# The constant f of `scales`: a share of the root mean square of all sqrt(v). No scale
-# exceeds 1 + 1 / f.
+# The constant f of `scales_of`, which limits each scale to 1 + 1 / f.
 _FLOOR = 0.1
 _OPTIMIZERS = (
     keras.optimizers.Adam,
@@ -39,7 +39,7 @@ _OPTIMIZERS = (
 
 
 def check_scaling(inner: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError if an optimizer keeps no second moments."""
+    """Raises ValueError if an optimizer has no second moments."""
     if not isinstance(inner, _OPTIMIZERS):
         names = ", ".join(kind.__name__ for kind in _OPTIMIZERS)
         raise ValueError(
@@ -50,23 +50,22 @@ def check_scaling(inner: keras.optimizers.Optimizer) -> None:
 
 
 def scales_of(inner: keras.optimizers.Optimizer) -> list[tf.Tensor]:
-    """The scales of the coming step, computed only from released noisy gradients.
+    """Returns the scales of the next step, computed only from released noisy gradients.
 
         s = (1 + f) r / (sqrt(v) + f r),   r = root mean square of all sqrt(v), f = 0.1
 
-    Multiplying v by a factor changes nothing, so neither does Adam's bias
-    correction. The norm of a gradient that is as large as sqrt(v) stays the same,
-    so a clip norm means about the same with and without scales. While all of v is
-    zero, as before the first step, the scales are 1. Moments that are negative,
-    infinite or not a number have scales that are not a number: then no example
-    contributes.
+    A constant factor of v has no effect on s, so Adam's bias correction is not needed.
+    If a gradient is as large as sqrt(v), scaling hardly changes its norm, so the same
+    clip norm fits with and without scales. While all of v is zero, as before the first
+    step, the scales are 1. If a moment is negative, infinite or NaN, scales are NaN,
+    and no example contributes.
 
     Args:
       inner: an optimizer that `check_scaling` accepts, built.
 
     Returns:
-      Float32 tensors in the shapes of the variables, in (0, 1 + 1 / f] if the moments
-      are sound.
+      Float32 tensors in the shapes of the variables, with values in (0, 1 + 1 / f] if
+      all moments are finite and not negative.
     """
     variables = second_moments(inner)
     moments = [tf.cast(variable.value, tf.float32) for variable in variables]

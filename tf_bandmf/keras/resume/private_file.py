@@ -1,23 +1,25 @@
-"""The private state file: keeps the secrets of a run, so that the run can be resumed.
+"""The private state file: stores the secrets of a run, so that the run can be resumed.
 
-Checkpoints of a model hold no secret, so that they can be shared. For this reason, a
-checkpoint alone does not suffice to continue training. The private state file holds the
-rest: the key, from which sample, masks and noise follow; the points of the run's steps;
-the kept noise vectors; and fingerprints of the weights at each step at which the run
-was saved. Whoever reads the file can remove the noise from all checkpoints of the run.
+Checkpoints of a model contain no secrets, so that they can be shared. A run therefore
+cannot be resumed from a checkpoint without the private state file. The file contains
+the key, from which the sample, dropout masks and noise follow; the points of the run's
+steps; the noise vectors that the generator keeps between steps; and digests of the
+weights at each step at which the run was saved. Whoever reads the file can remove the
+noise from all checkpoints of the run.
 
-Why resuming is safe: a run that was interrupted repeats the steps that it had taken
-after its last checkpoint. The noise of a step is bound to its point, which follows from
-all sums and batches up to it (see `tf_bandmf.keras.run.secrets`). If a repeated step is
-the same as before, it gets the same noise, and nothing new is released; if it differs, it
-gets independent noise. The same holds for copies of the file, old backups of it, forks of
-a process and snapshots of a machine: no two releases share noise on different sums.
+Resuming is safe. An interrupted run repeats the steps that it had taken after its last
+checkpoint. The noise of a step is bound to the step's point, a digest of all sums and
+batches up to that step (see `tf_bandmf.keras.run.secrets`). If a repeated step is the
+same as before, it gets the same noise, and nothing new is released. If it differs, it
+gets independent noise. The same holds if the file is copied or restored from an old
+backup, the process is forked, or the machine is restored from a snapshot: no two
+releases share noise on different sums.
 
-All other checks serve the accounting, not the noise: a run has one plan, one data set in
-one order, and weights that no unaccounted training changed. The file records the point of
-each step before anything of the step is released (see `tf_bandmf.files.journal`). A
-repeated step whose point differs from the recorded one is refused: with independent noise,
-it would begin a second run.
+All other checks protect the accounting: a run has one plan, one data set in one order,
+and weights that only accounted training changed. The file records the point of each
+step before anything of the step is released (see `tf_bandmf.files.journal`). A repeated
+step whose point differs from the recorded point is refused, because its independent
+noise would begin a second run.
 """
 
 from __future__ import annotations
@@ -39,21 +41,21 @@ from tf_bandmf.noise.keys import NoiseKey, Secret
 from tf_bandmf.sampling.batches import BatchSchedule
 
 _FORMAT = 14
-# Attributes of a run that its file stores unchanged.
+# Attributes of a run that its private state file stores unchanged.
 _OF_RUN = ("vouched", "initial_weights", "were_loaded", "resumed")
 
 
 class PrivateFile(Secret):
-    """The file that keeps the secrets of a run.
+    """The file that stores the secrets of a run.
 
     Args:
-      path: path of the file. It is created with mode 0600, replaced as a whole, and never
-        left half-written.
+      path: path of the file. It is created with mode 0600, and replaced atomically, so
+        it is never half-written.
       model: private, compiled and built, with a built optimizer.
 
     Attributes:
       path: path of the file.
-      run: the run whose secrets the file keeps.
+      run: the run whose secrets the file stores.
       resumed: True if the weights came from a checkpoint of the run.
     """
 
@@ -63,7 +65,8 @@ class PrivateFile(Secret):
         self._model, self.run = model, model.optimizer.run
         self._file = Journal(self.path)
         self._lock: locks.Lock | None = None
-        # The file's content: JSON values, kept noise vectors, and the tables' memory.
+        # The file's content: JSON values, the noise buffer, and the lazy tables'
+        # memory.
         self._header = HiddenDict()
         self._arrays: dict[str, np.ndarray] = {}
 
@@ -138,7 +141,7 @@ class PrivateFile(Secret):
             )
         step, state = run.iterations, run.secrets
         if state.step == step and state.key.secret_bytes() == key.secret_bytes():
-            # The run continues in the process that began it, with its own state.
+            # The process that began the run already has its state.
             return schedule
         if header["weights"].get(str(step)) != _weights_digest(self._model):
             steps = ", ".join(header["weights"])
@@ -157,14 +160,14 @@ class PrivateFile(Secret):
                 f"and these weights are of step {step}. Resume from the newest "
                 f"checkpoint."
             )
-        # Noise of the steps in between is generated again, for the vectors that are kept.
+        # The noise of the steps in between is drawn again, to restore the noise buffer.
         start, buffer = (kept, self._arrays["buffer"]) if kept <= step else (0, None)
         if not run.generator.memory_vectors:
             start = step
         state = run.secrets_of(key, step=start, buffer=buffer, points=points)
         state.replay(step)
         run.adopt(state, memory)
-        # The file records these weights as the run's own.
+        # The file has a record that these weights belong to the run.
         run.start()
         run.close_seal()
         for name in _OF_RUN:
@@ -174,7 +177,7 @@ class PrivateFile(Secret):
         return schedule
 
     def _read(self) -> HiddenArray:
-        """Reads the file; returns the points of all recorded steps, 0 for other steps."""
+        """Reads the file; returns the points of recorded steps, 0 for other steps."""
         try:
             content, entries = self._file.read()
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
@@ -185,7 +188,7 @@ class PrivateFile(Secret):
         except PermissionError:
             raise
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
-            version = None  # The error is not shown: it may quote the secret content.
+            version = None  # Errors may quote the secret content.
         if version != _FORMAT:
             raise ValueError(
                 f"{self.path} is not a private state file of this version (format "
@@ -208,13 +211,14 @@ class PrivateFile(Secret):
         return together
 
     def write(self) -> None:
-        """Replaces the file: by the state that was last recorded, and the run's notes."""
+        """Replaces the file with the last recorded state and the current notes."""
         notes = {name: sorted(values) for name, values in self.run.notes.items()}
         self._header["notes"] = notes
         stream = io.BytesIO()
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
-        # If the run was resumed from an earlier step, the points of later steps are kept.
+        # The points of later steps stay in the file if the run was resumed from an
+        # earlier step.
         points = self.run.secrets.points()
         arrays: Any = self._arrays
         np.savez(stream, header=header, points=points, **arrays)
@@ -222,5 +226,5 @@ class PrivateFile(Secret):
 
 
 def _weights_digest(model: Any) -> int:
-    """A digest of weights and optimizer, which determine the next step, given the key."""
+    """Returns a digest of the weights and the optimizer's variables."""
     return host_digest([*model.weights, *model.optimizer.variables])

@@ -1,21 +1,21 @@
-"""The conditions of a step, and the records that decide whether a run may take it.
+"""Checks whether a run may take its next step, and remembers the runs of the process.
 
-The batch must be the one that the accountant assumed for this step. The run must be at
-the step of its key and of its weights, and have budget left. It must not be an
-unannounced second run.
+The batch must be the one that the accountant assumed for this step. The run's noise and
+its optimizer must be at the same step, and steps of the plan must be left. A second run
+must have been announced with `additional_run=True`.
 
-Every `PrivateOptimizer` has its own noise key. Two keys on the same data are two releases,
-whose privacy losses add up even if their plans and code are equal: a model that is compiled
-again, trials of a tuner, folds, seeds, comparisons. Runs are recognized by their weights
-(the same variables) and their examples (`sampling.identity`). A run is
-recorded from its first step on. The records last as long as the process: the caller must
-know about runs in other processes. Runs of plans with a test seed, which have no guarantee,
-are not recorded.
+Every `PrivateOptimizer` has its own noise key. Two runs with different keys on the same
+data are two releases, whose privacy losses add up even if their plans and code are
+equal. This happens when a model is compiled again, and in trials of a tuner,
+cross-validation and comparisons of seeds. Two runs are related if they train the same
+variables, or use the same examples (`sampling.identity`). A run is recorded from its
+first step on. The records last as long as the process, so runs in other processes are
+not detected. Plans with a test seed have no guarantee, so their runs are not recorded.
 
-At its first step, a run reserves its budget in the ledger that its plan is bound to: after
-all checks that the step may be taken, before noise is added to anything. So a model that is
-only loaded or compiled again reserves nothing, and a run that has not reserved releases no
-noisy gradient.
+At its first step, a run reserves its budget in the ledger that its plan is bound to. It
+does so after all other checks of the step, and before it adds noise. A model that is
+only loaded or compiled again therefore reserves nothing, and a run that has reserved
+nothing releases no noisy gradient.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ OTHER_DATA = (
     "model.begin_run(plan.batches(x, y), private_state)."
 )
 _IDS = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID
-# Schedule id of runs whose batches the caller makes, without a schedule.
+# The schedule id of a run whose batches the caller makes, without a schedule.
 NO_SCHEDULE = -1
 SECOND_RUN = (
     "This is a second run: a run of this process trained on the same weights or examples "
@@ -109,15 +109,15 @@ class Record(NamedTuple):
 
 
 _RECORDS: dict[str, Record] = {}
-# What each run has noted; see `Run.note`.
+# The notes of each run; see `Run.note`.
 _NOTES: dict[str, dict[str, set[Any]]] = {}
 
 
 def facts(batch: Any) -> tf.Tensor:
-    """Reads the facts about a batch that `checked` needs; in a graph, int64.
+    """Returns the numbers by which `checked` recognizes a batch; int64, in a graph.
 
-    The facts are the batch's digest; for a batch of a schedule, also its fingerprint,
-    step, plan, schedule, part and number of parts.
+    They are the batch's digest; for a batch of a schedule, also its fingerprint, step,
+    plan, schedule, part and number of parts.
     """
     with tf.device("/CPU:0"):
         if not batches_lib.is_scheduled_batch(batch):
@@ -134,18 +134,19 @@ def facts(batch: Any) -> tf.Tensor:
 def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
     """Checks all conditions of a step; at its first step, the run reserves its budget.
 
-    From then on, the run is bound to the batch's schedule.
+    From its first step on, the run is bound to the batch's schedule.
 
     Args:
       run: a run that has begun.
-      parts: `facts` of the parts of its batch that this process has.
+      parts: the `facts` of each part of the batch that a replica of this process takes.
       step: the coming step.
 
     Raises:
       TypeError: if the plan has a schedule, but the batch does not come from one.
-      InvalidArgumentError: if the budget is spent, or the batch is not that of the step.
-      RuntimeError: if the run would be an unannounced second run.
-      ValueError: if it would begin from weights that were trained without privacy.
+      InvalidArgumentError: if the budget is spent, or the batch belongs to another
+        step.
+      RuntimeError: if this is a second run, without `additional_run=True`.
+      ValueError: if the run would begin from weights that were trained without privacy.
       LedgerError: if the ledger that the plan is bound to has no budget for the run.
     """
     plan, replicas = run.plan, run.strategy.num_replicas_in_sync
@@ -159,7 +160,8 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
             refuse([of_step, *part] != place, NOT_OF_THIS_STEP)
             refuse(of_plan != plan.plan_id, OTHER_PLAN)
             refuse(run.schedule_id not in (NO_SCHEDULE, schedule_id), OTHER_DATA)
-            # Last: wrong ids also change the fingerprint, and have clearer messages.
+            # The fingerprint is checked last: wrong ids change it, too, and their own
+            # messages are clearer.
             refuse(fingerprint != digest, batches_lib.EDITED)
     elif plan.participation.has_schedule:
         raise TypeError(NOT_ITS_BATCHES.format(kind="a batch without its step"))
@@ -181,15 +183,15 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
 
 
 def refuse(is_wrong: bool, text: str) -> None:
-    """Raises InvalidArgumentError with a text if a condition is broken."""
+    """Raises InvalidArgumentError with this text if a condition does not hold."""
     if is_wrong:
         raise tf.errors.InvalidArgumentError(None, None, text)
 
 
 def notes_of(run: Run) -> dict[str, set[Any]]:
-    """The notes of a run, for all its models in this process; see `Run.note`."""
+    """Returns a run's notes, which its models in this process share; see `Run.note`."""
     nothing: dict[str, set[Any]] = collections.defaultdict(set)
-    # Runs with the same test seed have the same key, and share no notes.
+    # Runs with the same test seed have the same key, but do not share notes.
     is_test = run.plan.test_seed is not None
     return nothing if is_test else _NOTES.setdefault(run.name, nothing)
 
@@ -201,9 +203,9 @@ def forget() -> None:
 
 
 def record(run: Run, schedule_id: int) -> None:
-    """Records a run that takes its first step, or has taken it in another process.
+    """Records a run at its first step, or when another process has taken that step.
 
-    A run with a test seed protects nobody: it is neither recorded nor refused.
+    Runs with a test seed have no guarantee, so they are not recorded.
     """
     run.schedule_id = schedule_id
     if run.plan.test_seed is None:
@@ -212,13 +214,14 @@ def record(run: Run, schedule_id: int) -> None:
 
 
 def refuse_second(run: Run, schedule_id: int) -> None:
-    """Raises RuntimeError if this is a second run that was not announced.
+    """Raises RuntimeError if this is a second run, without `additional_run=True`.
 
-    It also raises if another run used the same secret sample, even if announced.
+    It also raises if another run used the same secret sample, even with
+    `additional_run=True`.
 
     Args:
       run: the run.
-      schedule_id: id of the data's schedule, or `NO_SCHEDULE`.
+      schedule_id: id of the schedule of its batches, or `NO_SCHEDULE`.
     """
     if run.plan.test_seed is not None:
         return
@@ -235,7 +238,7 @@ def _others(run: Run) -> list[Record]:
 
 
 def _related(run: Run, schedule_id: int) -> list[Plan]:
-    """The plans of other runs on the same weights or examples."""
+    """Returns the plans of other runs on the same weights or examples."""
     weights = {id(variable) for variable in (*run.variables, *run.weights)}
     examples = identity.records_of(schedule_id)
     return [
@@ -247,7 +250,7 @@ def _related(run: Run, schedule_id: int) -> list[Plan]:
 
 
 def statement(run: Run, unit: str | None) -> PrivacyStatement:
-    """The plan's statement; if there are other runs, the joint statement of all runs.
+    """Returns the plan's statement, or the joint statement if there are other runs.
 
     Args:
       run: the run.

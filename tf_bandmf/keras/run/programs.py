@@ -1,9 +1,9 @@
-"""Compiled programs of a step; checks of the tensors that updates and metrics may use.
+"""Compiled programs of a step; checks which tensors updates and metrics use.
 
 Schedules, constraints, regularizers and inner optimizers are the user's code. They are
-traced as a function of noisy gradients. So they cannot reach tensors that another
-program has computed from data. Their graph is checked before it first runs: a graph
-that reads a metric or a stored tensor, or runs Python code, is refused.
+traced as a function of noisy gradients, so they cannot reach tensors that another
+program has computed from data. Before their graph runs for the first time, it is
+checked: it is refused if it reads a metric or a stored tensor, or runs Python code.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 class Program:
     """A compiled function of nested tensors, traced again for other shapes and dtypes.
 
-    For each call, `tf.function` searches all signatures that it was traced for, which takes
-    as long as a small program does. Steps usually have arguments of the same shapes: here,
-    arguments are compared only with those of the last call.
+    In each call, `tf.function` searches all signatures for which it was traced, which
+    takes as long as running a small program. Steps usually have arguments of the same
+    shapes, so this class compares the arguments only with those of the last call.
 
     Args:
       function: a function of nested tensors and None.
       jit_compile: True if XLA compiles it.
-      around: makes the context in which the compiled function runs. The function is traced
-        outside of it.
+      around: returns the context in which the compiled function runs. The function is
+        traced outside of that context.
 
     Attributes:
       function: the `tf.function`.
@@ -67,14 +67,14 @@ class Program:
                 issubclass(kind, tf.distribute.DistributedValues) for kind in kinds
             )
         with self._around():
-            # Concrete functions take no distributed values with replicas of other
-            # processes.
+            # Concrete functions do not accept distributed values that include replicas
+            # of other processes.
             if self._is_of_replicas:
                 return self.function(*args)
             return call_flat(self._concrete, leaves)
 
     def traced(self, *args: Any) -> Any:
-        """The concrete function for these arguments, or for their specs."""
+        """Returns the concrete function for these arguments, or for their specs."""
         return self.function.get_concrete_function(*args)
 
 
@@ -87,7 +87,7 @@ class Update(Program):
 
     Args:
       function: the program's function.
-      model: the model whose metrics must not be read; None if there is none.
+      model: the model whose metrics the program must not read; None if there is none.
       *options: see `Program`.
     """
 
@@ -128,7 +128,7 @@ class Update(Program):
 
 
 class Measure(Update):
-    """A program of metrics: it sees data without noise, and may write only their state."""
+    """A program that computes exact metrics of the data, and may change only these."""
 
     _text = (
         "A metric {what}: it would carry training data past clipping and noise. Keep the "

@@ -1,18 +1,19 @@
-"""One private run: the part of a `PrivateOptimizer` that Keras does not track.
+"""One private run: the state of a `PrivateOptimizer` that Keras does not track.
 
 A step of a run consists of these calls:
 
-    run.start()                               # where fit or train_on_batch begins
-    admitted = run.admit(facts)               # in Python: the step may be taken
-    ...                                       # gradients are formed and clipped
-    noisy = run.privatize(sums, ...)          # a program: noise
+    run.start()                               # when fit or train_on_batch begins
+    admitted = run.admit(facts)               # in Python: checks the step
+    ...                                       # gradients are computed and clipped
+    noisy = run.privatize(sums, ...)          # a program: adds noise
     run.secrets.confirm(noisy.drawn)          # in Python: the step is recorded
     run.secrets.take(noisy.drawn)             # a program: the buffer is updated,
     run.apply(noisy.gradients, ...)           #   and the optimizer applies gradients
-    run.secrets.step += 1                     # in Python: the step was taken
+    run.secrets.step += 1                     # in Python: counts the step
 
-A run begins when the optimizer is built. From then on, it has a noise key, a step counter,
-and a seal of the weights; none of these is in a file that Keras writes.
+A run begins when the optimizer is built. From then on, it has a noise key, a step
+counter, and digests of the weights (its seal). No file that Keras writes contains any
+of these.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ from tf_bandmf.sampling.sources import OF_WEIGHTS
 
 
 class Noisy(NamedTuple):
-    """The noisy gradients of a step, and the rest of what its update needs.
+    """The inputs of a step's update: the noisy gradients, and what belongs to them.
 
     Attributes:
       gradients: the gradients, in the shapes and dtypes of the variables that get noise in
         each step.
-      rows: the sums of the lazy tables by row, which have no noise yet.
+      rows: the sums of the lazy tables by row, without noise: each row gets its noise
+        when it is read.
       drawn: the drawn step, for `SecretState.take`.
       counts: the noisy counts; empty if the plan has none.
     """
@@ -67,52 +69,58 @@ class Noisy(NamedTuple):
 
 
 class Run:
-    """The steps of one plan, with one noise key, on one model and one data set.
+    """One run of a plan, with one noise key, on one model and one data set.
 
-    Keras does not track this object, so no file that Keras writes holds any of it.
+    Keras does not track this object, so no file that Keras writes contains any of its
+    state.
 
     Args:
       plan: plan of the run.
       inner_optimizer: the optimizer of Keras that applies the noisy gradients.
       keep_normals: see `PrivateOptimizer`.
-      is_additional: True if another run of the process may have trained the same model,
-        or on the same examples.
+      is_additional: True if another run of the process may have trained the same model
+        or used the same examples.
 
     Attributes:
       plan, inner_optimizer, keep_normals, is_additional: see above.
       schedule_id: id of the run's schedule; `NO_SCHEDULE` before the run has one, or if
         the caller makes its batches.
       entry: the run's reservation in the ledger that the plan is bound to; None if the
-        plan is bound to none, or nothing is reserved yet.
-      strategy: distribution strategy in whose scope the run was made.
-      notes: the names of the spent private evaluations, and the steps of the releases of
-        tables; the private file has them, too.
-      num_evaluations: the number of private evaluations after each step, since the run was
-        begun or resumed.
-      counts: private counts of examples that the plan has reserved.
-      tables: the tables whose noise is drawn when their rows are read, a `LazyTables`;
-        chosen before `begin`; None if there are none.
-      seal: digests of the weights, and of the inner optimizer's state, as the steps left
-        them. Those of earlier steps are kept: an earlier checkpoint may be restored.
-      takes_steps: True while steps change the weights: nothing is compared with the seal.
-      variables: the model's trainable variables; empty before the run has begun.
+        plan is not bound to a ledger, or nothing is reserved yet.
+      strategy: the distribution strategy in whose scope the run was created.
+      notes: the names of the private evaluations whose budget is spent, and the steps
+        at which tables were released; the private state file has a copy.
+      num_evaluations: the number of private evaluations at each step since the run
+        began or was resumed.
+      counts: the private counts of examples, if the plan reserves budget for them.
+      tables: a `LazyTables`, the tables whose noise is drawn when their rows are read;
+        None if there are none. It must be set before `begin`.
+      seal: digests of the weights, and of the inner optimizer's state, as the steps
+        left them. The digests of earlier steps stay in the seal, because an earlier
+        checkpoint may be restored.
+      takes_steps: True while steps change the weights, which are then not compared with
+        the seal.
+      variables: the model's trainable variables; empty before the run begins.
       has_begun: True if the run has a key.
-      name: a name that follows from the key, and does not reveal it.
+      name: a name that is derived from the key, but does not reveal it.
       generator: the noise generator.
       secrets: key, points, buffer and step.
       turn: a lock that is held while a step is taken.
       vouched: the caller's reasons for changes of the weights, in order.
-      weights: all weights of the model, in the same order each time; set by the model.
+      weights: all weights of the model, in a fixed order; set by the model.
       weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
         under `MinSep`.
-      were_loaded: True if the initial weights had been loaded or set.
-      plain_steps: steps of a plain optimizer before the model was made private.
-      initial_weights: the caller's text on the origin of the initial weights, or None.
+      were_loaded: True if the initial weights were loaded or set.
+      plain_steps: number of steps with a plain optimizer, before the model was made
+        private.
+      initial_weights: the caller's statement about where the initial weights come from,
+        or None.
       resumed: steps at which the run was resumed after an interruption.
       file: the run's private state file, a `PrivateFile`; None if it has none.
     """
 
-    # `begin` and `adopt` set these. Only the private state file may hold the secrets.
+    # `begin` and `adopt` set these attributes. Secrets may be saved only in the private
+    # state file.
     has_begun = False
     name = ""
     schedule_id = admission.NO_SCHEDULE
@@ -149,19 +157,19 @@ class Run:
         self.tables: Any = None
         self.takes_steps = False
 
-    # The beginning of the run.
+    # Beginning a run.
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
-        """The variables that get their noise in each step: all but the lazy tables."""
+        """Returns the variables with noise in each step: all but lazy tables."""
         lazy = self._lazy()
         return [variable for variable in variables if id(variable) not in lazy]
 
     def _lazy(self) -> set[int]:
-        """The `id` of each lazy table."""
+        """Returns the `id` of each lazy table."""
         return set() if self.tables is None else set(map(id, self.tables.variables))
 
     def begin(self, variables: Sequence[Any]) -> None:
-        """Makes the noise generator and a fresh key, within the strategy's scope.
+        """Creates the noise generator and a fresh key; call it in the strategy's scope.
 
         Args:
           variables: the model's trainable variables, for which the inner optimizer has
@@ -173,9 +181,9 @@ class Run:
         self.variables = list(variables)
         eager = self.eager(variables)
         num_parameters = sum(math.prod(variable.shape) for variable in eager)
-        # One dummy parameter if all tables are lazy.
+        # If all weights are in lazy tables, there is one dummy parameter.
         num_parameters = (num_parameters + self.counts.size) or 1
-        # One device draws the noise for all replicas, in each process.
+        # In each process, one device draws the noise for all replicas.
         needed = self.plan.memory(num_parameters, keep_normals=self.keep_normals)
         if not tf.config.get_visible_devices("GPU"):
             refuse_too_large(needed, machine.memory_bytes())
@@ -196,10 +204,10 @@ class Run:
             return shared_key(self.strategy, NoiseKey.from_operating_system())
 
     def batches(self, schedule: BatchSchedule) -> BatchSchedule:
-        """The schedule with this run's sample, which follows from the run's key.
+        """Returns the schedule with this run's sample, which follows from its key.
 
-        If a custom loop began with a schedule that was not joined to a run, the run
-        instead keeps the sample of that schedule to the end.
+        If a custom loop began with a schedule that had its own sample, the run keeps
+        that sample to the end.
 
         Raises:
           ValueError: if the run began with other data.
@@ -212,23 +220,25 @@ class Run:
         return schedule
 
     def secrets_of(self, key: NoiseKey, **state: Any) -> SecretState:
-        """Secrets of this run's plan and model.
+        """Returns a `SecretState` for this run's plan and model.
 
         Args:
           key: key of the run.
-          **state: the state of the run, as for `SecretState`; by default, the initial
-            state.
+          **state: arguments of `SecretState` that describe the run's state; by default,
+            its initial state.
         """
-        # Steps with lazy tables are short, and their own programs are compiled anyway.
+        # Steps with lazy tables are short, so faster digests matter. Compiling them
+        # adds little, because the tables' programs are compiled, too.
         compiles = None if self.tables is None else True
         return SecretState(self.generator, key, self.plan, compiles=compiles, **state)
 
     def adopt(self, secrets: SecretState, memory: Sequence[np.ndarray] = ()) -> None:
-        """Continues with these secrets, of a new run or of a resumed one.
+        """Continues with the secrets of a new or a resumed run.
 
         Args:
           secrets: state of the run.
-          memory: memory of lazy tables at this step, whose variables hold a release.
+          memory: memory of the lazy tables at this step; the tables' variables must
+            hold a release.
         """
         self.secrets, self.key, self.has_begun = secrets, secrets.key, True
         self.name = hooks.name_of(secrets.key)
@@ -239,7 +249,7 @@ class Run:
             self.tables.begin(memory)
 
     def _sealed(self) -> tuple[list[Any], list[Any]]:
-        """The weights, and the state of the inner optimizer, that only steps change."""
+        """Returns the weights and optimizer state that only steps may change."""
         inner = self.inner_optimizer
         others = (inner.iterations, given_learning_rate(inner))
         state = [v for v in inner.variables if not any(v is other for other in others)]
@@ -249,36 +259,37 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The number of noisy steps so far."""
+        """The number of noisy steps that the run has taken."""
         return self.secrets.step if self.has_begun else 0
 
     @property
     def iterations(self) -> int:
-        """Steps of the inner optimizer."""
+        """The number of steps that the inner optimizer has taken."""
         return int(tf.convert_to_tensor(self.inner_optimizer.iterations.value))
 
     def is_restored(self) -> bool:
-        """True if no step may be taken: optimizer and noise may be at different steps.
+        """True if the optimizer and the noise may be at different steps.
 
-        The optimizer was restored from a file, or a step was interrupted.
+        This happens if the optimizer was restored from a file, or a step was
+        interrupted. No further step is allowed then.
         """
         if not self.has_begun:
             return False
         return not self.secrets.is_whole or self.iterations != self.step
 
     def refuse_restored(self) -> None:
-        """Raises InvalidArgumentError if no step may be taken."""
+        """Raises InvalidArgumentError if `is_restored` is true."""
         admission.refuse(self.is_restored(), admission.RESTORED)
 
     # The weights between steps.
 
     def close_seal(self) -> None:
-        """Seals the weights after a step; tables are sealed at releases."""
+        """Adds the weights to the seal after a step, except those of lazy tables."""
         self.note_weights()
         self.takes_steps = False
 
     def note_weights(self) -> None:
-        """Seals the weights of a checkpoint, if they come from the run's steps."""
+        """Adds a checkpoint's weights to the seal, if the run's steps made them."""
         if self.takes_steps and self.step and not self.is_restored():
             self.seal.update(map(digest_of, self._sealed()))
 
@@ -292,7 +303,7 @@ class Run:
     # The steps of the run.
 
     def start(self) -> None:
-        """Calls `check`, then allows steps to change the weights, until `close_seal`."""
+        """Calls `check`, then allows steps to change the weights until `close_seal`."""
         self.check()
         self.takes_steps = True
 
@@ -312,10 +323,11 @@ class Run:
     def admit(
         self, facts: Sequence[np.ndarray]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Checks all conditions of the coming step; call `start` before.
+        """Checks all conditions of the next step; call `start` first.
 
         Args:
-          facts: `admission.facts` of the batch's parts that this process has.
+          facts: `admission.facts` of each part of the batch that a replica of this
+            process takes.
 
         Returns:
           The step's number, int64 scalar; the keys of its noise; and the seed of the masks
@@ -342,14 +354,14 @@ class Run:
         """Adds noise to the clipped sum and divides it by the expected batch size.
 
         Args:
-          sums: the sums of clipped gradients over all replicas, one for each variable;
-            and after them the counts of examples, if the plan has any.
+          sums: the sums of clipped gradients over all replicas, one for each variable,
+            followed by the counts of examples, if the plan has any.
           variables: the model's trainable variables, in the order of the sums.
           step: the admitted step, int64 scalar.
           keys: keys of the step's noise, see `SecretState.step_keys`.
           digest: digest of the batch, int64 scalar.
-          scales: what each coordinate of the gradients was multiplied by, in the shapes of
-            the variables; or None.
+          scales: the factor by which each coordinate of the gradients was multiplied,
+            in the shapes of the variables; or None.
 
         Raises:
           ValueError: if the variables are not those that the run began with.
@@ -363,7 +375,7 @@ class Run:
             inputs = tf.concat([inputs, self.tables.digest(rows, step)], axis=0)
         parts = [tf.reshape(part, [-1]) for part in (*eager, *sums[len(variables) :])]
         sizes = [part.shape[0] for part in parts]
-        # The digest needs an even size: appending a zero here saves it a copy.
+        # The digest needs an even size; appending a zero here saves a copy.
         count = self.generator.num_parameters
         rest = tf.zeros([count + count % 2 - sum(sizes)])
         total = tf.concat([*parts, rest], axis=0)
@@ -381,10 +393,11 @@ class Run:
         return Noisy(gradients, rows, drawn, split[len(eager)])
 
     def apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Values of variables that get noise in each step, and values of lazy tables.
+        """Splits values into those of `eager` variables and those of lazy tables.
 
         Args:
-          values: one for each trainable variable of the model, in order; the rest is left.
+          values: one for each trainable variable of the model, in order; values after
+            these are ignored.
         """
         lazy = self._lazy()
         parts: tuple[list[Any], list[Any]] = [], []
@@ -393,7 +406,8 @@ class Run:
         return parts
 
     def _check_variables(self, variables: Sequence[Any]) -> None:
-        # Correlated noise cancels over the steps of a variable: the order must not change.
+        # The order of the variables must not change: correlated noise cancels only over
+        # the steps of the same variable.
         if [id(v) for v in variables] != [id(v) for v in self.variables]:
             raise ValueError(
                 "The model's trainable weights are not those that the run began with "
@@ -410,7 +424,7 @@ class Run:
 
         Args:
           gradients: the noisy gradients.
-          rows: the sums of the lazy tables.
+          rows: the sums of the lazy tables, by row.
         """
         with tf.control_dependencies(tf.nest.flatten([gradients, rows], True)):
             if self.tables is not None:
@@ -421,10 +435,10 @@ class Run:
                 self.inner_optimizer.iterations.assign_add(1)
 
     def refuse_late(self, step: int) -> None:
-        """Raises InvalidArgumentError if the gradients of a step come too late.
+        """Raises InvalidArgumentError if gradients are not those of the last step.
 
         Args:
-          step: the step of the gradients.
+          step: the step to which the gradients belong.
         """
         is_late = self.iterations != step or self.step != step + 1
         admission.refuse(is_late, admission.LATE)
@@ -450,8 +464,8 @@ class Run:
         """Reserves the run's budget in the ledger, or finds its earlier reservation.
 
         Raises:
-          LedgerError: if the ledger refuses, cannot be written, or is not open; or the run
-            has ended.
+          LedgerError: if the ledger refuses, cannot be written, or is not open, or if
+            the run has ended.
         """
         self.entry = hooks.begin(self.plan, self.name)
 
@@ -462,7 +476,8 @@ class Run:
         try:
             hooks.note_steps(self.plan, self.name, self.step)
         except LedgerError as error:
-            # Only a warning: the budget is reserved already, and the note spends nothing.
+            # A warning suffices: the budget is already reserved, and recording steps
+            # spends nothing.
             warnings.warn(
                 f"The ledger could not record that {self.step} steps were taken: {error}",
                 stacklevel=3,
@@ -485,15 +500,16 @@ class Run:
     def note(self, name: str, value: Any) -> None:
         """Records a private evaluation or a release of tables before it is made.
 
-        A run that is resumed from an earlier step repeats them at the same steps; otherwise
-        it would be a different history of the run, with independent noise.
+        A run that is resumed from an earlier step must repeat these evaluations and
+        releases at the same steps. Otherwise, it would become a second run, with
+        independent noise.
         """
         self.notes[name].add(value)
         if self.file is not None:
             self.file.write()
 
     def weights_digest(self) -> int:
-        """A digest of all weights of the model."""
+        """Returns a digest of all weights of the model."""
         return digest_of(self.weights)
 
     def vouch(self, reason: str) -> None:
@@ -515,11 +531,11 @@ class Run:
         unit: str | None,
         remarks: Sequence[str] = (),
     ) -> PrivacyStatement:
-        """The statement of the run; see `PrivateOptimizer.statement`.
+        """Returns the run's statement; see `PrivateOptimizer.statement`.
 
         Args:
           unit: see `Plan.statement`.
-          remarks: remarks on the optimizer and the model.
+          remarks: remarks on the optimizer and the model, to be added to the statement.
         """
         statement = admission.statement(self, unit)
         remarks = [*statement.remarks, *remarks, *self._remarks()]
@@ -528,7 +544,7 @@ class Run:
         )
 
     def _proviso(self) -> str:
-        """The text that the statement has before its numbers."""
+        """Returns the text that precedes the numbers in the statement."""
         facts = []
         if self.were_loaded and self.initial_weights is None:
             facts.append(
@@ -541,7 +557,7 @@ class Run:
         return " ".join([*facts, "This run alone:"]) if facts else ""
 
     def _remarks(self) -> list[str]:
-        """The remarks that the statement of this run adds to the guarantee."""
+        """Returns the remarks that the run adds to its plan's statement."""
         remarks = list(remarks_of(self.schedule_id))
         if self.weighs_classes:
             remarks.append(OF_WEIGHTS)
@@ -584,7 +600,7 @@ class Run:
         return remarks
 
 
-# Compiled by XLA, this is one pass over the numbers.
+# XLA compiles this function to one pass over the numbers.
 @shared_function(jit_compile=True, reduce_retracing=False)
 def noisy_mean(
     total: tf.Tensor,
@@ -592,8 +608,9 @@ def noisy_mean(
     stddev: float,
     batch_size: float,
 ) -> tf.Tensor:
-    """The noisy sum divided by a public batch size, rounded to the grid of its noise."""
-    grid = grid_of(stddev / batch_size)  # float32 divides by a power of two exactly
+    """Divides the noisy sum by the batch size, and rounds to the grid of the noise."""
+    # The grid is a power of two, by which float32 divides exactly.
+    grid = grid_of(stddev / batch_size)
     return tf.round((total + stddev * noise) / batch_size / grid) * grid
 
 

@@ -1,4 +1,4 @@
-"""The secrets of a run, which no shared file may hold: key, points, buffer and step."""
+"""The secrets of a run, which no shared file may contain: key, points and buffer."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ REPEATED = (
     "give PrivateOptimizer(..., additional_run=True) and another private state file, and "
     "publish tf_bandmf.compose([plan, plan]).statement()."
 )
-_PHILOX = 1  # the number of Philox in TensorFlow's random operations
+_PHILOX = 1  # the code of the Philox algorithm in TensorFlow's random operations
 
 
 class Drawn(NamedTuple):
-    """A step whose noise was drawn, before anything of the step is released.
+    """A step whose noise is drawn, and of which nothing is released yet.
 
     Attributes:
-      step: its number, int64 scalar.
-      point: its point, int64 scalar. Secret.
-      rows: changes of the buffer, `IndexedSlices`. Secret.
+      step: the number of the step, int64 scalar.
+      point: the digest to which the step's noise is bound (see `SecretState`), int64
+        scalar. Secret.
+      rows: the changes to the buffer, `IndexedSlices`. Secret.
     """
 
     step: tf.Tensor
@@ -46,41 +47,42 @@ class Drawn(NamedTuple):
 
 
 class SecretState(Secret):
-    """Key, points, kept vectors and step of one run, invisible to Keras.
+    """Key, points, noise buffer and step of one run, invisible to Keras.
 
     Variables that Keras or TensorFlow track end up in every saved file, even with
-    `include_optimizer=False`. This is a plain Python object: nothing tracks it, and it
+    `include_optimizer=False`. This is a plain Python object that nothing tracks. It
     refuses to be pickled or copied.
 
-    The noise of a step is bound to the step's point: a digest of the previous point, of
-    the sum that the noise is added to, and of the batch. The point is part of the step's
-    key, see `NoiseGenerator.bound_key`. Points stay on the device, for mechanisms that draw
-    earlier normals again.
+    The noise of a step is bound to the step's point. The point is a digest of the
+    previous point, the sum to which the noise is added, and the batch. The step's key
+    contains it (see `NoiseGenerator.bound_key`). All points stay on the device, for
+    mechanisms that regenerate the normals of earlier steps.
 
-    `draw` changes nothing, so that a step that is interrupted before `take` may be taken
-    again. With several replicas, all of this is on one device.
+    `draw` changes nothing, so a step that is interrupted before `take` can be repeated.
+    With several replicas, the whole state is on one device.
 
     Args:
       generator: the plan's generator.
       key: key of the run.
-      plan: plan of the run; the run's secrets are bound to it as well. If it has a test
-        seed, whose noise protects nobody, the noise follows only from key and step, so
-        that runs can be compared.
+      plan: the plan of the run, to which the noise is bound, too. If it has a test
+        seed, the noise depends only on key and step, so that runs can be compared; it
+        then protects nobody.
       step: number of noise vectors used so far.
-      buffer: kept vectors after those steps, float32, shape [memory_vectors,
-        num_parameters]; None for zeros.
-      points: points of at least those steps, int64, shape [steps]. Further points are those
-        of steps that the run took before it was resumed: such a step is refused if its
-        point differs now. 0 stands for an unknown point.
+      buffer: the vectors that the noise generator keeps between steps, after those
+        steps; float32, shape [memory_vectors, num_parameters]; None for zeros.
+      points: points of at least those steps, int64, shape [steps]. Further points
+        belong to steps that the run took before it was resumed: if such a step now has
+        a different point, it is refused. 0 stands for an unknown point.
       compiles: see `keyed_digest`. If True, digests of short sums are compiled, too:
-        steps are then faster, but the first one takes longer. The bits are the same.
+        steps are then faster, but the first step takes longer. The digests are the
+        same.
 
     Attributes:
       generator, key, step: see above.
-      note: None; or a function that records each step before anything of it is released,
-        of the step and its point, which is secret, as two little-endian numbers of 8
-        bytes. An exception that it raises ends the step.
-      is_whole: False if a program that changes the run's state was interrupted.
+      note: None; or a function that records each step before anything of it is
+        released. Its argument is the step and its secret point, as two little-endian
+        numbers of 8 bytes. If it raises an exception, the step ends.
+      is_whole: False after a program that changes the run's state was interrupted.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class SecretState(Secret):
         self.note: Callable[[bytes], None] | None = None
         self.key, self.step = key, step
         self.is_whole = True
-        # Points of all known steps, and of the steps that were taken.
+        # The points of all known steps, then the points of the steps taken so far.
         self._known = np.zeros([generator.num_steps], np.int64).view(HiddenArray)
         self._known[: len(points)] = points
         self._points = _variable(self._known)
@@ -106,7 +108,8 @@ class SecretState(Secret):
             buffer = np.zeros(
                 [generator.memory_vectors, generator.num_parameters], "f4"
             )
-        # int64, because GPUs cannot gather unsigned integers, and int32 stays on the host.
+        # The dtype is int64 because GPUs cannot gather unsigned integers, and
+        # TensorFlow keeps int32 variables on the host.
         self._step_keys = generator.step_keys(key).view(np.int64)
         for_digest, for_chain = (
             digest_key(key.secret_bytes(), f"{plan.fingerprint} {use}")
@@ -120,8 +123,8 @@ class SecretState(Secret):
     def changing(self) -> Iterator[None]:
         """A context for a program that changes the run's state or the model's weights.
 
-        If the program is interrupted, state and weights may belong to different steps, and
-        further training is refused.
+        If the program is interrupted, the state and the weights may belong to different
+        steps, so further training is refused.
         """
         self.is_whole = False
         yield
@@ -129,11 +132,11 @@ class SecretState(Secret):
 
     @property
     def buffer(self) -> np.ndarray:
-        """Kept vectors, float32, shape [memory_vectors, num_parameters]. Secret."""
+        """The kept noise vectors, float32, [memory_vectors, num_parameters]. Secret."""
         return self._buffer.numpy().view(HiddenArray)
 
     def points(self) -> np.ndarray:
-        """Points of all steps that the run is known to have taken; 0 for unknown points."""
+        """Returns the points of all known steps of the run; 0 for unknown points."""
         points = self._points.numpy()
         last = np.max(np.nonzero(points)[0] + 1, initial=self.step)
         return points[: int(last)].view(HiddenArray)
@@ -144,11 +147,11 @@ class SecretState(Secret):
         return step - (step - np.arange(terms)) % terms
 
     def step_keys(self, step: int) -> np.ndarray:
-        """The keys of a step, and of the earlier steps whose normals `draw` uses again."""
+        """Returns the keys of a step and of the steps whose normals it regenerates."""
         return self._step_keys[np.maximum(self._recent_steps(step), 0)]
 
     def seed(self, step: int) -> tf.Tensor:
-        """The seed of the masks of a step's random layers, int32, shape [2]."""
+        """Returns the seed of a step's random layers (dropout); int32, shape [2]."""
         message, person = step.to_bytes(8, "little"), b"tf-bandmf masks"
         drawn = self.key.derived(message, 8, person)
         return tf.constant(np.frombuffer(drawn, "<i4"))
@@ -167,25 +170,25 @@ class SecretState(Secret):
         Args:
           step: the coming step, int64 scalar.
           keys: `step_keys` of this step.
-          total: the sum of clipped gradients, float32, of a static length, or its pieces;
-            the noise is bound to it.
+          total: the sum of clipped gradients, to which the noise is bound; float32, of
+            a static length, in one or several tensors.
           inputs: everything else that the noise is bound to (the batch's digest, sums of
             tables), int32, of a static length.
 
         Returns:
-          The row, float32, shape [num_parameters], possibly with further numbers after
-          it, which must be ignored; and the drawn step.
+          The row, float32, shape [num_parameters], possibly followed by further
+          numbers, which the caller must ignore; and the drawn step.
         """
         digest = keyed_digest(self._digest_key, total, inputs, compiles=self._compiles)
         point = self._point(tf.bitcast(digest, tf.int64), step)
         return self._row(step, keys, point)
 
     def _point(self, digest: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """The point of a step: a PRF of the previous point and of the step's own digest.
+        """Returns a step's point: a PRF of the previous point and the step's digest.
 
-        So two histories of a run that have differed once have different points from then
-        on. Otherwise, with correlated noise, they could share the normals of a later step,
-        but not the contributions of earlier normals to it.
+        If two histories of a run differ in one step, all their later points differ,
+        too. With a digest of only the step itself, they could share the normals of a
+        later step, but not the earlier normals that contribute to its correlated noise.
         """
         words = tf.stack([self.point_before(step), digest])
         chained = tf.raw_ops.StatelessRandomUniformFullIntV2(
@@ -198,7 +201,7 @@ class SecretState(Secret):
         return tf.reshape(chained, [])
 
     def point_before(self, step: tf.Tensor) -> tf.Tensor:
-        """The point of the step before this one, int64; 0 for the first step."""
+        """Returns the point of the previous step, int64; 0 for the first step."""
         return tf.where(step > 0, self._points.sparse_read(tf.maximum(step - 1, 0)), 0)
 
     def _row(
@@ -214,7 +217,7 @@ class SecretState(Secret):
         return noise, Drawn(step, point, list(rows))
 
     def confirm(self, drawn: Drawn) -> None:
-        """Records the step before anything of it is released; called in Python.
+        """Records a step in Python, before anything of it is released.
 
         Raises:
           InvalidArgumentError: if the step was taken before the run was resumed, and
@@ -230,13 +233,13 @@ class SecretState(Secret):
             self.note(HiddenBytes(np.array([step, point], "<i8").tobytes()))
 
     def take(self, drawn: Drawn) -> list[tf.Operation]:
-        """Advances to the next step; its operations must run before any release."""
+        """Advances to the next step; run the returned operations before any release."""
         point = tf.IndexedSlices(drawn.point[None], drawn.step[None])
         taken = [self._points.scatter_update(point)]
         return taken + [self._buffer.scatter_update(row) for row in drawn.rows]
 
     def replay(self, last: int) -> None:
-        """Advances to a later step: draws the noise of steps with known points again."""
+        """Advances to a later step: draws the noise of the steps in between again."""
 
         @tf.function(autograph=False)
         def again(step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor) -> None:
@@ -249,7 +252,7 @@ class SecretState(Secret):
 
 
 def _variable(value: Any) -> tf.Variable:
-    """A variable that Keras does not track, on one device of this process."""
+    """Creates a variable that Keras does not track, on one device of this process."""
 
     def make() -> tf.Variable:
         # The copy is needed because TensorFlow may alias NumPy's memory.
@@ -258,6 +261,6 @@ def _variable(value: Any) -> tf.Variable:
     if not tf.distribute.has_strategy():
         with tf.init_scope():
             return make()
-    # A new thread is in no strategy's scope, so the variable is not mirrored.
+    # A new thread is outside any strategy's scope, so the variable is not mirrored.
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(make).result()

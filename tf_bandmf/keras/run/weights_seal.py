@@ -2,14 +2,14 @@
 
 A plain model that shares layers with a private one can train them without noise, and an
 assignment can change weights, too. When `fit`, `train_on_batch` or a private evaluation
-begins, the model's weights must be those that the run left. Callbacks within `fit` see
-only noisy weights, so their computations are post-processing.
+begins, the model's weights must be those that the run's last step left. Callbacks
+within `fit` see only noisy weights, so their computations are post-processing.
 
-The digest covers every bit. It is FarmHash64 where weights are on the host (9 GB/s on
-one core). On an accelerator, it is a sum modulo 2^64: each word of the weights is
-multiplied by a number that depends on its place. XLA computes it there in one pass: no
-weight is copied to the host. The digest guards against mistakes, not against somebody who
-searches for weights with the same digest.
+The digest covers every bit. For weights on the host, it is FarmHash64 (9 GB/s on one
+core). On an accelerator, it is a sum modulo 2^64 of the words of the weights, each
+multiplied by a number that depends on the word's position. XLA computes the sum in one
+pass, and no weight is copied to the host. The digest guards against mistakes, not
+against an attacker who searches for weights with the same digest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
 def digest_of(variables: Sequence[Any]) -> int:
-    """A digest of all bits of Keras variables, computed where they are; 0 for none."""
+    """Returns a digest of all bits of Keras variables; 0 if there are no variables."""
     if not variables:
         return 0
     if device_kind() == "CPU":
@@ -45,14 +45,14 @@ def digest_of(variables: Sequence[Any]) -> int:
 
 
 def host_digest(variables: Sequence[Any]) -> int:
-    """A digest of all bits of Keras variables that is the same on all devices."""
+    """Returns a digest of Keras variables' bits that is the same on all devices."""
     with tf.device("/CPU:0"):
-        # These constants are made once here; inside `digest` they would be two
-        # operations for each variable.
+        # Created inside `digest`, these constants would be two operations for each
+        # variable.
         row, method = tf.constant([1, -1]), tf.constant("farmhash64")
 
         def digest(value: Any) -> tf.Tensor:
-            """Eight bytes, uint8, shape [1, 8]."""
+            """Returns a digest of one value: eight bytes, uint8, shape [1, 8]."""
             flat = tf.raw_ops.Reshape(tensor=value, shape=row)
             return tf.raw_ops.Fingerprint(data=flat, method=method)
 
@@ -63,13 +63,13 @@ def host_digest(variables: Sequence[Any]) -> int:
 
 @shared_function(jit_compile=True, reduce_retracing=False)
 def _device_digest(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The digest of the values' digests, int64 scalar."""
+    """Returns the digest of the values' digests, int64 scalar."""
     digests = tf.stack([_sum_of_products(value) for value in values])
     return _sum_of_products(digests)
 
 
 def _sum_of_products(value: tf.Tensor) -> tf.Tensor:
-    """The sum of all words, each times an odd number that is drawn for its place."""
+    """Returns the sum of all words, each times an odd number drawn for its position."""
     flat = tf.reshape(value, [-1])
     if flat.dtype == tf.bool:
         flat = tf.cast(flat, tf.int32)
