@@ -76,7 +76,7 @@ def row_losses(
     logits = getattr(y_pred, LOGITS, None)
     tensors = given if logits is None else [*given, logits]
     sizes = tf.stack([tf.shape(each)[0] for each in tensors])
-    message = "There must be one target, and one weight if any is given, per example."
+    message = "Each example must have one target, and one weight if weights are used."
     is_same = tf.reduce_all(tf.equal(sizes, sizes[0]))
     with tf.control_dependencies([tf.debugging.Assert(is_same, [message])]):
         rows = part.loss.call(target, prediction)

@@ -1,4 +1,4 @@
-"""The entry point of clipping: computes the clipped gradient sums of a model."""
+"""The entry point of clipping: sums the clipped per-example gradients of a batch."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     reader_of,
 )
 
-# Possible outcomes of an example. "used" means that its gradient was summed unclipped.
+# What happened to an example's gradient. "used" means that it was summed unclipped.
 OUTCOMES = ("used", "clipped", "zero", "bad")
 
 
-# Variables with at most this many elements are measured and summed together. A network
-# has dozens of scales and biases; separately, each would need some twenty operations,
-# all of which TensorFlow traces and optimizes before the first step.
+# The gradients of variables with at most this many elements are concatenated, and norms
+# and sums are computed from the result. A network has dozens of scales and biases. Each
+# of them would need about twenty operations, which TensorFlow traces and optimizes
+# before the first step.
 _SMALL = 512
 
 
@@ -57,7 +58,7 @@ class ClippedGradients(NamedTuple):
         units of K rows.
       outcomes: [B] int32, indices into `OUTCOMES`: the gradient was used unchanged,
         clipped, zero, or bad. It is bad if its norm or the loss is not finite, for
-        example for a label that does not exist. Outcomes are as private as norms.
+        example for a label that does not exist. Like norms, outcomes are private data.
     """
 
     sums: list[Any]
@@ -86,7 +87,7 @@ def clipped_gradient_sums(
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
-    This takes a single forward and backward pass. An example contributes exactly zero
+    There is one forward pass and one backward pass. An example contributes exactly zero
     if its loss or norm is not finite, or if its class or index does not exist. The sums
     contain neither noise nor weight regularizers: see `regularization_gradients`.
 
@@ -100,7 +101,7 @@ def clipped_gradient_sums(
       x: inputs as the model takes them, tensors [B, ...], with B >= 1.
       y: targets as the compiled loss takes them, [B, ...].
       sample_weight: optional weights [B] or [B, ...] as in `model.fit`.
-      l2_norm_clip: largest norm of each example's contribution; positive.
+      l2_norm_clip: maximum norm of each example's contribution; positive.
       microbatch_size: if given, examples are processed in groups of this size one
         after the other, which bounds memory; the result is the same.
       loss_scale_factor: a power of two that multiplies losses before the backward
@@ -112,25 +113,25 @@ def clipped_gradient_sums(
         whose loss is the mean over its rows: see `tensors.multi_row`.
       shares: None; or [B] float32 in [0, 1], the fraction of the clip norm to which
         each example is clipped. Values outside are clipped to [0, 1]; NaN becomes 0.
-      clipping: flat or automatic, as a whole or in groups of weights. The attribute
-        `scaling` is not read: give `scales`.
+      clipping: the method of clipping (flat or automatic), and the groups of weights.
+        The attribute `scaling` is ignored; pass `scales` instead.
       scales: None; or factors that multiply the coordinates of each example's gradient
         before clipping: positive float32, one tensor per trainable variable in its
         shape. They must not depend on the batch.
       readers: None; or functions that look up table rows instead of the layer's
         variable, by the `id` of this variable. The sums of these tables are
         `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
-      structure: the structure of the model for such data, if it was judged before; see
-        `proof.judge`.
+      structure: the result of `proof.judge.structure_of` for such data, if it is
+        already known.
 
     Returns:
-      Sums, norms, losses and predictions. With `scales`, sums and norms are those of the
-      scaled gradients.
+      Sums, norms, losses, predictions and outcomes. With `scales`, the sums and norms
+      are computed from the scaled gradients.
 
     Raises:
       UnsupportedModelError: if per-example gradients of the model are not defined
         or cannot be proved correct.
-      ValueError: if the sizes of the arguments do not fit, or a weight is in no group.
+      ValueError: if the sizes of the arguments differ, or a weight is in no group.
       RuntimeError: if the process rounds float32 products or runs functions eagerly: see
         `factors.precision`.
     """
@@ -152,13 +153,14 @@ def clipped_gradient_sums(
     def one_pass(leaves: list[tf.Tensor]) -> ClippedGradients:
         return _one_pass(model, batches.with_leaves(data, leaves), clip, structure)
 
-    # The pass is analyzed in a graph with unknown batch size.
+    # The forward pass is analyzed in a graph with an unknown batch size.
     signature = [list(batches.specs_of(data))]
     separate = tf.function(one_pass, autograph=False, input_signature=signature)
     with read_by(readers):
         if microbatch_size is not None and not (static and static <= microbatch_size):
             return ClippedGradients(*in_groups(separate, data, size, microbatch_size))
-        # With replicas, random generators do not work in nested functions.
+        # If there are several replicas, random generators do not work in nested
+        # functions.
         is_one = tf.distribute.get_strategy().num_replicas_in_sync == 1
         run = separate if static is not None and is_one else one_pass
         return run(batches.tensor_leaves(data))
@@ -171,8 +173,8 @@ def _one_pass(
 
     Args:
       model: the model.
-      data: (x, y, sample_weight, rows, shares), tensors [B, ...] with B >= 1. The share of
-        examples that were padded is 0.
+      data: (x, y, sample_weight, rows, shares), tensors [B, ...] with B >= 1. Examples
+        that were added as padding have a share of 0.
       clip: the settings of clipping.
       structure: see `clipped_gradient_sums`.
     """
@@ -204,13 +206,13 @@ def _one_pass(
 
 
 class Part(NamedTuple):
-    """Variables of one group whose gradients are measured together.
+    """Variables of one group whose gradients are concatenated to compute norms.
 
     Attributes:
       positions: indices of the variables among the trainable variables of the model.
       group: index of the group.
-      measured: the gradients; those of several variables are flattened and
-        concatenated.
+      measured: the norms of the gradients, and the tensors from which sums are
+        computed. The gradients of several variables are flattened and concatenated.
     """
 
     positions: tuple[int, ...]
@@ -219,7 +221,7 @@ class Part(NamedTuple):
 
 
 def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
-    """Upper bounds of squared norms per group, [G, B] float64; 0 for an empty group."""
+    """Returns upper bounds of squared norms per group, [G, B]; 0 for an empty group."""
     bounds = tf.stack([part.measured.norms.bounds for part in parts])
     groups = [part.group for part in parts]
     total = tf.math.unsorted_segment_sum(bounds, groups, clip.norms.shape[0])
@@ -229,16 +231,17 @@ def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
 def _measured(
     variables: list[Any], forward: Forward, clip: Clip, units: UnitRows | None
 ) -> list[Part]:
-    """Measures the per-example gradients of all variables that have gradients.
+    """Computes the norms of per-example gradients of all variables with gradients.
 
-    The losses are multiplied by `clip.scale` first. With units, gradients are per unit.
+    The losses are multiplied by `clip.scale` first. With `units`, there is one gradient
+    per unit of several rows, instead of one per example.
     """
     upstream = tf.fill(
         tf.shape(forward.losses), tf.cast(clip.scale, forward.losses.dtype)
     )
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
-    # A gradient tape would have to record the whole pass.
+    # `tf.GradientTape` would have to record the whole forward pass.
     taps = [tap for _, call in forward.calls for tap in call.taps]
     gradients = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
     factors: dict[int, list[Factor]] = {}
@@ -274,7 +277,7 @@ def _measured(
 
 
 def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[Part]:
-    """Measures the gradients of variables; small variables of a group share a part."""
+    """Computes gradient norms; the small variables of a group share a `Part`."""
     together: dict[int, list[int]] = {}
     for position, factor in factors.items():
         is_small = not accelerator() and 0 < _size(factor) <= _SMALL
@@ -299,10 +302,9 @@ def _size(factor: Factor) -> int:
 
 
 def _dense(gradient: Any) -> tf.Tensor | None:
-    """Returns the gradient for a tap as a dense tensor; None stays None.
+    """Converts a gradient to a dense tensor; None stays None.
 
-    Operations that gather from their input, such as a loss with sparse labels, have
-    sparse gradients.
+    Gather operations, as in a loss with sparse labels, have sparse gradients.
     """
     if gradient is None:
         return None
@@ -316,7 +318,7 @@ def _weighted_sums(
     weights: Sequence[tf.Tensor],
     counts: tf.Tensor,
 ) -> list[Any]:
-    """Sums the weighted gradients of the examples that count, for each variable."""
+    """Returns the sum of weighted gradients for each variable, without bad examples."""
     sums: dict[int, Any] = {}
     for part, total in zip(parts, _sums_of(parts, weights, counts), strict=True):
         pieces, of_part = [total], [variables[i] for i in part.positions]
@@ -350,16 +352,17 @@ def _sum_of(variable: Any, total: Any) -> Any:
 def _sums_of(
     parts: Sequence[Part], weights: Sequence[tf.Tensor], counts: tf.Tensor
 ) -> list[Any]:
-    """Computes the weighted sum of each part, on accelerators one after the other.
+    """Computes the weighted sum of each `Part`, on accelerators one after the other.
 
-    Otherwise, a GPU could hold cleaned copies of the gradients of several layers at
-    once. The last layer comes first, as its gradients have been in memory the longest.
+    Without this order, a GPU could hold copies of the gradients of several layers at
+    the same time. The last layer comes first, since its gradients have been in memory
+    the longest.
     """
     tensors = [list(part.measured.tensors) for part in parts]
 
     in_turns = accelerator()
     if not in_turns:
-        # Examples that do not count are rare, so a CPU copies only if there are any.
+        # Bad examples are rare, so gradients are copied only if there is one.
         given = tensors
         tensors = tf.cond(
             tf.reduce_all(counts),

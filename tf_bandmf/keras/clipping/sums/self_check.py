@@ -28,13 +28,14 @@ from tf_bandmf.keras.compat.keras_objects import all_layers, tensorflow_value
 from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
-# Relative tolerances by dtype: gradients have 8 bits in bfloat16, 11 bits in float16.
+# Relative tolerances by dtype: bfloat16 has 8 bits of precision, float16 has 11.
 _TOLERANCES = {"bfloat16": 3e-2, "float16": 1e-2}
-# Each entry is a random draw of all weights: True with both signs (which opens gates
-# behind `relu`, for example), False with positive values (as variances need).
+# Each entry is one random draw of all weights. True: values of both signs, so that
+# units with `relu`, for example, become active. False: positive values, as variances
+# need.
 _DRAWS = (True, True, False)
 _EXAMPLES = 4
-# No gradient is as long as this clip norm.
+# A clip norm that is larger than the norm of any gradient.
 _NO_CLIP = 1e30
 
 
@@ -57,12 +58,12 @@ def self_check(
 ) -> None:
     """Compares the clipped gradients of a batch with gradients of single examples.
 
-    The reference is a plain gradient tape on a batch of one, without taps and rules.
-    Examples are made up. All weights and state are drawn at random several times,
-    because a gate that is closed now may open later. Random layers are deterministic
-    during the check, and the model is left unchanged. The check is for registered rules,
-    and for layers whose class the user vouched for; the analysis of the model finds all
-    other layers that mix examples.
+    The reference is the gradient that `tf.GradientTape` computes for a batch of one,
+    without norm rules. Examples are made up. All weights and state variables are drawn
+    at random several times, because inputs that have no influence now may get one in
+    training. Random layers are deterministic during the check, and the model is left
+    unchanged. The check is for registered rules, and for layers whose class the user
+    vouched for; the analysis of the model finds all other layers that mix examples.
 
     Args:
       model: a built and compiled model.
@@ -105,22 +106,21 @@ def self_check(
     if not is_compared:
         warnings.warn(
             f"The gradients of model {model.name!r} were not compared with those of "
-            f"examples taken one by one: no made-up example has a finite, nonzero "
+            f"single examples, because no made-up example has a finite, nonzero "
             f"gradient. The analysis of its layers does not depend on this comparison.",
             stacklevel=2,
         )
 
 
 def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
-    """Compares the norms and the sum of a batch with the gradient of each example.
+    """Compares norms and sums from a batch with the gradients of single examples.
 
     Raises:
       ClippingMismatchError: if norms or sums differ.
     """
     counts = np.all(np.isfinite(each), axis=1)
     norms, lengths = clipped.norms.numpy()[counts], np.linalg.norm(each[counts], axis=1)
-    # Errors are relative to the size of the terms: the sum itself may cancel to a
-    # rounding error.
+    # Errors are relative to the size of the terms, since the sum may be close to 0.
     size = np.linalg.norm(lengths)
     differences = _flat(clipped.sums).numpy() - each[counts].sum(axis=0)
     are_close = np.abs(norms - lengths) <= rtol * lengths + 1e-6
@@ -131,9 +131,9 @@ def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
     errors = [np.linalg.norm(part) for part in np.split(differences, ends[:-1])]
     worst = variables[int(np.argmax(errors))]
     raise ClippingMismatchError(
-        f"The gradients of a batch differ from those of its examples, each when it is "
-        f"alone, most for weight {worst.path!r} (by {max(errors):.3g} of {size:.3g}). "
-        f"Norms in the batch are {norms}, and {lengths} alone. {_CAUSES}"
+        f"The gradients from a batch differ from those of single examples, most for "
+        f"weight {worst.path!r} (by {max(errors):.3g} of {size:.3g}). The norms are "
+        f"{norms} from the batch, and {lengths} from single examples. {_CAUSES}"
     )
 
 
@@ -146,7 +146,7 @@ _CAUSES = (
 
 
 def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], Any]:
-    """Returns a function that computes the flat gradient of a batch of one with a tape.
+    """Returns a function that computes the flattened gradient of a batch of one.
 
     The gradient is NaN if the loss is not finite: such an example adds nothing to the
     sum, so there is nothing to compare.
@@ -174,9 +174,9 @@ def _flat(gradients: Sequence[Any]) -> tf.Tensor:
 
 
 def _drawn(rng: np.random.Generator, old: Any, has_both_signs: bool) -> Any:
-    """Draws values, away from zero, of about the same size as the present ones.
+    """Draws nonzero random values of about the same size as the old ones.
 
-    Where present values are 0 or not finite, the size is about 0.1.
+    Where old values are 0 or not finite, the size is about 0.1.
     """
     size = float(np.sqrt(np.mean(np.square(old.astype(np.float64)))))
     values = rng.uniform(0.2, 1.2, old.shape)

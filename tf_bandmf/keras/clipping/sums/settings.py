@@ -26,9 +26,9 @@ from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
-# Shares are from `_LEAST` to 1 / `_LEAST`, so that float32 can represent their ratios.
+# Minimum share; the maximum is 1 / `_LEAST`. Thus float32 can represent all ratios.
 _LEAST = 1e-6
-# The gamma of automatic clipping; in Bu et al. this value worked in all experiments.
+# The gamma of automatic clipping. This value worked in all experiments of Bu et al.
 GAMMA = 0.01
 
 
@@ -39,8 +39,8 @@ def _checked_groups(groups: Any) -> tuple[tuple[str, float], ...]:
       groups: a dictionary or pairs.
 
     Raises:
-      ValueError: if it is neither, a pattern is not a regular expression, or a share is
-        out of range.
+      ValueError: if `groups` has another form, a pattern is not a regular expression,
+        or a share is out of range.
     """
     try:
         pairs = tuple((str(p), float(share)) for p, share in dict(groups).items())
@@ -71,8 +71,8 @@ def _first_match(patterns: Iterable[str], path: str) -> str:
 class Clipping:
     """How the gradient of each example is clipped to the clip norm C of the plan.
 
-    Under all settings, the norm of a contribution is at most C, so the privacy
-    guarantee does not depend on them. Choose the settings without looking at the data.
+    With all settings, the norm of a contribution is at most C, so the privacy guarantee
+    does not depend on the settings. Choose them without looking at the data.
 
     Attributes:
       kind: "flat": a gradient longer than C is shortened to it. "automatic": each
@@ -88,9 +88,10 @@ class Clipping:
       scaling: None; or "second_moment" with Adam, AdamW, Nadam or RMSprop: gradients are
         clipped and noised in the coordinates in which that optimizer takes its steps
         (scale-then-privatize, Ganesh et al., 2025, arXiv:2507.01129; see
-        `tf_bandmf.keras.optimizer.scaling`). Scales come from the noisy gradients of
-        earlier steps. Each example's gradient is held in memory, as large as the weights:
-        see `microbatch_size` of `make_private`. One replica only.
+        `tf_bandmf.keras.optimizer.scaling`). Scales are computed from the noisy
+        gradients of earlier steps. For each example, a gradient as large as the weights
+        is stored; the argument `microbatch_size` of `make_private` bounds this memory.
+        Only one replica is supported.
 
     Raises:
       ValueError: if a setting is unknown.
@@ -133,7 +134,7 @@ class Clipping:
             names = [_first_match(groups, variable.path) for variable in variables]
             shares = {name: groups[name] for name in dict.fromkeys(names)}
         numbers = {name: number for number, name in enumerate(shares)}
-        # After rounding, the squares must still not add up to more than C^2.
+        # This ensures that the squares add up to at most C^2 also after rounding.
         scale = l2_norm_clip / math.hypot(*shares.values()) * (1.0 - 2.0**-48)
         clips = tuple(scale * share for share in shares.values())
         return tuple(numbers[name] for name in names), clips
@@ -166,9 +167,10 @@ class Clip(NamedTuple):
     Attributes:
       groups: the group number of each trainable variable.
       norms: clip norms of the groups, [G] float64; their squares add up to at most C^2.
-      is_automatic: True if gradients are clipped automatically.
+      is_automatic: True for automatic clipping (AUTO-S, see `Clipping`).
       scale: the power of two that multiplies losses in the backward pass.
-      scales: factors that multiply gradient coordinates before clipping; or empty.
+      scales: factors that multiply gradient coordinates before clipping, one tensor per
+        variable; empty if there are none.
     """
 
     groups: tuple[int, ...]
@@ -178,13 +180,13 @@ class Clip(NamedTuple):
     scales: tuple[tf.Tensor, ...] = ()
 
     def allowed(self, shares: tf.Tensor) -> tf.Tensor:
-        """Returns the clip norm of each group for examples with shares [B]: [G, B]."""
+        """Returns the clip norm of each group and example, [G, B], from shares [B]."""
         return self.norms[:, None] * tf.cast(shares, tf.float64)
 
     def weights(
         self, bounds: tf.Tensor, allowed: tf.Tensor, shares: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the weights that clip gradients to their share of the clip norm.
+        """Returns the weights that clip each gradient to its share of the clip norm.
 
         Args:
           bounds: upper bounds of squared norms, [G, B] float64.
@@ -195,8 +197,8 @@ class Clip(NamedTuple):
           [G, B] float32: min(1, allowed / norm); if clipping is automatic, allowed /
           (norm + `GAMMA` * share), AUTO-S (Bu et al., 2022, arXiv:2206.07136), so
           gradients that are small compared with `GAMMA` stay small. A margin of 1e-6
-          covers rounding of the weight and of its products. Undefined if the bound is
-          not finite.
+          covers rounding of the weight and of its products. The weight is undefined if
+          the bound is not finite.
         """
         norms = tf.sqrt(bounds)
         if self.is_automatic:

@@ -1,1 +1,1 @@
-"""Helpers for tensors with a batch axis, for units of rows, and for variables."""
+"""Helpers for tensors with a batch axis, and for privacy units of several rows."""

@@ -14,8 +14,8 @@ class ClippingMismatchError(RuntimeError):
     """Raised if clipped gradients differ from the gradients of single examples."""
 
 
-# TensorFlow errors that come from the machine or the process, not from the content of a
-# record.
+# TensorFlow errors that are caused by the machine or the process, not by the content of
+# a record.
 OF_THE_MACHINE = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,

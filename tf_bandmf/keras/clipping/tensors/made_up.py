@@ -22,8 +22,8 @@ def made_up(data: Any, num_examples: int) -> Any:
 
     Floats are in (0.05, 0.95). Integers and strings are 0 and 1, which nearly all
     vocabularies, class counts and masks allow. Images of bytes have values from 0 to
-    255. Each example has the same number of ones, so masks leave equally many positions
-    in each example.
+    255. Each example has the same number of ones, so a mask has the same number of
+    unmasked positions in each example.
 
     Args:
       data: structure of arrays or tensors [B, ...]; None stays None.
@@ -38,7 +38,7 @@ def made_up(data: Any, num_examples: int) -> Any:
         if tensor.dtype == tf.uint8 and len(shape) > 2:
             return tf.constant(rng.integers(0, 256, shape), tf.uint8)
         size = math.prod(shape[1:])
-        # With one number per example, half of the examples have a 1.
+        # If each example has only one number, it is 1 in half of the examples.
         bits = np.resize([1, 0], size if size > 1 else (num_examples, 1))
         bits = np.broadcast_to(bits, (num_examples, size))
         bits = rng.permuted(bits, axis=1 if size > 1 else 0).reshape(shape)

@@ -1,7 +1,7 @@
-"""Units of several rows, which are clipped together.
+"""Privacy units of several rows, with one clipped gradient per unit.
 
-A unit is, for example, all views of an example or all records of a user. The model sees
-rows, which must be independent of one another, even within a unit. The loss and the
+A unit is, for example, all augmented views of an example, or all records of a user. The
+model is called on rows, and must not mix them, even within a unit. The loss and the
 gradient of a unit are means over its rows; the gradient is clipped once per unit.
 """
 
@@ -15,7 +15,7 @@ from tf_bandmf.keras.clipping.tensors import batches
 
 
 class UnitRows:
-    """The rows that are present in a batch of U units with at most K rows each.
+    """Marks the present rows in a batch of U units with at most K rows each.
 
     Args:
       present: [U, K], bool. A unit without any row has no gradient.
@@ -27,7 +27,7 @@ class UnitRows:
     def __init__(self, present: tf.Tensor) -> None:
         if present.shape.rank != 2 or not present.shape[1]:
             raise ValueError(
-                f"`rows` must mark the rows of each unit that exist, in shape [U, K] with "
+                f"`rows` must mark the present rows of each unit, in shape [U, K] with "
                 f"a known K >= 1, found shape {present.shape}."
             )
         self.present = tf.cast(present, tf.bool)

@@ -1,8 +1,8 @@
 """Readers that look up the current rows of tables with lazy noise.
 
-If the noise of a table is drawn only when its rows are read, the variable of the layer
-holds the last release of the table. A step gets the current rows, which are secret,
-from a reader instead.
+With lazy noise, the noise of a table row is drawn only when the row is read. The
+layer's variable then has the table as it was last released. A training step gets the
+current rows, which are secret, from a reader instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _readers: contextvars.ContextVar[Mapping[int, TableReader]] = contextvars.Contex
 
 @contextlib.contextmanager
 def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
-    """Returns a context that uses these readers, given by the `id` of the variable."""
+    """Returns a context that uses `readers`, by the `id` of the table's variable."""
     token = _readers.set(_NONE if readers is None else readers)
     try:
         yield
@@ -35,5 +35,5 @@ def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
 
 
 def reader_of(variable: Any) -> TableReader | None:
-    """Returns the reader of a table; None if steps read the layer's own variable."""
+    """Returns the reader of a table; None if the layer's own variable is read."""
     return _readers.get().get(id(variable))
