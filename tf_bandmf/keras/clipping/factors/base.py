@@ -100,10 +100,10 @@ class Factor(abc.ABC):
         return Instantiated(self.instantiate() * scale)
 
     def of_units(self, rows: int) -> Factor:
-        """Sums the gradients of each unit, which consists of `rows` consecutive rows.
+        """Sums the gradients of each privacy unit over its `rows` consecutive examples.
 
         Args:
-          rows: K, the number of rows per unit; gradients [U * K, ...] become [U, ...].
+          rows: K, the number of examples per unit; [U * K, ...] becomes [U, ...].
         """
         of_rows = batches.split_first(self.instantiate(), -1, rows)
         return Instantiated(tf.reduce_sum(of_rows, axis=1))

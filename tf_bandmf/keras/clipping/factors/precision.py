@@ -39,7 +39,7 @@ def prepare_process() -> None:
     if tf.config.functions_run_eagerly():
         raise RuntimeError(
             "tf.config.run_functions_eagerly(True) is set, but a private step must be "
-            "traced to be analysed. Call tf.config.run_functions_eagerly(False)."
+            "traced to be analyzed. Call tf.config.run_functions_eagerly(False)."
         )
     precision = tf.config.experimental
     has_gpu = bool(tf.config.get_visible_devices("GPU"))

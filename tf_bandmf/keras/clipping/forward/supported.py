@@ -35,13 +35,13 @@ _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     ),
     (
         lambda layer: layer.quantization_mode is not None,
-        "is quantized: its gradient is written by hand, and nothing shows that it "
-        "keeps examples apart. Train the model before it is quantized, with LoRA "
+        "is quantized: it has a custom gradient, and nothing proves that this does "
+        "not mix examples. Train the model before it is quantized, with LoRA "
         "(`enable_lora`) if it is large, and quantize the trained model.",
     ),
     (
         lambda layer: remat_mode(layer) is not None,
-        "is in a `RematScope`: activations that are thrown away cannot be used "
+        "is in a `RematScope`: activations that are not stored cannot be used "
         "for per-example gradients. Build the model outside of the scope and "
         "bound memory with `microbatch_size`.",
     ),

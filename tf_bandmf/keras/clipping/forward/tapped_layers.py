@@ -1,4 +1,4 @@
-"""Finds the layers whose calls are recorded ("tapped").
+"""Finds the layers whose calls must be recorded to get per-example gradients.
 
 A `Unit` is a layer whose calls are recorded. A layer that owns weights is a unit, and
 its inner layers belong to it. If a rule exists for the layer's own weights without its

@@ -62,7 +62,7 @@ HUB = frozenset(
 
 
 def knows(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether row i of a layer's result is known to depend on example i alone.
+    """Returns whether row i of a layer's result is known to depend only on example i.
 
     Args:
       layer: a built layer.

@@ -84,7 +84,7 @@ def map_examples(
     if any(depends_on_arguments(outside) for outside, _ in graph.captures):
         raise UnsupportedModelError(
             f"{name} is executed for each example by itself, but reads a tensor of the "
-            f"whole batch that it was not given. Pass the tensor as an argument."
+            f"whole batch that is not an argument. Pass the tensor as an argument."
         )
     nodes = (node for op in graph.get_operations() for node in nodes_of(op))
     if all(node.op in VECTORIZABLE for node in nodes):

@@ -314,7 +314,7 @@ class Walk:
             args, kwargs = keras.tree.map_structure(given, (args, kwargs))
             return call(*args, **kwargs)
 
-    # Calls that are tapped.
+    # Recorded calls.
 
     def _of_unit(self, call: CallShape, outputs: Any) -> Any:
         """Checks that the result of a recorded call has a row for each example."""

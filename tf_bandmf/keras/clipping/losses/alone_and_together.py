@@ -38,8 +38,8 @@ _EXAMPLES = 5
 # ratio of norms are right up to _TOLERANCE.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
-    "Use a loss of single examples, or put all that is compared into one example (a pair, "
-    "a row with its negatives, all rows of a user)."
+    "Use a loss of single examples, or combine what the loss compares into one example (a "
+    "pair, a row with its negatives, all rows of a user)."
 )
 
 
@@ -88,18 +88,18 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
         cosines = [_cosine(*pair) for pair in zip(together, alone, strict=True)]
     if 0.0 in cosines:
         raise UnsupportedModelError(
-            f"The loss {names} of model {model.name!r} would teach nothing. In private "
-            f"training it is computed for each example alone. There it fails or has no "
-            f"gradient on made-up outputs, unlike the loss of several examples together: "
-            f"it compares the examples of a batch. {_WAY_OUT}"
+            f"The loss {names} of model {model.name!r} would teach nothing. It "
+            f"compares the examples of a batch, but private training computes the loss of "
+            f"each example separately. For single examples with made-up outputs, the loss "
+            f"fails or has no gradient. {_WAY_OUT}"
         )
     if min(cosines) < 1.0:
         warnings.warn(
             f"The loss {names} of model {model.name!r} combines the examples of a "
-            f"batch: on made-up outputs, its gradient is not the mean of those of single "
+            f"batch: on made-up outputs, its gradient is not the mean over single "
             f"examples (cosine {min(cosines):.2f}). Private training computes the loss of "
-            f"each example alone and trains on the mean, which is another loss. The loss "
-            f"of the whole batch cannot be trained privately. {_WAY_OUT} "
+            f"each example separately and trains on the mean, which is another loss. The "
+            f"loss of the whole batch cannot be trained privately. {_WAY_OUT} "
             f"`keras.losses.Dice` and `Tversky` are losses of single examples if their "
             f"`axis=` leaves out the batch axis.",
             stacklevel=2,

@@ -26,7 +26,7 @@ class Structure(NamedTuple):
       alone: layers that must run on one example at a time, because they cannot be
         analyzed, or mix examples.
       units: the layers whose calls must be recorded.
-      calls: for each call of a unit, in order, which arguments are batched.
+      calls: for each recorded call, in order, which arguments are batched.
     """
 
     alone: tuple[Any, ...]

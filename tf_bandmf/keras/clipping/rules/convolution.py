@@ -69,7 +69,7 @@ class Convolved(Factor):
       layer: the convolution.
       inputs: [B, *spatial, C].
       gradient: [B, *output spatial, F].
-      rows: number of consecutive rows that form one unit.
+      rows: number of consecutive examples that form one privacy unit.
     """
 
     def __init__(

@@ -206,7 +206,7 @@ def _one_pass(
 
 
 class Part(NamedTuple):
-    """Variables of one group whose gradients are concatenated to compute norms.
+    """One variable, or several small variables of a group that are handled as one.
 
     Attributes:
       positions: indices of the variables among the trainable variables of the model.
@@ -318,7 +318,7 @@ def _weighted_sums(
     weights: Sequence[tf.Tensor],
     counts: tf.Tensor,
 ) -> list[Any]:
-    """Returns the sum of weighted gradients for each variable, without bad examples."""
+    """Returns each variable's weighted sum of gradients, without bad examples."""
     sums: dict[int, Any] = {}
     for part, total in zip(parts, _sums_of(parts, weights, counts), strict=True):
         pieces, of_part = [total], [variables[i] for i in part.positions]

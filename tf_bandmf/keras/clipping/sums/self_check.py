@@ -30,9 +30,8 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 # Relative tolerances by dtype: bfloat16 has 8 bits of precision, float16 has 11.
 _TOLERANCES = {"bfloat16": 3e-2, "float16": 1e-2}
-# Each entry is one random draw of all weights. True: values of both signs, so that
-# units with `relu`, for example, become active. False: positive values, as variances
-# need.
+# Each entry is one random draw of all weights. True: values of both signs, so that a
+# `relu`, for example, becomes active. False: positive values, as variances need.
 _DRAWS = (True, True, False)
 _EXAMPLES = 4
 # A clip norm that is larger than the norm of any gradient.

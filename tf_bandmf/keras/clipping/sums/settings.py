@@ -62,8 +62,8 @@ def _first_match(patterns: Iterable[str], path: str) -> str:
         if re.search(pattern, path):
             return pattern
     raise ValueError(
-        f"groups: the weight {path!r} is in no group. Give it one; '.*' at the end "
-        f"takes all others."
+        f"groups: the weight {path!r} is in no group. Add a pattern for it; '.*' "
+        f"at the end matches all other weights."
     )
 
 
@@ -150,8 +150,8 @@ class Clipping:
         if self.scaling is not None:
             remarks.append(
                 "Gradients are clipped and noised after each coordinate was multiplied by "
-                "a scale, which follows from noisy gradients of earlier steps; the l2 norm "
-                "clip is that of scaled gradients."
+                "a scale from the noisy gradients of earlier steps; the l2 norm clip "
+                "applies to scaled gradients."
             )
         return remarks
 

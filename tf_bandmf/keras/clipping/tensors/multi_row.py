@@ -18,7 +18,7 @@ class UnitRows:
     """Marks the present rows in a batch of U units with at most K rows each.
 
     Args:
-      present: [U, K], bool. A unit without any row has no gradient.
+      present: [U, K], bool. The gradient of a unit without any row is zero.
 
     Raises:
       ValueError: if K is not known statically.
@@ -39,7 +39,7 @@ class UnitRows:
         def flatten(tensor: tf.Tensor) -> tf.Tensor:
             if tensor.shape.rank < 2 or tensor.shape[1] not in (None, self.rows):
                 raise ValueError(
-                    f"Contents of units of {self.rows} rows must have the shape "
+                    f"Tensors for units of {self.rows} rows must have the shape "
                     f"[U, {self.rows}, ...], found {tensor.shape}."
                 )
             return batches.join_first(tensor)
