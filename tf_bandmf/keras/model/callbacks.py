@@ -76,7 +76,7 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
             given = float(optimizer.learning_rate)
             try:
                 callback.on_train_begin()
-            except Exception as error:  # h5py may raise any exception
+            except Exception as error:  # h5py may raise exceptions of any type
                 raise ValueError(
                     f"The backup in {os.fspath(callback.backup_dir)} is damaged, or "
                     f"belongs to another model or optimizer "

@@ -98,9 +98,10 @@ def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
     others = (labels < 0) | (labels >= size)
     if loss is _OF_NUMBERS and others.any():
         yield (
-            f"{100.0 * others.mean():.2g}% of {others.size} examples that were looked at "
-            f"have a label that is none of the classes 0 to {size - 1}: they teach the "
-            f"model nothing, and the loss is NaN. Number classes from 0, one output each."
+            f"{100.0 * others.mean():.2g}% of {others.size} inspected examples have a "
+            f"label that is none of the classes 0 to {size - 1}: they teach the model "
+            f"nothing, and the loss is NaN. Number the classes from 0, with one output "
+            f"per class."
         )
 
 

@@ -124,8 +124,8 @@ def check_passes(
     if passes > 1 and (length < participation.min_separation or passes > most):
         raise ValueError(
             f"fit would take {passes} passes of {length} batches over the dataset, but the "
-            f"plan assumes {participation}: that an example takes part at most that often, "
-            f"and with that separation. Take fewer epochs, or make a plan with "
+            f"plan assumes {participation}: it limits how often and how soon an example "
+            f"takes part again. Train for fewer epochs, or make a plan with "
             f"MinSep({length}, max_participations={passes})."
         )
 

@@ -214,8 +214,8 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
     names = [each.name for each in layers if each.name not in accepted]
     if names and _mixes(model, inputs):
         raise UnsupportedModelError(
-            f"The model gives other outputs for an example in a batch than for the "
-            f"example alone: one of the layers {', '.join(map(repr, names))} mixes the "
+            f"The model's outputs for an example change when the example is in a batch: "
+            f"one of the layers {', '.join(map(repr, names))} mixes the "
             f"examples of a batch. In private training it would get batches of one, and "
             f"learn something other than you intend. Use statistics of each example by "
             f"itself, or constants from public data; or put records that are compared "

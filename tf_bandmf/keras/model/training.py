@@ -426,8 +426,8 @@ class PrivateTraining(BuiltBefore, _Model):
             )
         if method is not None and self.distribute_strategy.num_replicas_in_sync > 1:
             raise NotImplementedError(
-                f"{method} works on one replica: each of several would count all examples, "
-                f"several times in all. Train by model.fit."
+                f"{method} supports only one replica: with more, each example would be "
+                f"counted several times. Train by model.fit."
             )
         return optimizer
 

@@ -211,8 +211,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         The run still costs `plan.epsilon_after(steps)`. No further step is allowed.
 
         WARNING: call this only if the time at which the run ended did not depend on
-          private data, as with a crash or a deadline. A run that was stopped because of
-          how its model performed has spent the budget of its whole plan.
+        private data, as with a crash or a deadline. A run that was stopped because of how
+        its model performed has spent the budget of its whole plan.
 
         Args:
           reason: one line that says why the run ended; the ledger records it as the
@@ -246,7 +246,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         replicas = self.run.strategy.num_replicas_in_sync
         if replicas > 1 and self.clipping.scaling is not None:
             raise NotImplementedError(
-                "scaling works on one replica. Train on one, or without scaling."
+                "scaling supports only one replica. Train on one, or without scaling."
             )
         with self.run.strategy.scope():
             self.inner_optimizer.build(self.run.eager(variables))

@@ -51,7 +51,7 @@ from tf_bandmf.sampling.sources import OF_WEIGHTS
 
 
 class Noisy(NamedTuple):
-    """The inputs of a step's update: the noisy gradients, and what belongs to them.
+    """The inputs of a step's update: noisy gradients, noisy counts and the drawn step.
 
     Attributes:
       gradients: the gradients, in the shapes and dtypes of the variables that get noise in
@@ -104,9 +104,9 @@ class Run:
       has_begun: True if the run has a key.
       name: a name that is derived from the key, but does not reveal it.
       generator: the noise generator.
-      secrets: key, points, buffer and step.
-      turn: a lock that is held while a step is taken.
-      vouched: the caller's reasons for changes of the weights, in order.
+      secrets: a `SecretState` with the key, the points, the noise buffer and the step.
+      turn: a lock for the duration of a step, so that threads take turns.
+      vouched: the reasons that `vouch` received for changes of the weights, in order.
       weights: all weights of the model, in a fixed order; set by the model.
       weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
         under `MinSep`.

@@ -62,7 +62,7 @@ class SecretState(Secret):
     With several replicas, the whole state is on one device.
 
     Args:
-      generator: the plan's generator.
+      generator: the noise generator of the plan's strategy.
       key: key of the run.
       plan: the plan of the run, to which the noise is bound, too. If it has a test
         seed, the noise depends only on key and step, so that runs can be compared; it
@@ -142,12 +142,13 @@ class SecretState(Secret):
         return points[: int(last)].view(HiddenArray)
 
     def _recent_steps(self, step: Any) -> Any:
-        """The latest step up to this one for each remainder modulo `key_terms`, or < 0."""
+        """Returns the last step with each remainder modulo `key_terms`, or < 0."""
         terms = self.generator.key_terms
         return step - (step - np.arange(terms)) % terms
 
     def step_keys(self, step: int) -> np.ndarray:
-        """Returns the keys of a step and of the steps whose normals it regenerates."""
+        """Returns the keys of a step and of earlier steps whose normals `draw`
+        needs."""
         return self._step_keys[np.maximum(self._recent_steps(step), 0)]
 
     def seed(self, step: int) -> tf.Tensor:
@@ -156,7 +157,7 @@ class SecretState(Secret):
         drawn = self.key.derived(message, 8, person)
         return tf.constant(np.frombuffer(drawn, "<i4"))
 
-    # The parts of a step that run in graphs.
+    # Methods that run in graphs.
 
     def draw(
         self,
@@ -172,8 +173,8 @@ class SecretState(Secret):
           keys: `step_keys` of this step.
           total: the sum of clipped gradients, to which the noise is bound; float32, of
             a static length, in one or several tensors.
-          inputs: everything else that the noise is bound to (the batch's digest, sums of
-            tables), int32, of a static length.
+          inputs: everything else to which the noise is bound (the batch's digest, sums
+            of lazy tables), int32, of a static length.
 
         Returns:
           The row, float32, shape [num_parameters], possibly followed by further

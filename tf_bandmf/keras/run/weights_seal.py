@@ -1,4 +1,4 @@
-"""Detects changes of the weights by anything other than a private step.
+"""Detects changes to the weights by anything other than a private step.
 
 A plain model that shares layers with a private one can train them without noise, and an
 assignment can change weights, too. When `fit`, `train_on_batch` or a private evaluation
