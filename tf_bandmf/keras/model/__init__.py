@@ -1,1 +1,1 @@
-"""The model that is trained privately, and its step."""
+"""Keras models that train privately, and the private training step."""

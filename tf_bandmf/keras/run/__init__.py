@@ -1,1 +1,2 @@
-"""One private run: its secrets, the conditions of its steps, and checks of its weights."""
+"""A private run: its secrets, the conditions of its steps, and checks of its
+weights."""

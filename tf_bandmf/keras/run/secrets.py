@@ -147,8 +147,7 @@ class SecretState(Secret):
         return step - (step - np.arange(terms)) % terms
 
     def step_keys(self, step: int) -> np.ndarray:
-        """Returns the keys of a step and of earlier steps whose normals `draw`
-        needs."""
+        """Returns the keys of a step and of the earlier steps that `draw` needs."""
         return self._step_keys[np.maximum(self._recent_steps(step), 0)]
 
     def seed(self, step: int) -> tf.Tensor:
