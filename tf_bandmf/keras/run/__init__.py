@@ -1,2 +1,1 @@
-"""A private run: its secrets, the conditions of its steps, and checks of its
-weights."""
+"""A private run: its secrets, the checks of its steps, and digests of its weights."""
