@@ -12,7 +12,7 @@
 
 Each test marked `attack` is a row of docs/what-was-attacked.md. The cases of a
 parametrized test, and tests with the same title, share one row. The optional fixture
-`figure` records a result in a few words; these must not contain numbers that differ from
+`figure` records a result in a few words, which must not contain numbers that change from
 run to run, such as times. `page.py` makes the page from the files of `pytest --junitxml`.
 
 The marker `invariant` names the invariants of docs/guarantee.md that a test checks:

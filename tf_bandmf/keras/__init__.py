@@ -7,7 +7,7 @@ missing.
 """
 
 from tf_bandmf.keras import (
-    _requirements,  # noqa: F401  (raises first)
+    _requirements,  # noqa: F401  (checks Keras first)
     audit,  # noqa: F401
     extending,  # noqa: F401
 )

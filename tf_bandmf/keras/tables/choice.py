@@ -25,7 +25,7 @@ def lazy_layers(model: Any) -> list[Any]:
     """The embedding layers with lazy tables, in the order of the model's weights.
 
     Args:
-      model: private, compiled and built; its settings name the tables.
+      model: a private model, compiled and built; its settings name the tables.
 
     Raises:
       UnsupportedModelError: if a requested table cannot be lazy.

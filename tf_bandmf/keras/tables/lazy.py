@@ -52,7 +52,7 @@ def choose_tables(model: keras.Model) -> None:
     """Gives the run of a model its lazy tables, before the optimizer is built.
 
     Args:
-      model: private, compiled and built; its settings name the tables.
+      model: a private model, compiled and built; its settings name the tables.
 
     Raises:
       UnsupportedModelError: if a requested table cannot be lazy.
