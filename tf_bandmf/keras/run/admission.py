@@ -183,7 +183,7 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
 
 
 def refuse(is_wrong: bool, text: str) -> None:
-    """Raises InvalidArgumentError with this text if a condition does not hold."""
+    """Raises InvalidArgumentError with this text if `is_wrong` is true."""
     if is_wrong:
         raise tf.errors.InvalidArgumentError(None, None, text)
 

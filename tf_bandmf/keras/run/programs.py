@@ -31,7 +31,7 @@ class Program:
 
     Args:
       function: a function of nested tensors and None.
-      jit_compile: True if XLA compiles it.
+      jit_compile: True to compile the function with XLA.
       around: returns the context in which the compiled function runs. The function is
         traced outside of that context.
 

@@ -227,8 +227,7 @@ class Run:
           **state: arguments of `SecretState` that describe the run's state; by default,
             its initial state.
         """
-        # Steps with lazy tables are short, so faster digests matter. Compiling them
-        # adds little, because the tables' programs are compiled, too.
+        # With lazy tables, steps are short, so the digests are compiled, too.
         compiles = None if self.tables is None else True
         return SecretState(self.generator, key, self.plan, compiles=compiles, **state)
 
@@ -435,7 +434,7 @@ class Run:
                 self.inner_optimizer.iterations.assign_add(1)
 
     def refuse_late(self, step: int) -> None:
-        """Raises InvalidArgumentError if gradients are not those of the last step.
+        """Raises InvalidArgumentError if a step's gradients can no longer be applied.
 
         Args:
           step: the step to which the gradients belong.
