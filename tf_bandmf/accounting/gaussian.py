@@ -17,8 +17,7 @@ import functools
 import math
 
 import numpy as np
-import scipy.optimize
-from scipy.special import log_ndtr, ndtr
+import scipy  # loads `optimize` and `special` when they are used: they take 0.3 s
 
 from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
@@ -67,8 +66,8 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
     # The privacy loss of N(-1, sigma^2) against N(0, sigma^2) is at least epsilon for
     # values up to `cut`.
     cut = -0.5 - epsilons * noise_stddev**2
-    tail = ndtr((cut + 1.0) / noise_stddev)
-    deltas = tail - np.exp(epsilons + log_ndtr(cut / noise_stddev))
+    tail = scipy.special.ndtr((cut + 1.0) / noise_stddev)
+    deltas = tail - np.exp(epsilons + scipy.special.log_ndtr(cut / noise_stddev))
     place = epsilons * noise_stddev - 0.5 / noise_stddev
     # The relative error of the larger tail at z grows with z^2 and with the rounding
     # error of z, which is a difference of two numbers.
