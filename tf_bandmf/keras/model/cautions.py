@@ -98,7 +98,7 @@ def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
     others = (labels < 0) | (labels >= size)
     if loss is _OF_NUMBERS and others.any():
         yield (
-            f"{100.0 * others.mean():.2g}% of {others.size} inspected examples have a "
+            f"{100.0 * others.mean():.3g}% of {others.size} inspected examples have a "
             f"label that is none of the classes 0 to {size - 1}: they teach the model "
             f"nothing, and the loss is NaN. Number classes from 0, with one output each."
         )

@@ -65,35 +65,32 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
     return x
 
 
-def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -> None:
-    """Raises ValueError if data do not match the input of a model with one input.
+def check_validation(model: Any, fit_arguments: dict[str, Any]) -> None:
+    """Evaluates a model on a first batch of validation data, before any step.
 
     Keras itself looks at validation data only after the first epoch, when that epoch's
-    budget is already spent.
-
-    Args:
-      model: built.
-      data: `validation_data` of `fit`: (x, y), with arrays, or a `tf.data.Dataset`.
-      name: name of the data in errors.
+    budget is already spent. Data that can be read only once are not checked.
 
     Raises:
-      ValueError: if a dimension differs.
+      Exception: what Keras raises if these data cannot be evaluated.
     """
-    inputs = getattr(model, "inputs", None) or []
-    is_dataset = isinstance(data, tf.data.Dataset)
-    data = data.element_spec if is_dataset else data
-    if not isinstance(data, (tuple, list)) or not data or len(inputs) != 1:
-        return
-    leaves = tf.nest.flatten(data[0])
-    shape = getattr(leaves[0], "shape", None) if len(leaves) == 1 else None
-    if shape is None or len(shape) != len(inputs[0].shape):
-        return
-    expected = inputs[0].shape[1:]
-    if any(None not in (a, b) and a != b for a, b in zip(shape[1:], expected)):
-        raise ValueError(
-            f"{name} must have the inputs of the model, of shape "
-            f"{(None, *expected)}, found {tuple(shape)}. Nothing was trained."
-        )
+    data = fit_arguments.get("validation_data")
+    if model.built and hasattr(data, "__len__") and not model.optimizer.steps_taken:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        size = fit_arguments.get("validation_batch_size") or 32
+        model.evaluate(x, y, size, 0, weights, steps=1)
+
+
+def check_inputs(model: keras.Model, x: Any) -> None:
+    """Raises ValueError if `x` does not match the input of a model with one input."""
+    leaves, inputs = tf.nest.flatten(x), getattr(model, "inputs", None) or []
+    if len(leaves) == len(inputs) == 1:
+        shape, expected = getattr(leaves[0], "shape", ()), tuple(inputs[0].shape)
+        pairs = [pair for pair in zip(shape[1:], expected[1:]) if None not in pair]
+        if len(shape) == len(expected) and any(a != b for a, b in pairs):
+            raise ValueError(
+                f"x must have shape {expected}, found {shape}. Nothing was trained."
+            )
 
 
 def check_passes(
@@ -157,7 +154,7 @@ def scheduled(
         raise ValueError(
             f"fit asks for {asked} steps, but {left} of the plan's "
             f"{plan.num_steps} steps are left, and the budget covers no more: fit fewer "
-            f"epochs, or make a plan for more."
+            f"epochs, give initial_epoch (epochs done), or make a plan for more."
         )
     if "epochs" not in kwargs and asked < left:
         warnings.warn(

@@ -128,7 +128,7 @@ def fit_privately(
             "y is missing: fit_privately(model, x, y, ...). For an autoencoder, y is x."
         )
     _build(model, x)
-    check_inputs(model, (x, y), "x")
+    check_inputs(model, x)
     check_supported(model)  # comes before the advice, which takes seconds
     num_weights = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     advice = None

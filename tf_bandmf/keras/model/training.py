@@ -36,8 +36,8 @@ from tf_bandmf.keras.model.callbacks import (
     restore_backup,
 )
 from tf_bandmf.keras.model.fit_data import (
-    check_inputs,
     check_passes,
+    check_validation,
     checked_data,
     scheduled,
 )
@@ -179,7 +179,7 @@ class PrivateTraining(BuiltBefore, _Model):
         # This check comes before the comparison of gradients, which would raise an
         # obscure error.
         cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
-        check_inputs(self, kwargs.get("validation_data"))
+        check_validation(self, kwargs)
         if self._settings.tables != DENSE:
             # Comes before the caller's callbacks, which therefore see released tables
             # at the end of an epoch.
