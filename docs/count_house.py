@@ -69,9 +69,9 @@ FOLDERS = {
 # a change needs more lines in one folder, lower another folder's ceiling by as many.
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (7_608, 7_000),
-    "accounting": (2_041, 2_150),
-    "planning": (2_169, 1_900),
+    "keras": (7_607, 7_000),
+    "accounting": (2_040, 2_150),
+    "planning": (2_171, 1_900),
     "strategies": (1_356, 1_600),
     "sampling": (1_408, 1_300),
     "noise": (1_070, 1_050),

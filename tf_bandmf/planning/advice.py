@@ -191,7 +191,6 @@ def advise(
     Raises:
       ValueError: if arguments contradict each other, or one is out of range.
     """
-    check_budget(epsilon, delta, None, None)
     check_word("optimizer", optimizer, ("sgd", "adam"))
     is_adam = optimizer == "adam"
     if is_adam and mechanism == "auto":
@@ -201,6 +200,7 @@ def advise(
         loss = getattr(model, "loss", None) if loss is None else loss
     num_parameters = whole_number("num_parameters", num_parameters)
     num_examples = whole_number("num_examples", num_examples)
+    check_budget(epsilon, delta, None, num_examples)
     epochs = whole_number("epochs", epochs)
     largest = num_examples
     if max_batch_size is not None:
@@ -229,8 +229,6 @@ def advise(
             use: dict[str, Any] = dict(sampling=name, batch_size=size, epochs=epochs)
             try:
                 with warnings.catch_warnings():
-                    # Warnings about the budget come from the call of `plan` below, so
-                    # they are suppressed here.
                     warnings.simplefilter("ignore")
                     table = compare(mechanisms, workload=_WORKLOAD, **given, **use)
             except (ValueError, ArithmeticError):  # No mechanism can be used.
@@ -256,16 +254,19 @@ def advise(
         **{"mechanism": mechanism, **given, **use, "l2_norm_clip": clip},
         "workload": "prefix" if is_adam else _WORKLOAD,
     }
-    plan = build.plan(**arguments)
-    choice, of_mechanism = plan.choice, dict[str, str]()
-    if choice is not None:
-        of_mechanism["mechanism"] = choice.reason
-        calm = _calmest(choice)
-        if calm is not None:
-            facts = dict(chosen=calm, least=choice.best())
-            of_mechanism["mechanism"] = phrase("advice", "calm", **facts)
-            arguments["mechanism"] = calm.mechanism
-            plan = build.plan(**arguments)
+    with warnings.catch_warnings():
+        # `check_budget` has warned of the budget above.
+        warnings.filterwarnings("ignore", "(epsilon|delta) = ")
+        plan = build.plan(**arguments)
+        choice, of_mechanism = plan.choice, dict[str, str]()
+        if choice is not None:
+            of_mechanism["mechanism"] = choice.reason
+            calm = _calmest(choice)
+            if calm is not None:
+                facts = dict(chosen=calm, least=choice.best())
+                of_mechanism["mechanism"] = phrase("advice", "calm", **facts)
+                arguments["mechanism"] = calm.mechanism
+                plan = build.plan(**arguments)
     named = registry.specification(plan.strategy)
     momentum, mean_size = plan.workload.momentum or 0.0, plan.expected_batch_size or 0.0
     planned = setting(named, plan.num_steps, plan.rmse(), mean_size, momentum, **use)

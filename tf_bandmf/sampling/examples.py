@@ -313,7 +313,7 @@ def _warn_of_missing_values(content: Any) -> None:
             missing |= np.isnan(leaf).reshape(len(leaf), -1).any(axis=1)
     if missing.any():
         warnings.warn(
-            f"{100.0 * missing.mean():.2g}% of {len(missing)} inspected examples "
+            f"{100.0 * missing.mean():.3g}% of {len(missing)} inspected examples "
             f"contain NaN. Such an example contributes nothing to training. Fill in "
             f"missing values before plan.batches, and add a column that marks them.",
             stacklevel=4,
