@@ -79,14 +79,14 @@ CEILINGS = {
     "ledger": (628, 650),
     "matrices": (818, 850),
     "analysis": (544, 700),
-    "cli": (341, 350),
+    "cli": (344, 350),
     "participation": (520, 600),
     "audit": (466, 480),
     "plots": (189, 190),
     "files": (185, 190),
     "other": (218, 290),
     "federated": (3_003, 3_200),
-    "tests": (21_948, 22_000),
+    "tests": (21_951, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {

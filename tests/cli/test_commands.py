@@ -109,3 +109,8 @@ def test_advice_is_that_of_python(run, json_of):
     )
     assert str(advice) in run(*ADVISE)
     assert json_of(*ADVISE)["batch_size"] == advice.setting.batch_size
+
+
+def test_without_arguments_it_shows_its_commands(run):
+    lines = run(code=2).splitlines()
+    assert any(line.split()[:1] == ["compare"] for line in lines)

@@ -52,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # click raises SystemExit after it has answered a shell's request for
         # completions.
         return stop.code if isinstance(stop.code, int) else 2
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
     except click.ClickException as error:
         return _report(error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
