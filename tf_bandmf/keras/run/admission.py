@@ -49,7 +49,8 @@ NOT_ITS_BATCHES = (
 )
 NOT_OF_THIS_STEP = (
     "This batch is not the one that the plan has for this step, or not the part of it that "
-    "this replica has to take: the accountant's assumption would be broken. Iterate over "
+    "this replica has to take: the accountant's assumption would be broken. Step, part and "
+    "number of parts must be {expected}, found {place}. Iterate over "
     "plan.batches(x, y) from the optimizer's step on, or use "
     "model.fit(plan.batches(x, y))."
 )
@@ -156,9 +157,10 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
         first_part = len(parts) * (getattr(resolver, "task_id", None) or 0)
         for number, row in enumerate(parts, first_part):
             digest, fingerprint, of_step, of_plan, schedule_id, *part = map(int, row)
-            place = [step, number, replicas]
-            refuse([of_step, *part] != place, NOT_OF_THIS_STEP)
+            expected, place = [step, number, replicas], [of_step, *part]
             refuse(of_plan != plan.plan_id, OTHER_PLAN)
+            said = NOT_OF_THIS_STEP.format(expected=expected, place=place)
+            refuse(place != expected, said)
             refuse(run.schedule_id not in (NO_SCHEDULE, schedule_id), OTHER_DATA)
             # The fingerprint is checked last: wrong ids change it, too, and their own
             # messages are clearer.
