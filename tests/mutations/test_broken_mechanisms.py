@@ -177,7 +177,7 @@ def noise_on_the_mean(patch):
 
 @broken("No clipping", [6, 17], audited, "identity")
 def no_clipping(patch):
-    ones = lambda _, bounds, __: tf.ones_like(bounds, dtype=tf.float32)  # noqa: E731
+    ones = lambda _, bounds, *__: tf.ones_like(bounds, dtype=tf.float32)  # noqa: E731
     patch.setattr(settings.Clip, "weights", ones)
 
 

@@ -11,7 +11,7 @@ from small_models import data, make_plan, make_private_model
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping.sums.clipped_sums import OUTCOMES
+from tf_bandmf.keras.clipping.tensors.batches import OUTCOMES
 from tf_bandmf.keras.metrics.counts import Counts, PrivateCounts
 
 

@@ -216,7 +216,7 @@ def test_every_way_in_runs_the_self_check(monkeypatch):
         lambda: make(plan).train_on_batch(batch),
         lambda: make(plan).private_gradients(batch),
     ):
-        with pytest.raises(RuntimeError, match=r"alone|not checked"):
+        with pytest.raises(RuntimeError, match=r"single examples|not checked"):
             call()
 
 
@@ -260,7 +260,7 @@ def test_layers_added_after_the_check_are_checked(monkeypatch):
         lambda: model.train_on_batch(batch),
         lambda: model.private_gradients(batch),
     ):
-        with refused(model, RuntimeError, "alone|not checked"):
+        with refused(model, RuntimeError, "single examples|not checked"):
             call()
 
 

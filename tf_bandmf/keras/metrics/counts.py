@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import workloads
-from tf_bandmf.keras.clipping.sums.clipped_sums import OUTCOMES
+from tf_bandmf.keras.clipping.tensors.batches import OUTCOMES
 from tf_bandmf.planning.plan import Plan
 
 # Outcomes of an example. The first one, "used", is not counted: it has the rest.

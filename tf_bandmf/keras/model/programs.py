@@ -30,10 +30,10 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
 from tf_bandmf.keras.clipping.sums.clipped_sums import (
-    OUTCOMES,
     ClippedGradients,
     clipped_gradient_sums,
 )
+from tf_bandmf.keras.clipping.tensors.batches import OUTCOMES
 from tf_bandmf.keras.clipping.tensors.errors import (
     OF_THE_MACHINE,
     UnsupportedModelError,

@@ -17,9 +17,9 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.files import private as private_files
-from tf_bandmf.keras.clipping.factors.precision import prepare_process
 from tf_bandmf.keras.clipping.forward.supported import STEP_METHODS, refuse_own_step
 from tf_bandmf.keras.clipping.independence.registration import vouched_classes
+from tf_bandmf.keras.clipping.tensors.precision import prepare_process
 from tf_bandmf.keras.compat.keras_objects import (
     BuiltBefore,
     all_layers,

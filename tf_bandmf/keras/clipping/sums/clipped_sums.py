@@ -18,7 +18,6 @@ from tf_bandmf.keras.clipping.factors.base import (
     cleaned,
 )
 from tf_bandmf.keras.clipping.factors.norms import accelerator, pinned
-from tf_bandmf.keras.clipping.factors.precision import prepare_process
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.proof.judge import Structure
 from tf_bandmf.keras.clipping.proof.proved_forward import Forward, proved_forward
@@ -27,15 +26,12 @@ from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.microbatches import in_groups
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
+from tf_bandmf.keras.clipping.tensors.precision import prepare_process
 from tf_bandmf.keras.clipping.tensors.table_readers import (
     TableReader,
     read_by,
     reader_of,
 )
-
-# What happened to an example's gradient. "used" means that it was summed unclipped.
-OUTCOMES = ("used", "clipped", "zero", "bad")
-
 
 # The gradients of variables with at most this many elements are concatenated, and norms
 # and sums are computed from the result. A network has dozens of scales and biases. Each
@@ -56,7 +52,7 @@ class ClippedGradients(NamedTuple):
       losses: [B] float32, the per-example losses, sample weights included.
       outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] for
         units of K rows.
-      outcomes: [B] int32, indices into `OUTCOMES`: the gradient was used unchanged,
+      outcomes: [B] int32, indices into `batches.OUTCOMES`: the gradient was used unchanged,
         clipped, zero, or bad. It is bad if its norm or the loss is not finite, for
         example for a label that does not exist. Like norms, outcomes are private data.
     """
@@ -133,7 +129,7 @@ def clipped_gradient_sums(
         or cannot be proved correct.
       ValueError: if the sizes of the arguments differ, or a weight is in no group.
       RuntimeError: if the process rounds float32 products or runs functions eagerly: see
-        `factors.precision`.
+        `tensors.precision`.
     """
     prepare_process()
     check_supported(model)

@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import EXTRAS
 
+# What happened to an example's gradient. "used" means that it was summed unclipped.
+OUTCOMES = ("used", "clipped", "zero", "bad")
+
 
 def to_tensors(structure: Any) -> Any:
     """Converts each array in a structure to a dense tensor; None stays None.

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tf_bandmf.keras.clipping.factors import precision
 from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
+from tf_bandmf.keras.clipping.tensors import precision
 
 GPU = types.SimpleNamespace(device_type="GPU", name="/physical_device:GPU:0")
 OPTION = tf.config.experimental
