@@ -143,7 +143,7 @@ def test_one_target_is_not_broadcast_to_all_examples():
         return row_losses(compiled("mse"), y, y_pred, None)
 
     assert rows(ONE_HOT, LOGITS).shape == (BATCH,)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="each example"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Each example"):
         rows(ONE_HOT[:1], LOGITS)
     with pytest.raises(ValueError, match="shape"):
         row_losses(compiled(sparse()), WORDS[:, :3], TEXTS, None)
