@@ -169,9 +169,8 @@ def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
             run = optimizer.run
             # Each call repeats the same step of the plan.
             number, keys = tf.constant(0, tf.int64), run.secrets.step_keys(0)
-            noisy = run.privatize(
-                clipped.sums, variables, number, tf.constant(keys), number
-            )
+            of_step = number, tf.constant(keys), number[None], run.secrets.stored
+            noisy = run.privatize(clipped.sums, None, *of_step)
             run.apply(noisy.gradients)
         return tf.reduce_mean(clipped.losses)
 

@@ -35,6 +35,7 @@ from small_models import NUM_EXAMPLES, backup_in, data, make_private_model
 
 import tf_bandmf
 from tf_bandmf.files.journal import Journal
+from tf_bandmf.keras.run.noising import Noising
 from tf_bandmf.ledger import hooks
 
 BATCH_SIZE, EPOCHS, NUM_STEPS = 6, 3, 12
@@ -65,8 +66,7 @@ def make_model(plan):
 
 def report_uses(model, report):
     """Reports each use of a key: step, digest of clipped sum, digest of noisy mean."""
-    optimizer = model.optimizer
-    real = optimizer.run.privatize
+    optimizer, real = model.optimizer, Noising.noisy
 
     def digest(*arrays):
         content = hashlib.blake2b(digest_size=16)
@@ -74,8 +74,8 @@ def report_uses(model, report):
             content.update(np.ascontiguousarray(array).tobytes())
         return content.hexdigest()
 
-    def privatize(sums, variables, number, *more):
-        noisy = real(sums, variables, number, *more)
+    def reported(self, sums, scales, number, *more):
+        noisy = real(self, sums, scales, number, *more)
 
         def note(step, *arrays):
             half = len(arrays) // 2
@@ -89,7 +89,7 @@ def report_uses(model, report):
             gradients = [tf.identity(gradient) for gradient in noisy.gradients]
         return noisy._replace(gradients=gradients)
 
-    optimizer.run.privatize = privatize
+    Noising.noisy = reported
 
 
 def train(folder, report):

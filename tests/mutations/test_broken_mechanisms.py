@@ -21,8 +21,7 @@ import tf_bandmf.keras
 from tf_bandmf import audit
 from tf_bandmf.analysis import sensitivity
 from tf_bandmf.keras.clipping.sums import settings
-from tf_bandmf.keras.run import admission
-from tf_bandmf.keras.run import run as run_lib
+from tf_bandmf.keras.run import admission, noising
 from tf_bandmf.noise import box_muller, generator, normals, recurrences
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
@@ -172,7 +171,7 @@ def noise_on_the_mean(patch):
     def noisy_mean(total, noise, stddev, batch_size):
         return (total + stddev * noise / batch_size) / batch_size
 
-    patch.setattr(run_lib, "noisy_mean", noisy_mean)
+    patch.setattr(noising, "noisy_mean", noisy_mean)
 
 
 @broken("No clipping", [6, 17], audited, "identity")

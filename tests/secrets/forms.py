@@ -57,7 +57,9 @@ def forms_of_floats(row):
 def step_keys_of(state):
     """Derives the noise keys of the finished steps, from the run's key and digests."""
     keys = state._step_keys[: state.step].view(np.uint64)
-    return np.asarray(state.generator.bound_key(keys, state.points()[: state.step]))
+    return np.asarray(
+        state._noising.generator.bound_key(keys, state.points()[: state.step])
+    )
 
 
 def forms_of_run(model):

@@ -129,7 +129,8 @@ def dump_graphs(model, schedule, folder):
         model.optimizer,
         model.optimizer.run.secrets,
         model.optimizer.run.secrets.key,
-        model.optimizer.run.generator,
+        model.optimizer.run.noising,
+        model.optimizer.run.secrets.stored,
         model.optimizer.run.file,
         schedule,
         model.optimizer.variables,
@@ -226,10 +227,8 @@ def test_no_error_shows_a_secret_even_with_local_variables(
     def past_the_end():
         other = make_model(make_plan(test_seed=1))
         other.optimizer.build(other.trainable_variables)
-        state = other.optimizer.run.secrets
-        state.key = model.optimizer.run.secrets.key
-        past = other.optimizer.run.generator.checked_step(tf.constant(10**6))
-        state.draw(past, tf.zeros([other.count_params()]))
+        other.optimizer.run.secrets.key = model.optimizer.run.secrets.key
+        other.optimizer.run.noising.generator.checked_step(tf.constant(10**6))
 
     def no_place_left():
         with monkeypatch.context() as patch:
@@ -240,7 +239,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         key = model.optimizer.run.secrets.key
         with monkeypatch.context() as patch:
             patch.setattr(run_secrets.tf, "Variable", lambda *_, **__: 1 // 0)
-            run_secrets.SecretState(model.optimizer.run.generator, key, plan)
+            run_secrets.SecretState(model.optimizer.run.noising, key, plan)
 
     failures = {
         "another plan": lambda: fit(make_plan(l2_norm_clip=2.0)),

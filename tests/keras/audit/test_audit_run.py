@@ -6,7 +6,7 @@ from audited_runs import NUM, WIDTH, audited, linear, plan_of, problem
 from small_models import make_min_sep_plan
 
 import tf_bandmf.keras
-from tf_bandmf.keras.run import run as run_lib
+from tf_bandmf.keras.run import noising
 
 
 def scaled():
@@ -43,7 +43,7 @@ def test_a_run_without_noise_is_seen(scales, monkeypatch):
     def without_noise(total, noise, stddev, batch_size):
         return (total + 1e-3 * stddev * noise) / batch_size
 
-    monkeypatch.setattr(run_lib, "noisy_mean", without_noise)
+    monkeypatch.setattr(noising, "noisy_mean", without_noise)
     plan = plan_of("identity", epsilon=1.0)
     actual = audited(plan, **(scaled() if scales else {}))
     assert actual.white_box.contradicts

@@ -9,9 +9,7 @@ import tensorflow as tf
 from small_models import built, make_private_model
 
 import tf_bandmf
-from tf_bandmf.keras.run import admission
-from tf_bandmf.keras.run.run import Run
-from tf_bandmf.keras.run.secrets import SecretState
+from tf_bandmf.keras.run import admission, noising
 from tf_bandmf.keras.tables.lazy import LazyTables
 
 SIZE, EXAMPLES, BATCH = 40, 24, 8
@@ -96,13 +94,12 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     figure(f"{history}: the difference has {actual:.1f} times the noise of two runs")
     assert 0.9 < actual < 1.1
     # Control: with noise that depends only on the sums, the releases are equal.
-    privatize = Run.privatize
+    noisy = noising.Noising.noisy
 
-    def of_sums_alone(self, sums, variables, step, keys, digest, *more):
-        digest = tf.zeros_like(digest)
-        return privatize(self, sums, variables, step, keys, digest, *more)
+    def of_sums_alone(self, sums, scales, step, keys, facts, stored):
+        return noisy(self, sums, scales, step, keys, tf.zeros_like(facts), stored)
 
-    monkeypatch.setattr(Run, "privatize", of_sums_alone)
+    monkeypatch.setattr(noising.Noising, "noisy", of_sums_alone)
     control = unchanged("control") - releases_of_history(HISTORIES[history])
     assert not control.any()
 
@@ -128,7 +125,7 @@ def test_histories_that_meet_again_share_no_noise(unchanged, figure, monkeypatch
     assert -0.6 < actual < -0.2
     # From the first different step on, the noise of the two copies is independent.
     assert min(difference.std(axis=1)) > STEP
-    monkeypatch.setattr(SecretState, "_point", lambda self, digest, step: digest)
+    monkeypatch.setattr(noising, "_point", lambda digest, step, stored: digest)
     without = unchanged("no chain") - releases_of_history(factors=(1.0, 0.0, 0.0))
     assert correlation(without) < -0.99
 

@@ -10,7 +10,7 @@ from same_weights import flat
 from small_models import built, make_private_model
 
 import tf_bandmf
-from tf_bandmf.keras.run import secrets
+from tf_bandmf.keras.run import noising
 
 SIZE, BATCH, STDDEV = 40, 8, 3.0
 LEARNING_RATE = 1.0
@@ -108,7 +108,7 @@ def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     # Control: noise that depends only on the step cancels in the difference.
     monkeypatch.setattr(
-        secrets, "keyed_digest", lambda *values, **options: tf.zeros([2], tf.int32)
+        noising, "keyed_digest", lambda *values, **options: tf.zeros([2], tf.int32)
     )
     plan = begun("identity", tmp_path)
     first = step_from_a_copy(plan, tmp_path, "a", 1.0)

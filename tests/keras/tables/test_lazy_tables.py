@@ -78,7 +78,7 @@ def silent(monkeypatch):
     def mean(total, noise, stddev, batch_size):
         return total / batch_size
 
-    monkeypatch.setattr("tf_bandmf.keras.run.run.noisy_mean", mean)
+    monkeypatch.setattr("tf_bandmf.keras.run.noising.noisy_mean", mean)
 
 
 def in_time(layer):

@@ -43,9 +43,14 @@ def call_flat(concrete: Any, leaves: Iterable[Any]) -> Any:
 
     A call through the public interface compares each argument with the signature again,
     which takes longer than a small program runs. Leaves that are None are skipped.
+    Variables are passed by reference.
     """
     tensors = [
-        leaf if isinstance(leaf, ops.EagerTensor) else ops.convert_to_tensor(leaf)
+        leaf
+        if isinstance(leaf, ops.EagerTensor)
+        else leaf.handle
+        if hasattr(leaf, "handle")
+        else ops.convert_to_tensor(leaf)
         for leaf in leaves
         if leaf is not None
     ]

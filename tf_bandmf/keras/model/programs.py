@@ -48,8 +48,8 @@ from tf_bandmf.keras.model.preparation import (
     given,
 )
 from tf_bandmf.keras.run import admission
+from tf_bandmf.keras.run.noising import Noisy
 from tf_bandmf.keras.run.programs import Measure, Program, Update
-from tf_bandmf.keras.run.run import Noisy
 from tf_bandmf.noise.devices import device_kind
 
 _BAD = OUTCOMES.index("bad")
@@ -64,6 +64,7 @@ class Programs:
 
     def __init__(self, model: Any) -> None:
         self._model, self._run = model, model._private_optimizer().run
+        self._run.check_variables(model.trainable_variables)
         optimizer = model.optimizer
         self._strategy = model.distribute_strategy
         self._is_one = self._strategy.num_replicas_in_sync == 1
@@ -78,6 +79,8 @@ class Programs:
         self._clip = Program(self._everywhere(self._clipped), by_xla)
         self._clip_here = Program(self._clipped)
         self._noise = Program(self._noised, by_xla)
+        if self._is_one and self._run.tables is None:
+            self._noise = self._run.noising.program(by_xla)
         self._update, self._take = (
             Update(self._updating(applies), model, by_xla, changing)
             for applies in (True, False)
@@ -125,7 +128,7 @@ class Programs:
         if run.tables is not None:
             run.tables.read(contents.x, contents.rows, step)
         clipped = self._clip_all(contents, scales, seed)
-        noisy = self._noise(clipped.sums, scales, step, keys, facts)
+        noisy = self._noise(clipped.sums, scales, step, keys, facts, run.secrets.stored)
         run.secrets.confirm(noisy.drawn)
         released = update(noisy)
         run.secrets.step += 1
@@ -166,7 +169,7 @@ class Programs:
         number, keys = tf.zeros([], tf.int64), self._run.secrets.step_keys(0)
         facts = _traced(self._facts, batch)
         clipped = _traced(self._clip, contents, scales, seed)
-        drawing = scales, number, tf.constant(keys), facts
+        drawing = scales, number, tf.constant(keys), facts, self._run.secrets.stored
         noisy = _traced(self._noise, clipped.sums, *drawing)
         update.traced(noisy)
         if update is self._update:
@@ -331,13 +334,18 @@ class Programs:
         return clipping(Contents(*contents), scales)
 
     def _noised(
-        self, sums: Any, scales: Any, step: tf.Tensor, keys: tf.Tensor, facts: Any
+        self,
+        sums: Any,
+        scales: Any,
+        step: tf.Tensor,
+        keys: tf.Tensor,
+        facts: Any,
+        *s: Any,
     ) -> Noisy:
         """Adds up the sums of all replicas, then adds noise, on the first device."""
         add = functools.partial(self._strategy.reduce, "SUM", axis=None)
         sums, facts = tf.nest.map_structure(add, (sums, facts))
-        variables = self._model.trainable_variables
-        return self._run.privatize(sums, variables, step, keys, facts[0], scales)
+        return self._run.privatize(sums, scales, step, keys, facts, *s)
 
     def _penalized(self, gradients: Sequence[Any]) -> list[Any]:
         """Adds the gradients of the weights' regularizers, which depend on no data."""

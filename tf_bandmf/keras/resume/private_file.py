@@ -162,7 +162,7 @@ class PrivateFile(Secret):
             )
         # The noise of the steps in between is drawn again, to restore the noise buffer.
         start, buffer = (kept, self._arrays["buffer"]) if kept <= step else (0, None)
-        if not run.generator.memory_vectors:
+        if not run.noising.generator.memory_vectors:
             start = step
         state = run.secrets_of(key, step=start, buffer=buffer, points=points)
         state.replay(step)

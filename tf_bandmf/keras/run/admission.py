@@ -30,6 +30,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.keras.run.noising import SHARED
 from tf_bandmf.planning.composition import compose
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
@@ -168,7 +169,7 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
     elif plan.participation.has_schedule:
         raise TypeError(NOT_ITS_BATCHES.format(kind="a batch without its step"))
     refuse(not run.secrets.is_whole, RESTORED)
-    refuse(step >= plan.num_steps, run.generator.past_the_end)
+    refuse(step >= plan.num_steps, run.noising.generator.past_the_end)
     if not step:
         if run.plain_steps and run.initial_weights is None:
             raise ValueError(
@@ -199,7 +200,8 @@ def notes_of(run: Run) -> dict[str, set[Any]]:
 
 
 def forget() -> None:
-    """Forgets all runs, so that each test starts without any."""
+    """Forgets all runs and their shared programs, so that each test starts without any."""
+    SHARED.clear()
     _RECORDS.clear()
     _NOTES.clear()
 

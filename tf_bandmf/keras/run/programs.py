@@ -51,27 +51,27 @@ class Program:
             function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
         )
         self.jit_compile = jit_compile
-        self._concrete: Any = None
-        self._specs: list[Any] = []
-        self._is_of_replicas = False
+        # Specs, concrete function and kind of the last call. Threads may share a program.
+        self._last: Any = None, None, False
 
     def __call__(self, *args: Any) -> Any:
         """Runs the program."""
         leaves = tf.nest.flatten(args, expand_composites=True)
         specs = [None if leaf is None else (leaf.dtype, leaf.shape) for leaf in leaves]
-        if specs != self._specs or self._concrete is None:
-            self._concrete = self.traced(*args)
-            self._specs = specs
+        last, concrete, is_of_replicas = self._last
+        if specs != last:
+            concrete = self.traced(*args)
             kinds = map(type, tf.nest.flatten(args))
-            self._is_of_replicas = any(
+            is_of_replicas = any(
                 issubclass(kind, tf.distribute.DistributedValues) for kind in kinds
             )
+            self._last = specs, concrete, is_of_replicas
         with self._around():
             # Concrete functions do not accept distributed values that include replicas
             # of other processes.
-            if self._is_of_replicas:
+            if is_of_replicas:
                 return self.function(*args)
-            return call_flat(self._concrete, leaves)
+            return call_flat(concrete, leaves)
 
     def traced(self, *args: Any) -> Any:
         """Returns the concrete function for these arguments, or for their specs."""

@@ -20,52 +20,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import noise
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf.files import machine
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.metrics.counts import Counts
 from tf_bandmf.keras.run import admission
-from tf_bandmf.keras.run.secrets import Drawn, SecretState
+from tf_bandmf.keras.run.noising import Noising, Noisy, Stored
+from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
 from tf_bandmf.ledger import hooks
 from tf_bandmf.ledger.errors import LedgerError
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement, check_line, sentence
 from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.identity import remarks_of
 from tf_bandmf.sampling.sources import OF_WEIGHTS
-
-
-class Noisy(NamedTuple):
-    """The inputs of a step's update: noisy gradients, noisy counts and the drawn step.
-
-    Attributes:
-      gradients: the gradients, in the shapes and dtypes of the variables that get noise in
-        each step.
-      rows: the sums of the lazy tables by row, without noise: each row gets its noise
-        when it is read.
-      drawn: the drawn step, for `SecretState.take`.
-      counts: the noisy counts; empty if the plan has none.
-    """
-
-    gradients: list[Any]
-    rows: list[tf.IndexedSlices]
-    drawn: Drawn
-    counts: tf.Tensor
 
 
 class Run:
@@ -103,7 +82,7 @@ class Run:
       variables: the model's trainable variables; empty before the run begins.
       has_begun: True if the run has a key.
       name: a name that is derived from the key, but does not reveal it.
-      generator: the noise generator.
+      noising: the function that adds noise to the sums of a step.
       secrets: a `SecretState` with the key, the points, the noise buffer and the step.
       turn: a lock for the duration of a step, so that threads take turns.
       vouched: the reasons that `vouch` received for changes of the weights, in order.
@@ -125,7 +104,7 @@ class Run:
     name = ""
     schedule_id = admission.NO_SCHEDULE
     entry: Any = None
-    generator: noise.NoiseGenerator
+    noising: Noising
     secrets: SecretState
     seal: set[int]
     notes: dict[str, set[Any]]
@@ -179,20 +158,16 @@ class Run:
           MemoryError: if the noise needs more memory than there is.
         """
         self.variables = list(variables)
-        eager = self.eager(variables)
-        num_parameters = sum(math.prod(variable.shape) for variable in eager)
-        # If all weights are in lazy tables, there is one dummy parameter.
-        num_parameters = (num_parameters + self.counts.size) or 1
+        weights = [(tuple(v.shape), v.dtype) for v in self.eager(variables)]
+        # With lazy tables, steps are short, so the digests are compiled, too.
+        compiles = None if self.tables is None else True
+        settings = weights, self.counts.size, self.keep_normals, compiles
+        self.noising = Noising.of(self.plan, *settings)
         # In each process, one device draws the noise for all replicas.
+        num_parameters = self.noising.generator.num_parameters
         needed = self.plan.memory(num_parameters, keep_normals=self.keep_normals)
         if not tf.config.get_visible_devices("GPU"):
             refuse_too_large(needed, machine.memory_bytes())
-        self.generator = noise.NoiseGenerator(
-            self.plan.strategy,
-            num_parameters,
-            keep_normals=self.keep_normals,
-            generator=self.plan.generator,
-        )
         self.adopt(self.secrets_of(self.key))
 
     @functools.cached_property
@@ -227,9 +202,7 @@ class Run:
           **state: arguments of `SecretState` that describe the run's state; by default,
             its initial state.
         """
-        # With lazy tables, steps are short, so the digests are compiled, too.
-        compiles = None if self.tables is None else True
-        return SecretState(self.generator, key, self.plan, compiles=compiles, **state)
+        return SecretState(self.noising, key, self.plan, **state)
 
     def adopt(self, secrets: SecretState, memory: Sequence[np.ndarray] = ()) -> None:
         """Continues with the secrets of a new or a resumed run.
@@ -344,52 +317,24 @@ class Run:
     def privatize(
         self,
         sums: Sequence[Any],
-        variables: Sequence[Any],
+        scales: Sequence[tf.Tensor] | None,
         step: tf.Tensor,
         keys: tf.Tensor,
-        digest: tf.Tensor,
-        scales: Sequence[tf.Tensor] | None = None,
+        facts: tf.Tensor,
+        stored: Stored,
     ) -> Noisy:
-        """Adds noise to the clipped sum and divides it by the expected batch size.
+        """Adds noise to the sums of a step; see `Noising.noisy`.
 
-        Args:
-          sums: the sums of clipped gradients over all replicas, one for each variable,
-            followed by the counts of examples, if the plan has any.
-          variables: the model's trainable variables, in the order of the sums.
-          step: the admitted step, int64 scalar.
-          keys: keys of the step's noise, see `SecretState.step_keys`.
-          digest: digest of the batch, int64 scalar.
-          scales: the factor by which each coordinate of the gradients was multiplied,
-            in the shapes of the variables; or None.
-
-        Raises:
-          ValueError: if the variables are not those that the run began with.
+        The sums of lazy tables get none yet, but the noise is bound to them, too.
         """
-        self._check_variables(variables)
+        arguments = scales, step, keys, facts, stored
+        if self.tables is None:
+            return self.noising.noisy(sums, *arguments)
         eager, of_tables = self.apart(sums)
-        rows: list[tf.IndexedSlices] = []
-        inputs = tf.bitcast(digest, tf.int32)
-        if self.tables is not None:
-            rows = self.tables.row_sums(of_tables)
-            inputs = tf.concat([inputs, self.tables.digest(rows, step)], axis=0)
-        parts = [tf.reshape(part, [-1]) for part in (*eager, *sums[len(variables) :])]
-        sizes = [part.shape[0] for part in parts]
-        # The digest needs an even size; appending a zero here saves a copy.
-        count = self.generator.num_parameters
-        rest = tf.zeros([count + count % 2 - sum(sizes)])
-        total = tf.concat([*parts, rest], axis=0)
-        noise, drawn = self.secrets.draw(step, keys, total, inputs)
-        plan = self.plan
-        assert plan.expected_batch_size is not None
-        settings = plan.noise_stddev, plan.expected_batch_size
-        mean = noisy_mean(total[:count], noise[:count], *settings)
-        split = tf.split(mean, [*sizes, count - sum(sizes)])
-        variables = self.eager(variables)
-        gradients = [tf.reshape(g, v.shape) for g, v in zip(split, variables)]
-        if scales:
-            gradients = [g / s for g, s in zip(gradients, scales, strict=True)]
-        gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables)]
-        return Noisy(gradients, rows, drawn, split[len(eager)])
+        rows = self.tables.row_sums(of_tables)
+        sums = [*eager, *sums[len(self.variables) :]]
+        noisy = self.noising.noisy(sums, *arguments, self.tables.digest(rows, step))
+        return noisy._replace(rows=rows)
 
     def apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Splits values into those of `eager` variables and those of lazy tables.
@@ -404,7 +349,8 @@ class Run:
             parts[id(variable) in lazy].append(value)
         return parts
 
-    def _check_variables(self, variables: Sequence[Any]) -> None:
+    def check_variables(self, variables: Sequence[Any]) -> None:
+        """Raises ValueError if the run did not begin with these trainable variables."""
         # The order of the variables must not change: correlated noise cancels only over
         # the steps of the same variable.
         if [id(v) for v in variables] != [id(v) for v in self.variables]:
@@ -597,20 +543,6 @@ class Run:
             )
         remarks.append(f"Initial weights: {origin}")
         return remarks
-
-
-# XLA compiles this function to one pass over the numbers.
-@shared_function(jit_compile=True, reduce_retracing=False)
-def noisy_mean(
-    total: tf.Tensor,
-    noise: tf.Tensor,
-    stddev: float,
-    batch_size: float,
-) -> tf.Tensor:
-    """Divides the noisy sum by the batch size, and rounds to the grid of the noise."""
-    # The grid is a power of two, by which float32 divides exactly.
-    grid = grid_of(stddev / batch_size)
-    return tf.round((total + stddev * noise) / batch_size / grid) * grid
 
 
 def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:

@@ -232,7 +232,10 @@ class LazyTables(Secret):
 
     def digest(self, sums: Sequence[tf.IndexedSlices], step: tf.Tensor) -> tf.Tensor:
         """A digest of a step's sums and rate and of earlier steps; int32, shape [2]."""
-        before = [self._run.secrets.point_before(step)[None], self._basis.value()]
+        before = [
+            self._run.secrets.stored.point_before(step)[None],
+            self._basis.value(),
+        ]
         before += [tf.bitcast(self._rate(), tf.int64)[None]] * len(sums)
         parts = [tf.reshape(tf.bitcast(tf.concat(before, axis=0), tf.int32), [-1])]
         for of_table in sums:
@@ -251,13 +254,13 @@ class LazyTables(Secret):
         """The noise key at a step; depends on earlier sums, `use` and `rows`."""
         run, key = self._run, self._keys.sparse_read(2 * step + use)
         if run.plan.test_seed is None:
-            before = run.secrets.point_before(tf.cast(step, tf.int64))
+            before = run.secrets.stored.point_before(tf.cast(step, tf.int64))
             parts = [tf.bitcast(before, tf.int32), tf.constant([use])]
             for read in rows:
                 parts += [tf.shape(read), read]
             words = tf.concat(parts, axis=0)
             digest = digest_of_any_length(self._digest_key.value(), words)
-            key = run.generator.bound_key(key, tf.bitcast(digest, tf.int64))
+            key = run.noising.generator.bound_key(key, tf.bitcast(digest, tf.int64))
         return tf.bitcast(key, tf.uint64)
 
     # Releases.

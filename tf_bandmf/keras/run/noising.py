@@ -1,0 +1,241 @@
+"""Adds the noise of a step: a function of its sums, its keys, and stored variables.
+
+The function refers to no run and no model, and it changes nothing. Therefore all runs of
+equal plans, on models whose weights have equal shapes, share one compiled program, and a
+step that is interrupted before its update can be repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.accounting.gaussian import grid_of
+from tf_bandmf.keras.run.programs import Program
+from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.digests import keyed_digest
+from tf_bandmf.noise.shared import shared_function
+from tf_bandmf.planning.plan import Plan
+
+_PHILOX = 1  # the code of the Philox algorithm in TensorFlow's random operations
+# The number of `Noising` objects that a process keeps for later runs.
+_MOST = 4
+SHARED: dict[Any, Noising] = {}
+
+
+class Stored(NamedTuple):
+    """The variables from which a run's noise is computed; see `SecretState`. Secret.
+
+    Attributes:
+      points: the points of the run's steps, int64, shape [num_steps].
+      buffer: vectors that the noise generator keeps between steps, float32, shape
+        [memory_vectors, num_parameters].
+      digest_key: key of the digests of sums, int64.
+      chain_key: key of the function that chains the points, int64, shape [2].
+    """
+
+    points: tf.Variable
+    buffer: tf.Variable
+    digest_key: tf.Variable
+    chain_key: tf.Variable
+
+    def __repr__(self) -> str:
+        return "Stored(<secret>)"
+
+    def point_before(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the point of the previous step, int64; 0 for the first step."""
+        return tf.where(step > 0, self.points.sparse_read(tf.maximum(step - 1, 0)), 0)
+
+
+class Drawn(NamedTuple):
+    """A step whose noise is drawn, and of which nothing is released yet.
+
+    Attributes:
+      step: the number of the step, int64 scalar.
+      point: the digest to which the step's noise is bound (see `SecretState`), int64
+        scalar. Secret.
+      rows: the changes to the buffer, `IndexedSlices`. Secret.
+    """
+
+    step: tf.Tensor
+    point: tf.Tensor
+    rows: Sequence[Any]
+
+
+class Noisy(NamedTuple):
+    """The inputs of a step's update: noisy gradients, noisy counts and the drawn step.
+
+    Attributes:
+      gradients: the gradients, in the shapes and dtypes of the variables that get noise in
+        each step.
+      rows: the sums of the lazy tables by row, without noise: each row gets its noise
+        when it is read.
+      drawn: the drawn step, for `SecretState.take`.
+      counts: the noisy counts; empty if the plan has none.
+    """
+
+    gradients: list[Any]
+    rows: list[tf.IndexedSlices]
+    drawn: Drawn
+    counts: tf.Tensor
+
+
+class Noising:
+    """Adds noise to the clipped sums of a step and divides by the expected batch size.
+
+    Args:
+      plan: the plan, to which the noise is bound, too. If it has a test seed, the noise
+        depends only on key and step, so that runs can be compared; it then protects
+        nobody.
+      weights: shape and dtype of each variable that gets noise in each step.
+      num_counts: number of counts that follow the sums of the variables.
+      keep_normals: see `PrivateOptimizer`.
+      compiles: see `keyed_digest`. If True, digests of short sums are compiled, too:
+        steps are then faster, but the first step takes longer. The digests are the
+        same.
+
+    Attributes:
+      generator: the noise generator of the plan's strategy.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Sequence[tuple[Sequence[int], str]],
+        num_counts: int,
+        keep_normals: bool,
+        compiles: bool | None,
+    ) -> None:
+        assert plan.expected_batch_size is not None
+        self._settings = plan.noise_stddev, plan.expected_batch_size
+        self._is_bound, self._compiles = plan.test_seed is None, compiles
+        self._weights = weights
+        self._sizes = [*(math.prod(shape) for shape, _ in weights), num_counts]
+        # If all weights are in lazy tables, there is one dummy parameter.
+        self.generator = NoiseGenerator(
+            plan.strategy,
+            sum(self._sizes) or 1,
+            keep_normals=keep_normals,
+            generator=plan.generator,
+        )
+        self._programs = {xla: Program(self.noisy, xla) for xla in (False, True)}
+
+    @classmethod
+    def of(cls, plan: Plan, *settings: Any) -> Noising:
+        """Returns an object with these arguments, which other runs may use, too."""
+        key = plan.fingerprint, plan.test_seed, repr(settings)
+        if key not in SHARED:
+            while len(SHARED) >= _MOST:
+                del SHARED[next(iter(SHARED))]
+            SHARED[key] = cls(plan, *settings)
+        return SHARED[key]
+
+    def program(self, by_xla: bool) -> Program:
+        """Returns the compiled program of `noisy`, which all runs share."""
+        return self._programs[by_xla]
+
+    def noisy(
+        self,
+        sums: Sequence[tf.Tensor],
+        scales: Sequence[tf.Tensor] | None,
+        step: tf.Tensor,
+        keys: tf.Tensor,
+        facts: tf.Tensor,
+        stored: Stored,
+        of_rows: tf.Tensor | None = None,
+    ) -> Noisy:
+        """Adds noise to the clipped sums and divides them by the expected batch size.
+
+        Args:
+          sums: the sums of clipped gradients over all replicas, one for each variable,
+            followed by the counts of examples, if the plan has any.
+          scales: the factor by which each coordinate of the gradients was multiplied,
+            in the shapes of the variables; or None.
+          step: the admitted step, int64 scalar.
+          keys: keys of the step's noise, see `SecretState.step_keys`.
+          facts: `admission.facts` of the batch; the first one is its digest.
+          stored: variables of the run.
+          of_rows: digest of the sums of lazy tables, int32, shape [2], if there are any.
+        """
+        parts = [tf.reshape(part, [-1]) for part in sums]
+        # The digest needs an even size; appending a zero here saves a copy.
+        count = self.generator.num_parameters
+        rest = tf.zeros([count + count % 2 - sum(self._sizes)])
+        total = tf.concat([*parts, rest], axis=0)
+        words = tf.bitcast(facts[0], tf.int32)
+        if of_rows is not None:
+            words = tf.concat([words, of_rows], axis=0)
+        digest = keyed_digest(stored.digest_key, total, words, compiles=self._compiles)
+        point = _point(tf.bitcast(digest, tf.int64), step, stored)
+        noise, drawn = self.row(step, keys, point, stored)
+        mean = noisy_mean(total[:count], noise[:count], *self._settings)
+        sizes = [*self._sizes, count - sum(self._sizes)]
+        *split, counts, _ = tf.split(mean, sizes)
+        gradients = [
+            tf.reshape(g, shape) for g, (shape, _) in zip(split, self._weights)
+        ]
+        if scales:
+            gradients = [g / s for g, s in zip(gradients, scales, strict=True)]
+        gradients = [
+            tf.cast(g, dtype) for g, (_, dtype) in zip(gradients, self._weights)
+        ]
+        return Noisy(gradients, [], drawn, counts)
+
+    def recent_steps(self, step: Any) -> Any:
+        """Returns the last step with each remainder modulo `key_terms`, or < 0."""
+        terms = self.generator.key_terms
+        return step - (step - np.arange(terms)) % terms
+
+    def row(
+        self, step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor, stored: Stored
+    ) -> tuple[tf.Tensor, Drawn]:
+        """Draws row `step` of `C^-1 Z` at a point of the run.
+
+        Returns:
+          The row, float32, shape [num_parameters], possibly followed by further
+          numbers, which the caller must ignore; and the drawn step, for `take`.
+        """
+        steps = self.recent_steps(step)
+        earlier = stored.points.sparse_read(tf.maximum(steps, 0))
+        points = tf.where(steps == step, point, earlier)
+        if self._is_bound:
+            keys = self.generator.bound_key(keys, points)
+        keys = tf.bitcast(keys, tf.uint64)
+        noise, rows = self.generator.row(keys, stored.buffer, step, may_be_longer=True)
+        return noise, Drawn(step, point, list(rows))
+
+
+def _point(digest: tf.Tensor, step: tf.Tensor, stored: Stored) -> tf.Tensor:
+    """Returns a step's point: a PRF of the previous point and the step's digest.
+
+    If two histories of a run differ in one step, all their later points differ, too.
+    With a digest of only the step itself, they could share the normals of a later step,
+    but not the earlier normals that contribute to its correlated noise.
+    """
+    words = tf.stack([stored.point_before(step), digest])
+    chained = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[1],
+        key=tf.bitcast(stored.chain_key, tf.uint64),
+        counter=tf.bitcast(words, tf.uint64),
+        alg=_PHILOX,
+        dtype=tf.int64,
+    )
+    return tf.reshape(chained, [])
+
+
+# XLA compiles this function to one pass over the numbers.
+@shared_function(jit_compile=True, reduce_retracing=False)
+def noisy_mean(
+    total: tf.Tensor,
+    noise: tf.Tensor,
+    stddev: float,
+    batch_size: float,
+) -> tf.Tensor:
+    """Divides the noisy sum by the batch size, and rounds to the grid of the noise."""
+    # The grid is a power of two, by which float32 divides exactly.
+    grid = grid_of(stddev / batch_size)
+    return tf.round((total + stddev * noise) / batch_size / grid) * grid
