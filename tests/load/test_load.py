@@ -81,13 +81,13 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
     assert plan.num_steps == num_steps
     model = small_model(plan)
     sizes, traces = {}, []
-    release = Programs._noised
+    noisy = Noising.noisy
 
     def traced(self, *arguments):
         traces.append(arguments)
-        return release(self, *arguments)
+        return noisy(self, *arguments)
 
-    monkeypatch.setattr(Programs, "_noised", traced)
+    monkeypatch.setattr(Noising, "noisy", traced)
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

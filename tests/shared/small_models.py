@@ -10,6 +10,7 @@ from small_plans import planned
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.files.journal import Journal
+from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise.keys import NoiseKey
 
 NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3
@@ -133,7 +134,7 @@ def built(model, weights=None, key=None):
     model.optimizer.build(model.trainable_variables)
     if key is not None:
         run = model.optimizer.run
-        run.adopt(run.secrets_of(NoiseKey(key)))
+        run.adopt(SecretState(run.noising, NoiseKey(key), run.plan))
     if weights is not None:
         model.load_weights(weights)
     return model

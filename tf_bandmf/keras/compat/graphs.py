@@ -48,9 +48,7 @@ def call_flat(concrete: Any, leaves: Iterable[Any]) -> Any:
     tensors = [
         leaf
         if isinstance(leaf, ops.EagerTensor)
-        else leaf.handle
-        if hasattr(leaf, "handle")
-        else ops.convert_to_tensor(leaf)
+        else ops.convert_to_tensor(getattr(leaf, "handle", leaf))
         for leaf in leaves
         if leaf is not None
     ]

@@ -78,9 +78,9 @@ class Programs:
         changing = self._run.secrets.changing
         self._clip = Program(self._everywhere(self._clipped), by_xla)
         self._clip_here = Program(self._clipped)
-        self._noise = Program(self._noised, by_xla)
+        self._noise = Program(self._run.privatize, by_xla)
         if self._is_one and self._run.tables is None:
-            self._noise = self._run.noising.program(by_xla)
+            self._noise = self._run.noising.programs[by_xla]
         self._update, self._take = (
             Update(self._updating(applies), model, by_xla, changing)
             for applies in (True, False)
@@ -332,20 +332,6 @@ class Programs:
         if model.jit_compile:
             clipping = tf.function(clipping, jit_compile=True, autograph=False)
         return clipping(Contents(*contents), scales)
-
-    def _noised(
-        self,
-        sums: Any,
-        scales: Any,
-        step: tf.Tensor,
-        keys: tf.Tensor,
-        facts: Any,
-        *s: Any,
-    ) -> Noisy:
-        """Adds up the sums of all replicas, then adds noise, on the first device."""
-        add = functools.partial(self._strategy.reduce, "SUM", axis=None)
-        sums, facts = tf.nest.map_structure(add, (sums, facts))
-        return self._run.privatize(sums, scales, step, keys, facts, *s)
 
     def _penalized(self, gradients: Sequence[Any]) -> list[Any]:
         """Adds the gradients of the weights' regularizers, which depend on no data."""

@@ -36,6 +36,7 @@ from tf_bandmf.files import locks
 from tf_bandmf.files import private as private_files
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes, HiddenDict
 from tf_bandmf.files.journal import Journal
+from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.keras.run.weights_seal import host_digest
 from tf_bandmf.noise.keys import NoiseKey, Secret
 from tf_bandmf.sampling.batches import BatchSchedule
@@ -164,7 +165,7 @@ class PrivateFile(Secret):
         start, buffer = (kept, self._arrays["buffer"]) if kept <= step else (0, None)
         if not run.noising.generator.memory_vectors:
             start = step
-        state = run.secrets_of(key, step=start, buffer=buffer, points=points)
+        state = SecretState(run.noising, key, run.plan, start, buffer, points)
         state.replay(step)
         run.adopt(state, memory)
         # The file has a record that these weights belong to the run.

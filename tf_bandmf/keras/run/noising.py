@@ -7,7 +7,6 @@ step that is interrupted before its update can be repeated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -91,7 +90,7 @@ class Noising:
       plan: the plan, to which the noise is bound, too. If it has a test seed, the noise
         depends only on key and step, so that runs can be compared; it then protects
         nobody.
-      weights: shape and dtype of each variable that gets noise in each step.
+      weights: the spec of each variable that gets noise in each step.
       num_counts: number of counts that follow the sums of the variables.
       keep_normals: see `PrivateOptimizer`.
       compiles: see `keyed_digest`. If True, digests of short sums are compiled, too:
@@ -100,12 +99,13 @@ class Noising:
 
     Attributes:
       generator: the noise generator of the plan's strategy.
+      programs: the compiled programs of `noisy`, without and with XLA.
     """
 
     def __init__(
         self,
         plan: Plan,
-        weights: Sequence[tuple[Sequence[int], str]],
+        weights: Sequence[tf.TensorSpec],
         num_counts: int,
         keep_normals: bool,
         compiles: bool | None,
@@ -114,7 +114,7 @@ class Noising:
         self._settings = plan.noise_stddev, plan.expected_batch_size
         self._is_bound, self._compiles = plan.test_seed is None, compiles
         self._weights = weights
-        self._sizes = [*(math.prod(shape) for shape, _ in weights), num_counts]
+        self._sizes = [*(spec.shape.num_elements() for spec in weights), num_counts]
         # If all weights are in lazy tables, there is one dummy parameter.
         self.generator = NoiseGenerator(
             plan.strategy,
@@ -122,7 +122,7 @@ class Noising:
             keep_normals=keep_normals,
             generator=plan.generator,
         )
-        self._programs = {xla: Program(self.noisy, xla) for xla in (False, True)}
+        self.programs = [Program(self.noisy, by_xla) for by_xla in (False, True)]
 
     @classmethod
     def of(cls, plan: Plan, *settings: Any) -> Noising:
@@ -133,10 +133,6 @@ class Noising:
                 del SHARED[next(iter(SHARED))]
             SHARED[key] = cls(plan, *settings)
         return SHARED[key]
-
-    def program(self, by_xla: bool) -> Program:
-        """Returns the compiled program of `noisy`, which all runs share."""
-        return self._programs[by_xla]
 
     def noisy(
         self,
@@ -175,14 +171,10 @@ class Noising:
         mean = noisy_mean(total[:count], noise[:count], *self._settings)
         sizes = [*self._sizes, count - sum(self._sizes)]
         *split, counts, _ = tf.split(mean, sizes)
-        gradients = [
-            tf.reshape(g, shape) for g, (shape, _) in zip(split, self._weights)
-        ]
+        gradients = [tf.reshape(g, w.shape) for g, w in zip(split, self._weights)]
         if scales:
-            gradients = [g / s for g, s in zip(gradients, scales, strict=True)]
-        gradients = [
-            tf.cast(g, dtype) for g, (_, dtype) in zip(gradients, self._weights)
-        ]
+            gradients = list(map(tf.divide, gradients, scales))
+        gradients = [tf.cast(g, w.dtype) for g, w in zip(gradients, self._weights)]
         return Noisy(gradients, [], drawn, counts)
 
     def recent_steps(self, step: Any) -> Any:

@@ -5,7 +5,7 @@ A step of a run consists of these calls:
     run.start()                               # when fit or train_on_batch begins
     admitted = run.admit(facts)               # in Python: checks the step
     ...                                       # gradients are computed and clipped
-    noisy = run.privatize(sums, ...)          # a program: adds noise
+    noisy = run.privatize(sums, ...)          # a program: adds noise (see `Noising`)
     run.secrets.confirm(noisy.drawn)          # in Python: the step is recorded
     run.secrets.take(noisy.drawn)             # a program: the buffer is updated,
     run.apply(noisy.gradients, ...)           #   and the optimizer applies gradients
@@ -158,7 +158,7 @@ class Run:
           MemoryError: if the noise needs more memory than there is.
         """
         self.variables = list(variables)
-        weights = [(tuple(v.shape), v.dtype) for v in self.eager(variables)]
+        weights = [tf.TensorSpec(v.shape, v.dtype) for v in self.eager(variables)]
         # With lazy tables, steps are short, so the digests are compiled, too.
         compiles = None if self.tables is None else True
         settings = weights, self.counts.size, self.keep_normals, compiles
@@ -168,7 +168,7 @@ class Run:
         needed = self.plan.memory(num_parameters, keep_normals=self.keep_normals)
         if not tf.config.get_visible_devices("GPU"):
             refuse_too_large(needed, machine.memory_bytes())
-        self.adopt(self.secrets_of(self.key))
+        self.adopt(SecretState(self.noising, self.key, self.plan))
 
     @functools.cached_property
     def key(self) -> NoiseKey:
@@ -193,16 +193,6 @@ class Run:
         if self.schedule_id not in (admission.NO_SCHEDULE, schedule.schedule_id):
             raise ValueError(admission.OTHER_DATA)
         return schedule
-
-    def secrets_of(self, key: NoiseKey, **state: Any) -> SecretState:
-        """Returns a `SecretState` for this run's plan and model.
-
-        Args:
-          key: key of the run.
-          **state: arguments of `SecretState` that describe the run's state; by default,
-            its initial state.
-        """
-        return SecretState(self.noising, key, self.plan, **state)
 
     def adopt(self, secrets: SecretState, memory: Sequence[np.ndarray] = ()) -> None:
         """Continues with the secrets of a new or a resumed run.
@@ -323,10 +313,12 @@ class Run:
         facts: tf.Tensor,
         stored: Stored,
     ) -> Noisy:
-        """Adds noise to the sums of a step; see `Noising.noisy`.
+        """Adds up the sums of all replicas, and adds noise; see `Noising.noisy`.
 
         The sums of lazy tables get none yet, but the noise is bound to them, too.
         """
+        add = functools.partial(self.strategy.reduce, "SUM", axis=None)
+        sums, facts = tf.nest.map_structure(add, (sums, facts))
         arguments = scales, step, keys, facts, stored
         if self.tables is None:
             return self.noising.noisy(sums, *arguments)
