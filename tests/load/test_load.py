@@ -19,8 +19,8 @@ keras = pytest.importorskip("keras", minversion="3.12")
 from small_models import make_private_model  # noqa: E402
 
 import tf_bandmf.keras  # noqa: E402
-from tf_bandmf.keras.model.programs import Programs  # noqa: E402
 from tf_bandmf.keras.run import admission  # noqa: E402
+from tf_bandmf.keras.run.noising import Noising  # noqa: E402
 
 KEY = NoiseKey.for_testing(0)
 
