@@ -86,8 +86,8 @@ CEILINGS = {
     "files": (185, 190),
     "other": (218, 290),
     "federated": (3_003, 3_200),
-    "tests": (21_951, 22_000),
-    "benchmarks": (1_996, 2_000),
+    "tests": (21_949, 22_000),
+    "benchmarks": (1_995, 2_000),
 }
 ELSEWHERE = {
     "other": ["tf_bandmf/*.py"],
