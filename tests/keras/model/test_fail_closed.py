@@ -19,7 +19,8 @@ from small_models import (
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping.independence import registration
+from tf_bandmf.keras.clipping.independence.layers import LAYERS
+from tf_bandmf.keras.clipping.independence.registration import vouched
 from tf_bandmf.keras.model.programs import Programs
 
 # Errors that a step may raise inside its graph.
@@ -199,7 +200,7 @@ def test_other_data_or_another_order_within_a_run():
 
 @pytest.mark.invariant(6)
 def test_every_way_in_runs_the_self_check(monkeypatch):
-    monkeypatch.setattr(registration, "_vouched", {Custom})
+    monkeypatch.setitem(LAYERS, Custom, vouched)
 
     def make(plan):
         layers = [keras.Input((5,)), keras.layers.Dense(3), Custom(centred)]
@@ -249,7 +250,7 @@ def test_a_run_keeps_its_weights():
 
 @pytest.mark.invariant(6)
 def test_layers_added_after_the_check_are_checked(monkeypatch):
-    monkeypatch.setattr(registration, "_vouched", {Custom})
+    monkeypatch.setitem(LAYERS, Custom, vouched)
     plan, model = plan_and_model(batch_size=22)
     fit(model, plan, data, epochs=1)
     model.add(Custom(centred))

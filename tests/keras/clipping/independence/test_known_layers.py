@@ -42,7 +42,8 @@ MORE = {
 }
 # Each layer in its default mode, and some layers in modes that combine all entries of
 # an example into a set or into counts.
-CASES = [(kind, None) for kind in LAYERS if kind is not L.HashedCrossing]
+KINDS = [kind for kind in LAYERS if isinstance(kind, type)]
+CASES = [(kind, None) for kind in KINDS if kind is not L.HashedCrossing]
 CASES += [(L.CategoryEncoding, "count"), (L.Discretization, "multi_hot")]
 CASES += [(L.Hashing, "multi_hot"), (L.IntegerLookup, "count")]
 CASES += [(L.TextVectorization, "count")]

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from keras import ops, random
 
-from tf_bandmf.keras.clipping.independence.operations import ARRANGED, OPERATIONS
+from tf_bandmf.keras.clipping.independence.operations import OPERATIONS
 from tf_bandmf.keras.clipping.independence.places import CannotOpen, Mixes
 from tf_bandmf.keras.clipping.independence.walk import Walk
 
@@ -224,10 +224,6 @@ def test_an_entry_of_the_table_moves_no_other_example(kind):
         if tried == 2:
             return
     assert tried
-
-
-def test_what_arranges_entries_anew_was_tried():
-    assert {kind.__name__ for kind in ARRANGED} <= SPECIAL
 
 
 MIXING = {

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import rules
-from tf_bandmf.keras.clipping.independence import registration
+from tf_bandmf.keras.clipping.independence.layers import LAYERS
+from tf_bandmf.keras.clipping.independence.registration import vouched
 from tf_bandmf.keras.clipping.rules import dense
 from tf_bandmf.keras.clipping.sums.self_check import self_check
 from tf_bandmf.keras.clipping.tensors.errors import ClippingMismatchError
@@ -157,7 +158,7 @@ GATES = {
 @pytest.mark.slow_cases("behind relu, negated", "stopped", "finite", "zero")
 @pytest.mark.parametrize("name", GATES)
 def test_finds_what_is_mixed_behind_a_gate(name, monkeypatch):
-    monkeypatch.setattr(registration, "_vouched", {Gated})
+    monkeypatch.setitem(LAYERS, Gated, vouched)
     model = reference.classifier(Gated(*GATES[name]), inputs=(6, 4))
     before = [np.asarray(v) for v in model.variables]
     message = "mixes examples" if name == "open" else ""

@@ -1,6 +1,7 @@
 """Known layers, which give each example its own row and need no further analysis.
 
-A layer is recognized by its exact class, its built-in `call` and its configuration.
+A layer is recognized by its exact class, its built-in `call` and its configuration. The
+table also contains the classes for which the user vouches (see `registration`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras import layers
-
-from tf_bandmf.keras.clipping.independence.registration import is_vouched
 
 Shapes = Sequence[tuple[int, ...]]
 Condition = Callable[[Any, Shapes], bool]
@@ -34,6 +33,11 @@ def _text(layer: Any, shapes: Shapes) -> bool:
     return padded or config["output_mode"] != "int"
 
 
+def _always(layer: Any, shapes: Shapes) -> bool:
+    return True
+
+
+# KerasHub classes are listed by their full names, since KerasHub may not be installed.
 _NAMES: dict[Condition, str] = {
     _images: "AutoContrast CenterCrop RandomBrightness RandomColorDegeneration "
     "RandomColorJitter RandomContrast RandomCrop RandomElasticTransform RandomErasing "
@@ -44,21 +48,16 @@ _NAMES: dict[Condition, str] = {
     "AdaptiveMaxPooling1D AdaptiveMaxPooling2D AdaptiveMaxPooling3D CategoryEncoding "
     "Discretization HashedCrossing Hashing IntegerLookup StringLookup",
     _text: "TextVectorization",
+    _always: "keras_hub.src.models.deberta_v3.disentangled_self_attention."
+    "DisentangledSelfAttention "
+    "keras_hub.src.models.mixtral.mixtral_decoder.MixtralTransformerDecoder",
 }
-LAYERS: dict[type, Condition] = {
-    getattr(layers, name): condition
+# Layers that this version of Keras lacks stay names, which no class has.
+LAYERS: dict[type | str, Condition] = {
+    getattr(layers, name, name): condition
     for condition, names in _NAMES.items()
     for name in names.split()
-    if hasattr(layers, name)
 }
-# KerasHub classes are listed by name, since KerasHub may not be installed.
-HUB = frozenset(
-    {
-        "keras_hub.src.models.deberta_v3.disentangled_self_attention."
-        "DisentangledSelfAttention",
-        "keras_hub.src.models.mixtral.mixtral_decoder.MixtralTransformerDecoder",
-    }
-)
 
 
 def knows(layer: Any, shapes: Shapes) -> bool:
@@ -68,10 +67,6 @@ def knows(layer: Any, shapes: Shapes) -> bool:
       layer: a built layer.
       shapes: the shapes of the tensors on which the layer is called.
     """
-    if is_vouched(layer):
-        return True
     kind = type(layer)
-    if f"{kind.__module__}.{kind.__qualname__}" in HUB:
-        return True
-    condition = LAYERS.get(kind)
-    return condition is not None and condition(layer, shapes)
+    names = kind, f"{kind.__module__}.{kind.__qualname__}"
+    return any(LAYERS[name](layer, shapes) for name in names if name in LAYERS)

@@ -8,8 +8,10 @@ axis of examples cannot be determined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -25,14 +27,15 @@ from tf_bandmf.keras.clipping.independence.places import (
 from tf_bandmf.keras.compat.keras_operations import MODULES, KerasTensor
 
 
-class Call(NamedTuple):
+@dataclasses.dataclass
+class Call:
     """A call of an operation on symbolic tensors.
 
     Attributes:
       op: the operation with its attributes.
       args: the positional arguments.
+      kwargs: the keyword arguments.
       tensors: the tensors among all arguments.
-      outputs: the flattened results.
       size: the batch size.
       place: function that returns the axis of examples in a tensor; it returns None if
         the tensor is the same for all examples.
@@ -40,10 +43,20 @@ class Call(NamedTuple):
 
     op: Any
     args: Sequence[Any]
+    kwargs: Mapping[str, Any]
     tensors: Sequence[Any]
-    outputs: Sequence[Any]
     size: int
     place: Callable[[Any], Place | None]
+
+    @functools.cached_property
+    def specs(self) -> Any:
+        """The shapes and dtypes of the results, nested."""
+        return self.op.compute_output_spec(*self.args, **self.kwargs)
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The flattened `specs`."""
+        return keras.tree.flatten(self.specs)
 
 
 def tensors_of(structure: Any) -> list[Any]:
@@ -84,23 +97,6 @@ def _within(least: int) -> Axes:
     return lambda op, rank: range(1 if rank >= least else 0, rank)
 
 
-def _common(call: Call, several: bool) -> tuple[Place, int]:
-    """Returns the axis of examples, which all arguments must share, and the rank.
-
-    Args:
-      call: the call.
-      several: True if several arguments, which are broadcast, may have examples; False
-        if only the first one may.
-    """
-    given = [(place, t) for t in call.tensors if (place := call.place(t)) is not None]
-    if not several and [id(t) for _, t in given] != [id(call.args[0])]:
-        raise CannotOpen(f"{type(call.op).__name__} of several tensors of examples")
-    broadcast = call.tensors if several else call.args[:1]
-    rank = max(len(tensor.shape) for tensor in broadcast)
-    aligned = [p._replace(axis=p.axis + rank - len(t.shape)) for p, t in given]
-    return same(aligned), rank
-
-
 def _kept(call: Call, place: Place) -> list[Place]:
     """Returns the axis of examples of each result: the only one of its length."""
     length = call.size * place.inner
@@ -124,7 +120,13 @@ def _apart(crossed: Axes | None = None, several: bool = False) -> Rule:
     """
 
     def rule(call: Call) -> list[Place]:
-        place, rank = _common(call, several)
+        given = [(at, t) for t in call.tensors if (at := call.place(t)) is not None]
+        if not several and [id(t) for _, t in given] != [id(call.args[0])]:
+            raise CannotOpen(f"{type(call.op).__name__} of several tensors of examples")
+        rank = max(len(t.shape) for t in (call.tensors if several else call.args[:1]))
+        place = same(
+            [at._replace(axis=at.axis + rank - len(t.shape)) for at, t in given]
+        )
         if crossed is not None and place.axis in crossed(call.op, rank):
             raise Mixes("works along the axis of the examples")
         return _kept(call, place)
@@ -134,7 +136,50 @@ def _apart(crossed: Axes | None = None, several: bool = False) -> Rule:
 
 ENTRY_BY_ENTRY = _apart(several=True)
 _ALONG = _apart(_told)
-_MOVES = _apart()
+
+
+def _arranged(arrange: Callable[..., Any]) -> Rule:
+    """Returns a rule for operations that rearrange or repeat entries.
+
+    The rule also sets the shape of the result: Keras does not know all of them.
+
+    Args:
+      arrange: the operation on NumPy arrays. It takes an array in the shape of the first
+        argument, the operation, and its other arguments. It is called on an array in
+        which each entry is the number of the example to which it belongs.
+    """
+
+    def rule(call: Call) -> list[Place]:
+        x, *others = call.args
+        place = call.place(x)
+        if place is None:
+            raise CannotOpen("an index that depends on the example")
+        shape = [call.size * place.inner if n is None else n for n in x.shape]
+        numbers = np.broadcast_to(_numbers(place, len(shape), call.size), shape)
+        result = arrange(numbers, call.op, *others)
+        if not result.size:
+            raise CannotOpen("an empty result")
+        # Along axes with stride 0, all entries are the same, so one is enough.
+        entries = result[tuple(slice(None if step else 1) for step in result.strides)]
+        for axis, length in enumerate(entries.shape):
+            kept = Place(axis, length // call.size)
+            if kept.inner * call.size == length:
+                expected = _numbers(kept, entries.ndim, call.size)
+                if np.all(entries == expected):
+                    call.specs = KerasTensor(result.shape, x.dtype)
+                    return [kept]
+        raise Mixes(
+            f"picks examples of a tensor of shape {shape}, or does not keep them in "
+            f"rows of their own: its result has the shape {list(result.shape)}"
+        )
+
+    return rule
+
+
+def _numbers(place: Place, rank: int, size: int) -> Any:
+    """Returns the number of the example of each row; other axes have length 1."""
+    numbers = np.repeat(np.arange(size, dtype=np.uint8), place.inner)
+    return numbers.reshape([-1 if axis == place.axis else 1 for axis in range(rank)])
 
 
 def _take(call: Call) -> list[Place]:
@@ -165,10 +210,6 @@ def _contracted(call: Call, subscripts: str) -> list[Place]:
     if letter not in output:
         raise Mixes("sums over the examples")
     return [Place(output.index(letter), inner)]
-
-
-def _einsum(call: Call) -> list[Place]:
-    return _contracted(call, call.op.subscripts)
 
 
 def _matmul(call: Call) -> list[Place]:
@@ -214,7 +255,7 @@ _TABLE: list[tuple[Rule, str]] = [
     (_apart(_told, several=True), "TakeAlongAxis Concatenate"),
     (_apart(several=True), "Stack"),
     (
-        _MOVES,
+        _apart(),
         "BroadcastTo Digitize ExpandDims FullLike Moveaxis OneHot OnesLike Squeeze "
         "Swapaxes Transpose ZerosLike",
     ),
@@ -236,9 +277,13 @@ _TABLE: list[tuple[Rule, str]] = [
     ),
     (_apart(_within(4), several=True), "DotProductAttention"),
     (_take, "Take"),
-    (_einsum, "Einsum"),
+    (lambda call: _contracted(call, call.op.subscripts), "Einsum"),
     (_matmul, "Matmul"),
     (_dot, "Dot Tensordot"),
+    (_arranged(lambda array, op, key: array[key]), "GetItem"),
+    (_arranged(lambda array, op: array.reshape(op.newshape)), "Reshape"),
+    (_arranged(lambda array, op: np.ravel(array)), "Ravel"),
+    (_arranged(lambda array, op: np.tile(array, op.repeats)), "Tile"),
 ]
 
 
@@ -250,12 +295,3 @@ def _classes(names: str) -> list[type]:
 OPERATIONS: dict[type, Rule] = {
     kind: rule for rule, names in _TABLE for kind in _classes(names)
 }
-# NumPy versions of operations that rearrange or repeat entries. They take an array in
-# the shape of the first argument, the operation, and its other arguments.
-_ARRANGED: dict[str, Callable[..., Any]] = {
-    "GetItem": lambda array, op, key: array[key],
-    "Reshape": lambda array, op: array.reshape(op.newshape),
-    "Ravel": lambda array, op: np.ravel(array),
-    "Tile": lambda array, op: np.tile(array, op.repeats),
-}
-ARRANGED = {kind: of for name, of in _ARRANGED.items() for kind in _classes(name)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,45 +81,6 @@ def same(places: Sequence[Place]) -> Place:
     if any(place != places[0] for place in places):
         raise Mixes("combines tensors whose examples lie along different axes")
     return places[0]
-
-
-def arranged(
-    place: Place, shape: Sequence[int], size: int, arrange: Callable[[Any], Any]
-) -> tuple[Place, tuple[int, ...]]:
-    """Returns the axis of examples after indexing or reshaping, and the new shape.
-
-    Args:
-      place: axis of examples in the tensor.
-      shape: shape of the tensor.
-      size: batch size.
-      arrange: the operation as a function of an array. It is called on an array in
-        which each entry is the index of the example to which it belongs.
-
-    Raises:
-      Mixes: if the result lacks some examples, or has rows with entries of several.
-    """
-    numbers = _numbers(place.axis, len(shape), size, place.inner)
-    result = arrange(np.broadcast_to(numbers, shape))
-    if not result.size:
-        raise CannotOpen("an empty result")
-    # Along axes with stride 0, all entries are the same, so one is enough.
-    entries = result[tuple(slice(None if step else 1) for step in result.strides)]
-    for axis, length in enumerate(entries.shape):
-        inner, rest = divmod(length, size)
-        if inner and not rest:
-            expected = _numbers(axis, entries.ndim, size, inner)
-            if np.all(entries == expected):
-                return Place(axis, inner), result.shape
-    raise Mixes(
-        f"picks examples of a tensor of shape {list(shape)}, or does not keep them in "
-        f"rows of their own: its result has the shape {list(result.shape)}"
-    )
-
-
-def _numbers(axis: int, rank: int, size: int, inner: int) -> Any:
-    """Returns the index of the example of each row along an axis."""
-    numbers = np.repeat(np.arange(size, dtype=np.uint8), inner)
-    return numbers.reshape([-1 if each == axis else 1 for each in range(rank)])
 
 
 def row_of(value: Any, place: Place, size: int) -> Any:

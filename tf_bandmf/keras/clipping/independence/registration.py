@@ -6,10 +6,15 @@ from typing import Any, TypeVar
 
 import keras
 
+from tf_bandmf.keras.clipping.independence.layers import LAYERS, Shapes
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
 _Class = TypeVar("_Class", bound=type)
-_vouched: set[type] = set()
+
+
+def vouched(layer: Any, shapes: Shapes) -> bool:
+    """The condition for layers for which the user vouches: there is none."""
+    return True
 
 
 def register_per_example_layer(layer_class: _Class) -> _Class:
@@ -40,16 +45,12 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
             f"layer_class must be a subclass of keras.layers.Layer, and not a model, found "
             f"{layer_class!r}. For a model, vouch for the layers in it."
         )
-    _vouched.add(layer_class)
+    LAYERS[layer_class] = vouched
     return layer_class
-
-
-def is_vouched(layer: Any) -> bool:
-    """Returns whether the user vouched for the class of a layer."""
-    return type(layer) in _vouched
 
 
 def vouched_classes(model: keras.Model) -> tuple[str, ...]:
     """Returns the sorted names of the vouched layer classes in a model."""
-    classes = {type(layer) for layer in all_layers(model)} & _vouched
+    kinds = {type(layer) for layer in all_layers(model)}
+    classes = [kind for kind in kinds if LAYERS.get(kind) is vouched]
     return tuple(sorted(f"{c.__module__}.{c.__qualname__}" for c in classes))

@@ -26,7 +26,6 @@ from tf_bandmf.keras.clipping.independence.places import (
     CannotOpen,
     Mixes,
     Place,
-    arranged,
     row_of,
     same,
 )
@@ -79,10 +78,15 @@ class Walk:
     def tensor(self, shape: Sequence[int | None], dtype: Any) -> Any:
         """Returns a symbolic tensor with a batch axis, of shape [B, ...]."""
         sizes = [_LENGTH if n is None else n for n in shape[1:]]
-        return self.put(KerasTensor((None, *sizes), dtype), ROWS)
+        return self._made((None, *sizes), dtype, ROWS)
 
-    def put(self, tensor: Any, place: Place | None) -> Any:
-        """Stores the axis of examples of a symbolic tensor, and returns the tensor."""
+    def _made(
+        self, shape: Sequence[int | None], dtype: Any, place: Place | None
+    ) -> Any:
+        """Makes a symbolic tensor, of any length along the axis of examples."""
+        axis = -1 if place is None else place.axis
+        sizes = [None if each == axis else n for each, n in enumerate(shape)]
+        tensor = KerasTensor(sizes, dtype)
         self._places[id(tensor)] = (tensor, place)
         return tensor
 
@@ -99,9 +103,9 @@ class Walk:
             raise _not_told_apart(self._shared[id(tensor)])
         is_constant = is_array(tensor) and not isinstance(tensor, keras.Variable)
         if is_constant and id(tensor) not in self._places:
-            place = self._by_size(tensor)
+            place = self._by_size(tensor.shape)
             row = row_of(tensor, place, self.size) if place else np.asarray(tensor)
-            self.put(tensor, place)
+            self._places[id(tensor)] = (tensor, place)
             self._note("constant", row.tobytes())
         return self._places.get(id(tensor), (None, None))[1]
 
@@ -119,7 +123,6 @@ class Walk:
     def _hooks(self, layers: Sequence[Any] = ()) -> Iterator[None]:
         """Redirects calls of layers, and operations on symbolic tensors, to `self`."""
         backend, recurrent = keras_operations.backend, keras_operations.RECURRENT
-        none = keras_operations.operation, keras_operations.layer
         hooks: list[tuple[Any, str, Callable[..., Any]]] = [
             (keras.Operation, "symbolic_call", self._operation),
             # A layer that is not in the model is treated as code of the layer that
@@ -133,28 +136,25 @@ class Walk:
                 (layer, "call", functools.partial(self._layer, layer))
                 for layer in layers
             ),
-            *((module, "Node", lambda *_, **__: None) for module in none),
-            (keras.Variable, "assign", self._assign),
+            # Keras would make the results of layers part of a model.
+            (keras_operations.layer, "Node", lambda *_, **__: None),
+            # Writes of variables are refused later, in the traced training step.
+            (keras.Variable, "assign", _if_symbolic(lambda _, value: value)),
             *((backend.random, name, self._draw) for name in _DRAWS),
             (recurrent, "rnn", self._rnn),
             *((module, name, _unseen) for module, name in keras_operations.BRANCHES),
+            # `x.shape` lacks the batch size.
+            (keras.ops, "shape", _if_symbolic(self.shape)),
+            (keras_operations.ops, "shape", _if_symbolic(self.shape)),
             *(
-                (module, "shape", self._sizes)
-                for module in (keras.ops, keras_operations.ops)
-            ),
-            *(
-                (module, name, functools.partial(_as_operation, function))
-                for module, name, function in keras_operations.of_the_backend()
+                (module, name, _if_symbolic(operation))
+                for module, name, operation in keras_operations.of_the_backend()
             ),
         ]
         with contextlib.ExitStack() as stack, context.eager_mode():
             for owner, name, hook in hooks:
                 stack.enter_context(patched(owner, name, hook))
             yield
-
-    def _sizes(self, original: Any, x: Any) -> Any:
-        """Returns `ops.shape(x)` including the batch size, which `x.shape` lacks."""
-        return self.shape(x) if isinstance(x, KerasTensor) else original(x)
 
     def _note(self, *entry: Any) -> None:
         """Logs numbers that must not change with the batch size.
@@ -174,64 +174,39 @@ class Walk:
 
     def _operation(self, original: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         kind, rule = type(op), table.OPERATIONS.get(type(op))
-        arrange = table.ARRANGED.get(kind)
-        if rule is None and arrange is None:
+        if rule is None:
             if kind.__module__.startswith("keras."):
                 raise CannotOpen(f"operation {kind.__name__}")
             return op.call(*args, **kwargs)
-        place_of = functools.partial(
-            self.place, is_combined=rule is table.ENTRY_BY_ENTRY
-        )
+        is_combined = rule is table.ENTRY_BY_ENTRY
+        place_of = functools.partial(self.place, is_combined=is_combined)
         tensors = tensors_of((args, kwargs))
         of_examples = [t for t in tensors if place_of(t) is not None]
+        call = table.Call(op, args, kwargs, tensors, self.size, place_of)
         try:
-            if arrange is not None and of_examples:
-                outputs = self._arranged(arrange, args[0], op, *args[1:])
-            else:
-                outputs = op.compute_output_spec(*args, **kwargs)
-                results = [t for t in keras.tree.flatten(outputs) if t is not None]
-                places: list[Any] = [None] * len(results)
-                if rule and of_examples:
-                    call = table.Call(op, args, tensors, results, self.size, place_of)
-                    places = rule(call)
-                for tensor, place in zip(results, places, strict=True):
-                    self.put(tensor, place or self._by_size(tensor))
+            places = rule(call) if of_examples else [None] * len(call.outputs)
         except Mixes as error:
             shapes = ", ".join(str(list(t.shape)) for t in of_examples)
             reason = f"operation {kind.__name__} on {shapes} {error}"
             raise Mixes(reason, error.advice) from error
-        shared = [layer for t in of_examples if (layer := self._shared.get(id(t)))]
-        if shared and len(shared) == len(of_examples):
-            self._shared[id(outputs)] = shared[0]
         settings = [v for k, v in vars(op).items() if not (k in _SIZES or k[0] == "_")]
         given = keras.tree.flatten((args, kwargs, settings))
         numbers = [repr(one) for one in given if isinstance(one, (int, float, slice))]
         self._note(kind.__name__, numbers)
-        for tensor in keras.tree.flatten(outputs):
-            if tensor is not None:
-                place = place_of(tensor) or Place(-1)
-                sizes = [n for a, n in enumerate(tensor.shape) if a != place.axis]
-                self._note("sizes", sizes)
+        made = [
+            self._made(spec.shape, spec.dtype, place or self._by_size(spec.shape))
+            for spec, place in zip(call.outputs, places, strict=True)
+        ]
+        self._note("sizes", [tensor.shape for tensor in made])
+        outputs = keras.tree.pack_sequence_as(call.specs, made)
+        shared = [layer for t in of_examples if (layer := self._shared.get(id(t)))]
+        if shared and len(shared) == len(of_examples):
+            self._shared[id(outputs)] = shared[0]
         return outputs
 
-    def _arranged(self, arrange: Callable[..., Any], x: Any, *others: Any) -> Any:
-        """Returns the result of indexing or a reshape, with its axis of examples."""
-        place = self.place(x)
-        if place is None:
-            raise CannotOpen("an index that depends on the example")
-        place, shape = arranged(
-            place, self.shape(x), self.size, lambda array: arrange(array, *others)
-        )
-        sizes: list[int | None] = list(shape)
-        if None in x.shape:
-            sizes[place.axis] = None
-        return self.put(
-            KerasTensor(sizes, keras.backend.standardize_dtype(x.dtype)), place
-        )
-
-    def _by_size(self, tensor: Any) -> Place | None:
+    def _by_size(self, shape: Sequence[int]) -> Place | None:
         """Returns the axis whose length is a multiple of the batch size, if any."""
-        for axis, n in enumerate(tensor.shape):
+        for axis, n in enumerate(shape):
             if n and n % self.size == 0:
                 return Place(axis, n // self.size)
         return None
@@ -260,7 +235,7 @@ class Walk:
             self._note("end")
             return outputs if call is None else self._of_unit(call, outputs)
         except Exception as error:
-            self._is_within_unit, mixes = was_within, isinstance(error, Mixes)
+            mixes = isinstance(error, Mixes)
             if isinstance(error, Mixes) and error.layer is None:
                 error.layer = layer
             # If a recorded layer contains this one, that layer handles the error.
@@ -278,9 +253,7 @@ class Walk:
         tensors = tensors_of((args, kwargs))
         places = [p for t in tensors if (p := self.place(t)) is not None]
         if any(place != ROWS for place in places):
-            raise CannotOpen(
-                f"layer {layer.name!r} is called on rows that are not examples"
-            )
+            raise CannotOpen("rows that are not examples")
         self._is_within_unit = True
         outputs = self._specs(original, args, kwargs)
 
@@ -288,11 +261,8 @@ class Walk:
             if spec is None:
                 return None
             if places and (not spec.shape or spec.shape[0] not in (None, self.size)):
-                raise CannotOpen(
-                    f"layer {layer.name!r} does not return a row for each example"
-                )
-            shape = (None, *spec.shape[1:]) if places else spec.shape
-            tensor = self.put(KerasTensor(shape, spec.dtype), ROWS if places else None)
+                raise CannotOpen("a result without a row for each example")
+            tensor = self._made(spec.shape, spec.dtype, ROWS if places else None)
             if getattr(spec, MASK, None) is not None:
                 setattr(tensor, MASK, placed(getattr(spec, MASK)))
             return tensor
@@ -347,14 +317,9 @@ class Walk:
         if not tensors_of(leaf):
             return leaf
         rest = leaf.shape[1:] if tuple(leaf.shape[:1]) == (1,) else leaf.shape
-        dtype = keras.backend.standardize_dtype(leaf.dtype)
-        return self.put(KerasTensor((None, *rest), dtype), ROWS)
+        return self._made((None, *rest), leaf.dtype, ROWS)
 
-    # State and random numbers.
-
-    def _assign(self, original: Any, variable: Any, value: Any) -> Any:
-        # Writes of variables are refused later, in the traced training step.
-        return value if isinstance(value, KerasTensor) else original(variable, value)
+    # Random numbers.
 
     def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Handles a random draw, which must be new for each example and each step."""
@@ -365,18 +330,15 @@ class Walk:
         if any(self.place(value) is not None for value in given.values()):
             raise CannotOpen("random numbers whose parameters depend on the example")
         if x is None:
-            kind = keras.backend.standardize_dtype(
-                given["dtype"] or keras.config.floatx()
-            )
-            drawn = KerasTensor(tuple(int(n) for n in given["shape"]), kind)
-            place = self._by_size(drawn)
+            shape = tuple(int(n) for n in given["shape"])
+            kind, place = given["dtype"] or keras.config.floatx(), self._by_size(shape)
         else:
-            drawn, place = KerasTensor(x.shape, x.dtype), self.place(x)
+            shape, kind, place = x.shape, x.dtype, self.place(x)
         seed = given["seed"]
         is_new = seed is None or isinstance(seed, keras.random.SeedGenerator)
         if place is not None and not is_new:
             raise CannotOpen("random numbers that may be the same in every step")
-        return self.put(drawn, place)
+        return self._made(shape, kind, place)
 
     # Time.
 
@@ -419,11 +381,15 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, An
     return dict(bound.arguments)
 
 
-def _as_operation(operation: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces a backend function by a Keras operation if an argument is symbolic."""
-    leaves = keras.tree.flatten((args, kwargs))
-    is_symbolic = any(isinstance(leaf, KerasTensor) for leaf in leaves)
-    return (operation if is_symbolic else original)(*args, **kwargs)
+def _if_symbolic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a hook that calls `function` if an argument is symbolic."""
+
+    def hook(original: Any, *args: Any, **kwargs: Any) -> Any:
+        leaves = keras.tree.flatten((args, kwargs))
+        is_symbolic = any(isinstance(leaf, KerasTensor) for leaf in leaves)
+        return (function if is_symbolic else original)(*args, **kwargs)
+
+    return hook
 
 
 def _unseen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
