@@ -130,11 +130,12 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     B is never inferred from the other sizes. If a layer set a wrong static shape, parts
     of an example would become examples, each of which would be clipped separately.
     """
-    if tuple(tensor.shape[1:]) == shape:
-        return tf.ensure_shape(tensor, [None, *shape])
-    if (1, *tensor.shape[1:]) == shape:  # This takes fewer operations.
-        return tf.expand_dims(tensor, 1)
-    return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
+    example = tuple(tensor.shape[1:])
+    if None in example or -1 in shape or 0 in example:
+        return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
+    # This verifies the static shape at run time, and takes fewer operations.
+    tensor = tf.ensure_shape(tensor, [None, *example])
+    return tensor if example == shape else tf.reshape(tensor, [-1, *shape])
 
 
 def split_first(tensor: tf.Tensor, *sizes: Any) -> tf.Tensor:
