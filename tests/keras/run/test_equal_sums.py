@@ -221,3 +221,40 @@ def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
     error = (actual - exact).std() / noise_of(0.5)
     figure(f"{solved.__name__}: the solution has {error:.1f} times the noise of a step")
     assert error > 1.0
+
+
+@pytest.mark.invariant(8, 9)
+def test_runs_that_share_a_program_have_their_own_noise():
+    """Two runs take turns with one compiled program, and release what each does alone."""
+    sampling = tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 2)
+    budget = {"noise_multiplier": 1.0, "delta": 1e-5, "num_examples": EXAMPLES}
+    plan = tf_bandmf.plan("bsr:3", sampling=sampling, **budget)
+
+    def begun(number):
+        layers = [keras.Input((SIZE,)), keras.layers.Dense(SIZE)]
+        options = {"loss": "mse", "additional_run": True}
+        model = make_private_model(plan, model=layers, **options)
+        return built(model, key=bytes([number] * 32))
+
+    def releases(*models):
+        each = [[] for _ in models]
+        for batch in plan.batches(*data()).dataset(0):
+            for model, released in zip(models, each, strict=True):
+                noisy = model.private_gradients(batch)
+                model.optimizer.apply_noisy(noisy, lambda gradients, variables: None)
+                released.append(noisy.gradients[0])
+        return np.array(each)
+
+    alone = []
+    for number in (1, 2):
+        admission.forget()
+        keras.utils.set_random_seed(0)
+        alone.append(releases(begun(number))[0])
+    admission.forget()
+    models = []
+    for number in (1, 2):
+        keras.utils.set_random_seed(0)
+        models.append(begun(number))
+    np.testing.assert_array_equal(releases(*models), alone)
+    assert np.abs(alone[0] - alone[1]).min() > 0.0
+    assert len(noising.SHARED) == 1

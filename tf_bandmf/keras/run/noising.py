@@ -22,7 +22,7 @@ from tf_bandmf.planning.plan import Plan
 
 _PHILOX = 1  # the code of the Philox algorithm in TensorFlow's random operations
 # The number of `Noising` objects that a process keeps for later runs.
-_MOST = 4
+_MOST = 2
 SHARED: dict[Any, Noising] = {}
 
 
@@ -127,7 +127,9 @@ class Noising:
     @classmethod
     def of(cls, plan: Plan, *settings: Any) -> Noising:
         """Returns an object with these arguments, which other runs may use, too."""
-        key = plan.fingerprint, plan.test_seed, repr(settings)
+        # TensorFlow compiles a program for the device on which it is traced.
+        device = tf.zeros([]).device
+        key = plan.fingerprint, plan.test_seed, device, repr(settings)
         if key not in SHARED:
             while len(SHARED) >= _MOST:
                 del SHARED[next(iter(SHARED))]
