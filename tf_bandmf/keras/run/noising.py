@@ -128,8 +128,7 @@ class Noising:
     def of(cls, plan: Plan, *settings: Any) -> Noising:
         """Returns an object with these arguments, which other runs may use, too."""
         # TensorFlow compiles a program for the device on which it is traced.
-        device = tf.zeros([]).device
-        key = plan.fingerprint, plan.test_seed, device, repr(settings)
+        key = plan.fingerprint, plan.test_seed, tf.zeros([]).device, repr(settings)
         if key not in SHARED:
             while len(SHARED) >= _MOST:
                 del SHARED[next(iter(SHARED))]
