@@ -53,7 +53,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# The maximum of a pair's radius `|z|`, which occurs at t = 2^-157.
+# The maximum norm `|z|` of a pair `z` of normals, which occurs at u = 2^-157.
 LARGEST_NORMAL = float(np.sqrt(2.0 * 157.0 * np.log(2.0)))
 
 # Minimax polynomial for -2 log(1 - x) / x on 0 <= x <= 1/2, with relative error 5e-8.
@@ -68,8 +68,9 @@ _LOGARITHM = (
     0.9999857,
     2.0,
 )
-_MANTISSA, _HALF = 0x7FFFFF, 0x3F000000  # bits of a float32's mantissa, and of 0.5
-_SCALE = 32  # t is stored as 2^32 t, so that its minimum is not subnormal
+# The bits of a float32's mantissa, and the bits of the float32 number 0.5.
+_MANTISSA, _HALF = 0x7FFFFF, 0x3F000000
+_SCALE = 32  # t is stored as 2^32 t, so its minimum is not a subnormal float32
 
 # Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, with errors below 1e-8,
 # from S. Moshier's Cephes library, sinf.c.
@@ -89,8 +90,8 @@ def box_muller(
 
 def cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the cosine and sine of an int32 angle in units of `2^-31 pi`."""
-    # Split the angle into the nearest multiple of a quarter turn, modulo 4, and the
-    # remainder. (Integers wrap around, as angles do.)
+    # Split the angle into the nearest number of quarter turns, modulo 4, and a
+    # remainder. Int32 overflow wraps around, just as an angle does after a full turn.
     quarter = tf.constant(30, tf.int32)
     turns = tf.bitwise.right_shift(angle + (1 << 29), quarter)
     rest = tf.cast(angle - tf.bitwise.left_shift(turns, quarter), tf.float32)
@@ -105,7 +106,7 @@ def cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _negated(x: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
-    """Returns `-x` where the second bit of `turns` is set, else `x`."""
+    """Returns `-x` where the second lowest bit of `turns` is set, else `x`."""
     sign = tf.bitwise.left_shift(tf.bitwise.bitwise_and(turns, 2), tf.constant(30))
     return tf.bitcast(tf.bitwise.bitwise_xor(tf.bitcast(x, tf.int32), sign), tf.float32)
 
@@ -121,7 +122,9 @@ def shared_part(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
 def squared_radius(
     first: tf.Tensor, second: tf.Tensor, third: tf.Tensor, shared: tf.Tensor
 ) -> tf.Tensor:
-    """Returns `-2 log(u)`, float32: exponential with mean 2; relative error about 2^-22.
+    """Returns `-2 log(u)`, float32, the squared norm of a pair of normals.
+
+    It is exponentially distributed with mean 2. The relative error is about 2^-22.
 
     Args:
       first: int32 words.
@@ -148,7 +151,7 @@ def squared_radius(
 def distance(
     first: tf.Tensor, second: tf.Tensor, third: tf.Tensor, shared: tf.Tensor
 ) -> tf.Tensor:
-    """Returns `2^32 t`, where `t` is the distance of `u` from the nearer of 0 and 1.
+    """Returns `2^32 t`, where `t = min(u, 1 - u)` for the uniform number `u`.
 
     The result is a float32 in [2^-125, 2^31] with the same bits on all devices.
     """
@@ -167,7 +170,7 @@ def polynomial(coefficients: tuple[float, ...], x: tf.Tensor) -> tf.Tensor:
 def _low_bits(word: tf.Tensor) -> tf.Tensor:
     """Returns the lower 31 bits of a word as a float32.
 
-    The bits are kept in a signed integer, which one instruction converts to float.
+    The bits stay in a signed integer because one instruction converts it to float.
     """
     return tf.cast(tf.bitwise.bitwise_and(word, 0x7FFFFFFF), tf.float32)
 

@@ -18,16 +18,16 @@ _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 
 
 def chacha20_blocks(step_key: tf.Tensor, number: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the 16 words of the keystream block for each given number.
+    """Returns the 16 words of the keystream block for each block number.
 
     Args:
       step_key: uint64, shape [5]: the key in byte order, and the last two words of the
         nonce.
-      number: number of the block, uint64, any shape. The lower half is the block counter of
-        RFC 8439, the upper half the first word of the nonce.
+      number: block numbers, uint64, any shape. The lower half of a block number is the
+        block counter of RFC 8439; the upper half is the first word of the nonce.
 
     Returns:
-      16 uint32 tensors of the number's shape.
+      16 uint32 tensors with the shape of `number`.
     """
     *key, third, fourth = (
         half for word in tf.unstack(step_key) for half in halves(word)
@@ -89,13 +89,15 @@ def _rotated(word: tf.Tensor, bits: int) -> tf.Tensor:
 def chacha20_in_a_row(
     step_key: tf.Tensor, counter: tf.Tensor, num_counters: int
 ) -> tf.Tensor:
-    """Computes the words of `chacha20` for consecutive counters, each block only once.
+    """Returns the words of `chacha20` for consecutive counters.
+
+    Unlike `chacha20`, it computes each block only once.
 
     Returns:
       int32, shape [num_counters, 4].
     """
     first = tf.bitwise.right_shift(counter, tf.constant(2, tf.uint64))
-    # One additional block is needed, because the first counter may lie within a block.
+    # One more block is needed because the first counter may lie within a block.
     numbers = first + tf.cast(tf.range(-(-num_counters // 4) + 1), tf.uint64)
     words = tf.stack(chacha20_blocks(step_key, numbers), axis=-1)
     skipped = tf.cast(tf.bitwise.bitwise_and(counter, 3), tf.int32)

@@ -1,4 +1,4 @@
-"""Functions that tell for which device and compiler an operation is being traced."""
+"""Functions that report the device and the compiler that code is being traced for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from tensorflow.python.ops import control_flow_util
 
 
 def device_kind() -> str:
-    """Returns `CPU` or `GPU`, as set by `tf.device`; by default the best available kind.
+    """Returns `CPU` or `GPU`: the type of device on which a new operation is placed.
 
-    Only memory layouts depend on the result, never values: an operation that is placed on
-    another kind of device is slower, but correct.
+    This is the type that `tf.device` sets, or GPU by default if there is one. The
+    result affects only memory layouts, never values: if the operation runs on a device
+    of the other type, it is slower, but correct.
     """
     # A new operation is placed on the device of the enclosing scope, if there is one.
     named = tf.DeviceSpec.from_string(tf.zeros([]).device).device_type

@@ -1,4 +1,4 @@
-"""A keyed digest of a sum of gradients, mixed into the key of the noise for this sum.
+"""A keyed digest of a sum of gradients; the key of the sum's noise depends on it.
 
 The digest uses only plain integer operations, which XLA compiles into one pass.
 Compiling takes up to half a second, so on a CPU only the digests of long vectors are
@@ -6,16 +6,16 @@ compiled. Two 32-bit numbers that are adjacent in memory form one 64-bit word. T
 digest is computed in two steps.
 
 The first is NH of Black, Halevi, Krawczyk, Krovetz and Rogaway ("UMAC: fast and secure
-message authentication", Crypto 1999, theorem 4.2), for words `x` of a block and keys `k`,
-with one 64-bit addition in place of NH's two 32-bit additions:
+message authentication", Crypto 1999, theorem 4.2), for words `x` of a block and keys
+`k`, with one 64-bit addition in place of NH's two 32-bit additions:
 
     NH(x) = sum_i low(x[i] + k[i] mod 2^64) high(x[i] + k[i] mod 2^64)  mod 2^64.
 
-The values of two different blocks have any given difference with probability at most 2^-32
-over the keys. Proof: let the blocks differ at i, fix all other keys, and let y = x[i] +
-k[i], which is uniform; the other block has y' = y + d. If low(d) is not 0, then low(y)
-and low(y') differ, and low(y) determines the carry: high(y') = high(y) + e mod 2^32,
-where e is fixed. If low(d) is 0, then low(y') = low(y), and high(y') = high(y) +
+The values of two different blocks have any given difference with probability at most
+2^-32 over the keys. Proof: let the blocks differ at i, fix all other keys, and let y =
+x[i] + k[i], which is uniform; the other block has y' = y + d. If low(d) is not 0, then
+low(y) and low(y') differ, and low(y) determines the carry: high(y') = high(y) + e mod
+2^32, where e is fixed. If low(d) is 0, then low(y') = low(y), and high(y') = high(y) +
 high(d) differs from high(y) whatever low(y) is. Either way, one factor is fixed and
 differs between the two products, and the other factor is uniform in both, up to a fixed
 shift: the theorem's proof shows that two such products have any given difference for at
@@ -27,14 +27,14 @@ fill a block, are hashed again with other keys, until few words remain. Pieces o
 vector are hashed separately, with the same keys. The remaining words of all pieces form
 one last block, padded with zeros, which has its own keys.
 
-In the second step, the four halves of the last block's values are hashed to two words by
-`floor((k[0] + sum_i k[i] x[i] mod 2^64) / 2^32)`, whose values for two different inputs are
-independent and uniform (Dietzfelbinger, "Universal hashing and k-wise independent random
-variables via integer arithmetic", STACS 1996).
+In the second step, the four halves of the last block's values are hashed to two words
+by `floor((k[0] + sum_i k[i] x[i] mod 2^64) / 2^32)`, whose values for two different
+inputs are independent and uniform (Dietzfelbinger, "Universal hashing and k-wise
+independent random variables via integer arithmetic", STACS 1996).
 
-Therefore two different inputs of the same lengths, chosen without the key, have the same
-digest with probability at most `COLLISION = (LEVELS + 1) 2^-64`, below 4e-19. If the
-length varies, the last block includes the length. Released values depend on digests
+Therefore two different inputs of the same lengths, chosen without the key, have the
+same digest with probability at most `COLLISION = (LEVELS + 1) 2^-64`, below 4e-19. If
+the length varies, the last block includes the length. Released values depend on digests
 only through the random generator whose key contains them.
 """
 
@@ -54,14 +54,14 @@ from tf_bandmf.noise.shared import near_length, shared_function
 # The version of the digest. Increase it if a change alters the digest of a sum, and
 # therefore the noise.
 VERSION = 3
-# The number of hashing levels, including the level of the last block. They suffice for
-# 2^33 numbers, more than any model has.
+# The number of hashing levels, including the level of the last block. This many levels
+# suffice for 2^33 numbers, more than any model has.
 LEVELS = 6
 COLLISION = (LEVELS + 1) * 2.0**-64
 _BLOCK = 512  # in 64-bit words
 _VALUES = 2
-# The number of products that are added before the sum along columns. XLA vectorizes at
-# most 8.
+# The number of products that are added elementwise before the sum along columns. XLA
+# vectorizes at most 8.
 _SUMMANDS = 8
 _LEVEL_WORDS = 2 * _VALUES * _BLOCK
 # Hashing up to this many numbers takes less than 0.5 ms on one core without XLA.
@@ -72,20 +72,21 @@ _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
 
 
-# A float32 vector of static shape [size], or a list of its pieces. The digest of the
-# pieces differs from that of the whole vector.
+# A float32 vector of static shape [size], or a list of consecutive pieces of a vector.
+# The digest of the pieces differs from the digest of the whole vector.
 Vector = Union[tf.Tensor, Sequence[tf.Tensor]]
 
 
 def digest_key(secret: bytes, context: str) -> np.ndarray:
-    """Derives the key of the digests from a secret by SHAKE-256 (FIPS 202).
+    """Derives the key of the digests from a secret with SHAKE-256 (FIPS 202).
 
     Args:
       secret: 32 bytes.
-      context: everything that the noise depends on, apart from the secret and the sums.
+      context: describes everything that the noise depends on, apart from the secret and
+        the sums.
 
     Returns:
-      int32, shape [words]: 49 kB. The key is as secret as the arguments.
+      int32, shape [KEY_SIZE] (49 kB). The key is as secret as `secret`.
     """
     stream = hashlib.shake_256(b"tf-bandmf digest" + secret + context.encode())
     words = stream.digest(4 * KEY_SIZE)
@@ -106,10 +107,12 @@ def keyed_digest(
 
     Args:
       key: from `digest_key`, or the same bits as 64-bit words.
-      value: float32 of static shape [size], or a list of its pieces, which gives
-        another digest than the whole vector; vectors and pieces of odd size are copied.
-      more: int32, of static shape [count]; count plus the number of pieces is at most 256.
-      compiles: whether XLA compiles the computation; by default, if that is faster.
+      value: float32 vector of static shape [size], or a list of pieces of a vector,
+        whose digest differs from that of the vector. A vector or piece of odd size is
+        copied.
+      more: the integers, int32, of static shape [count]. `count` plus the number of
+        pieces must be at most 256.
+      compiles: whether XLA compiles the computation; None: if that is faster.
 
     Returns:
       int32, shape [2].
@@ -123,7 +126,11 @@ def keyed_digest(
 
 
 def _inputs(value: Vector, more: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
-    """Returns pieces as 64-bit words of two numbers, and leftover numbers as words."""
+    """Returns the pieces and the remaining numbers, both as lists of uint64 tensors.
+
+    In the pieces, two numbers form one word. The remaining numbers, which are `more`
+    and the last number of each piece of odd size, have one word each.
+    """
     given: Any = [value] if tf.is_tensor(value) else value
     pieces, numbers = [], [] if more is None else [_long(more)]
     for piece in given:
@@ -154,7 +161,7 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 def _digest(
     key: tf.Tensor, pieces: list[tf.Tensor], numbers: list[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns the digest of pieces and further numbers, all passed as uint64 words."""
+    """Returns the digest of the pieces and numbers that `_inputs` returns."""
     keys = tf.reshape(key[: -_LAST_WORDS // 2], [LEVELS, _VALUES, _BLOCK])
     # The maximum number of words to which each piece is hashed, so that all pieces
     # together fill at most half of the last block.
@@ -164,7 +171,7 @@ def _digest(
         raise ValueError("The digest received more numbers than fit into a block.")
     halves = tf.stack(_halves(_hashed_blocks(keys[LEVELS - 1], left)), axis=1)
     key = tf.reshape(key[-_LAST_WORDS // 2 :], [2, 2 * _VALUES + 1])
-    # The first number of the key is added unchanged: its factor is 1.
+    # The factor of the key's first number is 1, so this number is added unchanged.
     factors = tf.concat([tf.ones([1], tf.uint64), tf.reshape(halves, [-1])], axis=0)
     _, total = _halves(tf.reduce_sum(key * factors, axis=1))
     return tf.bitcast(tf.cast(total, tf.uint32), tf.int32)
@@ -178,7 +185,10 @@ _digest_of_padded = shared_function(_digest, jit_compile=True)
 
 
 def _hashed(keys: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
-    """Hashes words to at most `most` words; to two if the number of words is unknown."""
+    """Hashes words repeatedly, until at most `most` words are left.
+
+    If the number of words is unknown while tracing, two words are left.
+    """
     for level in range(LEVELS - 1):
         size = words.shape[0]
         if size is not None and size <= most:
@@ -190,12 +200,12 @@ def _hashed(keys: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
 def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Returns two words for each block, then the words that do not fill a block.
 
-    The vector is cut into rows, and each column of the rows is a block, because sums along
-    columns are vectorized. An input shorter than a block is padded with zeros.
+    The vector is cut into rows, and each column of the rows is a block, because sums
+    along columns are vectorized. An input shorter than a block is padded with zeros.
     """
     size, highest = words.shape[0], max
     is_large = size is None or 2 * size > _FEW
-    # The size may be unknown while tracing; XLA knows it when it compiles.
+    # The size may be unknown while tracing. XLA knows it when it compiles the function.
     if size is None:
         size, highest = tf.shape(words)[0], tf.maximum
     blocks = highest(size // _BLOCK, 1)
@@ -204,7 +214,7 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
         words = tf.pad(words, [[0, highest(_BLOCK - size, 0)]])
     rows = tf.reshape(words[: _BLOCK * blocks], [_BLOCK, 1, blocks])
     keys = tf.transpose(key)[:, :, None]
-    # Products of several rows are added before they are stored.
+    # The products of _SUMMANDS rows are added first, and only their sums are stored.
     parts = (tf.split(each, _SUMMANDS if is_large else 1) for each in (rows, keys))
     halves = [_halves(row + added) for row, added in zip(*parts)]
     values = tf.reduce_sum(tf.add_n([lower * upper for lower, upper in halves]), axis=0)
@@ -212,7 +222,7 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 
 
 def _halves(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the lower and the upper half of each word."""
+    """Returns the lower and the upper 32 bits of each uint64 word."""
     upper = tf.bitwise.right_shift(words, tf.constant(32, tf.uint64))
     return words & tf.constant(2**32 - 1, tf.uint64), upper
 
@@ -225,5 +235,5 @@ def _as_words(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _long(numbers: tf.Tensor) -> tf.Tensor:
-    """Returns one uint64 with the bits of each float32 or int32."""
+    """Returns a uint64 for each float32 or int32, with its bits in the lower half."""
     return tf.cast(tf.bitcast(numbers, tf.uint32), tf.uint64)

@@ -1,4 +1,4 @@
-"""The noise generator: pure functions of keys, buffer and step."""
+"""The noise generator: pure functions of the keys, the buffer and the step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class NoiseState(NamedTuple):
 
     Attributes:
       step_keys: uint64, shape [num_steps, key_words].
-      buffer: stored vectors, float32, shape [memory_vectors, shard_size].
+      buffer: the vectors from earlier steps that the strategy needs, float32, shape
+        [memory_vectors, shard_size].
     """
 
     step_keys: tf.Tensor
@@ -40,23 +41,24 @@ class NoiseGenerator:
     Its functions are pure: `initial_state(key)` and `next(state, step)`, as in optax.
     `next` runs a `tf.function`; eager code and other graphs may call it.
 
-    Formal guarantee: under a secret key the rows `0, ..., n - 1` equal the rows of
-    `C^-1 Z` with independent standard normal `Z`, each row of `Z` used for one step
-    only, up to float32 rounding and the quality of the generator. Callers multiply the
-    rows by `Plan.noise_stddev`.
+    `C` is the strategy matrix. Formal guarantee: under a secret key, the noise of the
+    steps `0, ..., n - 1` is distributed like the rows of `C^-1 Z` for a matrix `Z` of
+    independent standard normals, up to float32 rounding and the quality of the
+    generator. Each row of `Z` is used for one step only. Callers multiply the noise by
+    `Plan.noise_stddev`.
 
     Several devices can share the work (arXiv:2405.15913, section 3.3): with
-    `num_shards = R`, each device generates one of R parts of equal size and keeps the
-    buffer of that part. Concatenated and cut to `num_parameters`, the parts are the vector
-    that a single device generates.
+    `num_shards = R`, each device generates one of R shards of equal size and stores the
+    buffer of its shard. Concatenated and cut to `num_parameters`, the shards are the
+    vector that a single device generates.
 
     Args:
       strategy: strategy that determines C and the number of steps.
       num_parameters: d, length of the noise vector.
-      num_shards: R; with more than one shard, `next` returns one shard's part.
-      keep_normals: True to store the last `bands - 1` normals of a strategy with a banded
-        inverse instead of regenerating them. This takes more memory and less time, and
-        gives the same noise to float precision.
+      num_shards: R; if it is more than 1, `next` returns one shard of the vector.
+      keep_normals: True to store the normals of the last `bands - 1` steps, if the
+        strategy has a banded inverse, instead of regenerating them. This takes more
+        memory and less time, and gives the same noise to float precision.
       jit_compile: see `standard_normals`.
       generator: "philox", or "chacha20": a stream cipher, which is slower.
 
@@ -64,16 +66,16 @@ class NoiseGenerator:
       num_steps: n.
       num_parameters: d.
       num_shards: R.
-      shard_size: length of the vector that `next` returns: num_parameters if there is one
-        shard. With several shards, each consists of whole blocks of normals; the last
-        shards may extend past the end of the vector.
-      memory_vectors: rows of the buffer.
-      key_terms: number of steps, including the current one, whose normals a row depends
-        on.
+      shard_size: length of the vector that `next` returns: num_parameters if there is
+        one shard. If there are several, each consists of whole blocks of normals, and
+        the last shards may extend past the end of the vector.
+      memory_vectors: number of vectors in the buffer.
+      key_terms: number of steps, including the current one, whose normals the noise of
+        a step depends on.
       key_words: number of uint64 words in a step's key.
 
     Raises:
-      ValueError: if num_parameters or num_shards is < 1, or the generator is not known.
+      ValueError: if num_parameters or num_shards is < 1, or the generator is unknown.
     """
 
     def __init__(
@@ -119,11 +121,11 @@ class NoiseGenerator:
 
         The digest is added to the upper half of Philox's counter, or to the last words
         of ChaCha20's nonce. Therefore, at a given step, a different sum uses different
-        counters of the generator, where its values are independent insofar as it is a
-        pseudo-random function. This is the idea of Rogaway and Shrimpton ("A
-        provable-security treatment of the key-wrap problem", Eurocrypt 2006; RFC 5297):
-        equal sums get equal noise, which reveals nothing new, and the difference of two
-        releases is never free of noise.
+        counters of the generator. If the generator is a pseudo-random function, its
+        values at different counters are independent. This is the idea of Rogaway and
+        Shrimpton ("A provable-security treatment of the key-wrap problem", Eurocrypt
+        2006; RFC 5297): equal sums get equal noise, which reveals nothing new, and the
+        difference of two releases is never free of noise.
 
         Args:
           step_key: int64 or uint64, shape [..., key_words], a tensor or an array.
@@ -140,7 +142,7 @@ class NoiseGenerator:
         return np.concatenate([step_key[..., :-1], last], axis=-1)
 
     def initial_state(self, key: NoiseKey) -> NoiseState:
-        """Returns the state before step 0."""
+        """Returns the generator's state before step 0."""
         return NoiseState(
             tf.constant(self.step_keys(key)),
             tf.zeros([self.memory_vectors, self.shard_size]),
@@ -153,17 +155,17 @@ class NoiseGenerator:
 
         Args:
           state: the state after the earlier steps.
-          step: int64 scalar in [0, num_steps). With a buffer the steps must come in
-            order.
+          step: int64 scalar in [0, num_steps). If the generator has a buffer, the steps
+            must be passed in order.
           shard: index of the shard, int32 scalar in [0, num_shards).
 
         Returns:
           Noise, float32, shape [shard_size], and the new state.
 
         Raises:
-          InvalidArgumentError: if step is not in [0, num_steps), in graphs, too.
-          ValueError: if traced under XLA, which drops the assertion; call this outside of
-            XLA.
+          InvalidArgumentError: if step is not in [0, num_steps), also in graphs.
+          ValueError: if the call is compiled by XLA, which drops the assertion that the
+            step is valid.
         """
         if traced_under_xla():
             raise ValueError(
@@ -199,13 +201,14 @@ class NoiseGenerator:
         *,
         may_be_longer: bool = False,
     ) -> tuple[tf.Tensor, Updates]:
-        """Returns the noise of a checked step, and the rows of the buffer that change.
+        """Returns the noise of a step, and the rows of the buffer that change.
 
-        This is for callers that keep the buffer in a variable; others use `next`.
+        Callers that keep the buffer in a variable use this method instead of `next`.
+        They must check the step themselves, with `checked_step`.
 
         Args:
-          step_keys: uint64, shape [any, key_words]; the key of step `i` is at index
-            `i % len(step_keys)`, for at least the last `key_terms` steps.
+          step_keys: the keys of at least the last `key_terms` steps, uint64, shape
+            [any, key_words]; the key of step `i` is at index `i % len(step_keys)`.
           buffer: see `NoiseState`.
           step: see `next`.
           shard: see `next`.
@@ -213,16 +216,17 @@ class NoiseGenerator:
             which saves a copy.
 
         Returns:
-          Noise, float32, shape [shard_size], and arguments of `scatter_update`: each row of
-          the buffer at most once, and none if there is no buffer.
+          Noise, float32, shape [shard_size], and the changes of the buffer as arguments
+          of `scatter_update`. They contain each row of the buffer at most once, and are
+          empty if there is no buffer.
 
         Raises:
-          ValueError: if the keys belong to another generator.
+          ValueError: if the keys belong to another type of generator.
         """
         if step_keys.shape[-1] != self.key_words:
             raise ValueError(
                 f"Keys of {self._generator} must have {self.key_words} words, found "
-                f"{step_keys.shape[-1]}: they belong to another generator."
+                f"{step_keys.shape[-1]}: they belong to another type of generator."
             )
         first_block = self._shard_blocks * shard
         size = self.shard_size
@@ -230,7 +234,8 @@ class NoiseGenerator:
             size += -size % _ALIGNED
 
         def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-            # Cast to a signed type, because GPUs cannot gather unsigned integers.
+            # Cast the keys to a signed type, because GPUs cannot gather unsigned
+            # integers.
             signed = tf.bitcast(step_keys, tf.int64)
             places = steps % tf.shape(step_keys, tf.int64)[0]
             keys = tf.bitcast(tf.gather(signed, places), tf.uint64)
@@ -243,7 +248,7 @@ class NoiseGenerator:
 
 
 def updated(buffer: tf.Tensor, updates: Updates) -> tf.Tensor:
-    """Applies a step's updates to a buffer, a tensor, and returns the new buffer."""
+    """Applies a step's updates to a buffer tensor, and returns the new buffer."""
     for update in updates:
         buffer = tf.tensor_scatter_nd_update(
             buffer, update.indices[:, None], update.values

@@ -1,7 +1,7 @@
-"""Keys: one secret of 256 bits per run, from which the key of each step is derived.
+"""Keys of the noise: each run has a 256-bit secret, which determines all step keys.
 
-A step's key is a keyed hash (BLAKE2b, RFC 7693) of the step's number: someone who guesses
-the key of one step learns nothing about the key of another step.
+A step's key is a keyed hash (BLAKE2b, RFC 7693) of the step's number: someone who
+guesses the key of one step learns nothing about the key of another step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes
 
 _KEY_BYTES = 32
-# Number of uint64 words in a step's key, by generator. Philox: a key of 64 bits and the
-# upper 64 of its 128-bit counter. ChaCha20: a key of 256 bits, and the last 64 of its
-# nonce.
+# The number of uint64 words in a step's key, for each generator. Philox has a key of 64
+# bits and the upper 64 bits of its 128-bit counter. ChaCha20 has a key of 256 bits and
+# the last 64 bits of its nonce.
 KEY_WORDS = {"philox": 2, "chacha20": 5}
 # The number of words of a step's key that are derived from the secret. The remaining
 # words are 0.
@@ -26,7 +26,7 @@ _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 
 
 class Secret:
-    """A mixin that keeps objects with secrets from being shown, pickled or copied."""
+    """A mixin that prevents objects with secrets from being shown, pickled or copied."""
 
     __slots__ = ()
 
@@ -40,8 +40,8 @@ class Secret:
 class NoiseKey(Secret):
     """The secret of one run. Whoever has it can remove the noise.
 
-    The secret does not appear in `repr`, and pickling or copying it raises an error;
-    `secret_bytes` is only for a private state file.
+    The secret does not appear in `repr`, and pickling or copying the key raises an
+    error. Only a private state file should contain `secret_bytes`.
 
     Raises:
       ValueError: if the secret does not have 32 bytes.
@@ -59,12 +59,12 @@ class NoiseKey(Secret):
 
     @classmethod
     def from_operating_system(cls) -> NoiseKey:
-        """Returns a fresh random key, the only kind that gives privacy."""
+        """Returns a fresh random key; only the noise of such keys gives privacy."""
         return cls(secrets.token_bytes(_KEY_BYTES))
 
     @classmethod
     def for_testing(cls, seed: int) -> NoiseKey:
-        """Returns a known key, only for tests, because its noise gives no privacy."""
+        """Returns a key that a seed determines, for tests only; it gives no privacy."""
         return cls(hashlib.sha256(f"tf-bandmf test seed {seed}".encode()).digest())
 
     def secret_bytes(self) -> bytes:
@@ -79,7 +79,8 @@ class NoiseKey(Secret):
         Args:
           message: the message.
           size: number of bytes, at most 64.
-          person: the domain: at most 16 bytes that tell what the hash is for.
+          person: at most 16 bytes that separate the hash from hashes for other purposes
+            (BLAKE2b's personalization).
         """
         digest = hashlib.blake2b(
             message, key=self._secret, digest_size=size, person=person
@@ -87,14 +88,14 @@ class NoiseKey(Secret):
         return HiddenBytes(digest.digest())
 
     def sampler_seed(self) -> bytes:
-        """Returns the seed of the run's sampler, 32 bytes, different for every key."""
+        """Returns a seed of 32 bytes for the run's sampler, different for every key."""
         return self.derived(b"", 32, b"tf-bandmf sample")
 
     def step_keys(self, num_steps: int, generator: str = "philox") -> np.ndarray:
-        """Returns the keys of the steps 0, ..., num_steps - 1.
+        """Returns the keys of steps 0, ..., num_steps - 1.
 
-        This takes about a second and 16 MB (ChaCha20: 40 MB) for 10**6 steps. The result
-        is as secret as the key itself.
+        This takes about a second and 16 MB (ChaCha20: 40 MB) for 10**6 steps. The
+        result is as secret as the key itself.
 
         Args:
           num_steps: n.
@@ -115,9 +116,9 @@ class NoiseKey(Secret):
     def bound_normals(self, message: bytes, size: int) -> np.ndarray:
         """Returns standard normals that are a function of the key and of a message.
 
-        They are computed by Box-Muller from SHAKE-256 (FIPS 202), with 53 bits for each
-        uniform number. If the hash is a pseudo-random function, different messages have
-        independent normals.
+        They are computed with the Box-Muller transform from the output of SHAKE-256
+        (FIPS 202), with 53 bits for each uniform number. If the hash is a pseudo-random
+        function, different messages have independent normals.
 
         Args:
           message: the data that the normals are bound to.

@@ -1,25 +1,25 @@
-"""Lazily updated rows of embedding tables: the exact distribution of their noise.
+"""Lazy updates of embedding tables that preserve the exact distribution of the noise.
 
 A row is updated only when it is read, but DP adds noise to it in every step. The row's
 state `x` (its weights, their velocity under momentum, and the earlier normals that the
-mechanism stores) follows a linear system, the same for all rows and columns,
+mechanism stores) follows a linear system, which is the same for all rows and columns,
 
     x[t+1] = F[t] x[t] + G[t] z[t] + H[t] s[t],
 
-with fresh standard normals `z[t]` and the row's sum `s[t]` of clipped gradients. As long as
-`s` is zero, the state at `t`, given the state at `l`, is
+with fresh standard normals `z[t]` and the row's sum `s[t]` of clipped gradients. If `s`
+is zero from step `l` to step `t - 1`, the state at `t`, given the state at `l`, is
 
     x[t] = P(l, t) x[l] + L(l, t) g,      P(l, t) = F[t-1] ... F[l],
     L L^T = Q(l, t) = sum over l <= i < t of  P(i+1, t) G[i] G[i]^T P(i+1, t)^T,
 
 with a vector `g` of fresh standard normals, of the length of `x`. This distribution is
-exact: `x` is a Markov process, so sampling it only when it is read, each time conditioned
-on the last sampled state, gives the same distribution as sampling it at all times. The
-sampling times may depend on all earlier samples. `docs/proofs.md` contains the proof
-and the consequences for released values.
+exact: `x` is a Markov process, so sampling it only when it is read, each time
+conditioned on the last sampled state, gives the same distribution as sampling it at all
+times. The sampling times may depend on all earlier samples. `docs/proofs.md` contains
+the proof and the consequences for released values.
 
-`P` and `Q` are the same for all rows. `Jumps` (in `lazy_tables`) stores them for each `l`
-since the last release, and advances them from `t` to `t+1` by
+`P` and `Q` are the same for all rows. `Jumps` (in `lazy_tables`) stores them for each
+`l` since the last release, and advances them from `t` to `t+1` by
 
     P(l, t+1) = F[t] P(l, t),      Q(l, t+1) = F[t] Q(l, t) F[t]^T + G[t] G[t]^T.
 """
@@ -32,17 +32,18 @@ import numpy as np
 
 from tf_bandmf import matrices
 
-# The maximum number of entries in a state: each entry needs as much memory as the
-# table, and a fresh normal whenever a row is brought up to date.
+# The maximum number m of entries in a row's state, per column of the table. Each entry
+# needs as much memory as the whole table, and a fresh normal whenever a row is updated.
 MOST_ENTRIES = 9
 
 
 class LinearUpdate(NamedTuple):
-    """Hyperparameters of the SGD update by a mean gradient `g` at learning rate `eta`.
+    """Hyperparameters of an SGD update, as in `keras.optimizers.SGD`.
 
-    `theta -= eta weight_decay theta`; without momentum `theta -= eta g`; with momentum
-    `v = momentum v - eta g`, then `theta += v`, or with Nesterov's look-ahead
-    `theta += momentum v - eta g`, as in `keras.optimizers.SGD`.
+    For weights `theta`, a mean gradient `g` and a learning rate `eta`, the update is
+    `theta -= eta weight_decay theta`, followed by `theta -= eta g` if there is no
+    momentum. With momentum, the velocity is `v = momentum v - eta g`, followed by
+    `theta += v`, or by `theta += momentum v - eta g` with Nesterov's look-ahead.
     """
 
     momentum: float = 0.0
@@ -53,9 +54,10 @@ class LinearUpdate(NamedTuple):
 class RowSystem(NamedTuple):
     """Matrices `[F G H] = constant + eta rate` of each step; see the module's docstring.
 
-    `constant` and `rate` are float64, shape [n or 1, m, m + 2]. The first axis is the
-    step, or has length 1 if all steps have the same matrices. The first entry of a
-    state is the weight.
+    `eta` is the learning rate of the step. `constant` and `rate` are float64, shape [n
+    or 1, m, m + 2], for n steps and m entries of a state. The first axis is the step,
+    or has length 1 if all steps have the same matrices. The first entry of a state is
+    the weight.
     """
 
     constant: np.ndarray
@@ -63,26 +65,29 @@ class RowSystem(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """The number m of entries of a state."""
+        """The number m of entries in the state of a row, per column."""
         return int(self.rate.shape[1])
 
 
 def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
-    """Returns the system `(y[t], m[t+1]) = N[t] (m[t], z[t])` for the rows y of `C^-1 Z`.
+    """Returns matrices `N` with `(y[t], m[t+1]) = N[t] (m[t], z[t])`, `y = C^-1 Z`.
 
-    `m[t]` are the k vectors that the mechanism stores before step t.
+    `y[t]` is the noise of step t, `z[t]` is row t of `Z`, and `m[t]` are the k vectors
+    that the mechanism stores before step t; `m[0] = 0`.
 
     Args:
-      matrix: C.
+      matrix: the strategy matrix C.
 
     Returns:
-      N, float64, shape [n or 1, 1 + k, k + 1]; `m[0] = 0`.
+      N, float64, shape [n or 1, 1 + k, k + 1]. The first axis is the step, or has
+      length 1 if N is the same for all n steps.
 
     Raises:
-      ValueError: if C needs too much memory per row, or has no such system.
+      ValueError: if C needs too much memory per row, or its noise has no such matrices.
     """
     streaming = matrix.streaming()
-    # A regenerated vector is stored, too, because a row cannot regenerate it.
+    # Normals that a dense mechanism would regenerate must be stored in the rows'
+    # states.
     memory = streaming.memory_vectors + streaming.regenerations
     if memory + 1 > MOST_ENTRIES:
         raise ValueError(
@@ -96,7 +101,8 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
     elif isinstance(streaming, (matrices.Regeneration, matrices.ForwardSubstitution)):
         rows = np.asarray(streaming.rows(), np.float64)
         system = np.zeros([len(rows), 1 + memory, memory + 1])
-        # The memory m[t] is (z[t-1], ..., z[t-p+1]), or (y[t-1], ..., y[t-b+1]).
+        # The memory m[t] is (z[t-1], ..., z[t-p+1]) for a C^-1 with p bands, or
+        # (y[t-1], ..., y[t-b+1]) for a C with b bands.
         system[:, range(2, 1 + memory), range(memory - 1)] = 1.0
         if isinstance(streaming, matrices.Regeneration):
             system[:, 0] = np.roll(rows, -1, axis=1)
@@ -117,10 +123,13 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
 def row_system(
     noise: np.ndarray, update: LinearUpdate, stddev: float, batch_size: float
 ) -> RowSystem:
-    """Returns the system of a row under noisy SGD, `g = (s + stddev y) / batch_size`.
+    """Returns the linear system of a row under SGD with noisy mean gradients.
+
+    The mean gradient is `g = (s + stddev y) / batch_size`, where `s` is the row's sum
+    of clipped gradients, and `y` is a row of `C^-1 Z`.
 
     Args:
-      noise: the strategy's noise, from `noise_system`.
+      noise: the matrices of the strategy's noise, from `noise_system`.
       update: the optimizer's update.
       stddev: standard deviation of the noise, from `Plan.noise_stddev`.
       batch_size: the public constant that noisy sums are divided by.
@@ -129,8 +138,8 @@ def row_system(
       ValueError: if a state has too many entries.
     """
     beta = update.momentum
-    # The factors with which `-eta g` enters the weight and, if there is one, the
-    # velocity.
+    # The factors by which `-eta g` is multiplied before it is added to the weight and,
+    # with momentum, to the velocity.
     of_gradient = np.ones([1 if beta == 0.0 else 2])
     first = of_gradient.size
     m = first + noise.shape[1] - 1
@@ -139,7 +148,8 @@ def row_system(
     constant, rate = np.zeros([2, len(noise), m, m + 2])
     constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
     if beta != 0.0:
-        # The factors with which the old velocity enters the weight and the velocity.
+        # Here, `constant` gets the factors by which the old velocity is multiplied
+        # before it is added to the weight and to the new velocity.
         of_gradient[0] = 1.0 + beta if update.nesterov else 1.0
         constant[:, 0, 1] = beta * beta if update.nesterov else beta
         constant[:, 1, 1] = beta

@@ -1,10 +1,10 @@
-"""Embedding tables in which a row gets its noise only when it is read; see `lazy`.
+"""Embedding tables whose rows get their noise only when they are read; see `lazy`.
 
 A release brings all rows up to date and writes the weights to the model.
 
-WARNING: between two releases, a row lacks the noise of the steps since it was last read.
-Anyone who sees the table between two releases learns which rows were read. The table is
-as secret as a key.
+WARNING: between two releases, a row lacks the noise of the steps since it was last
+read. Anyone who sees the table between two releases learns which rows were read. The
+table is as secret as a key.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.shared import shared_function
 
-# The approximate number of normals that are generated in one operation: in a step,
-# which generates at most this many more than it needs, and at a release. They fit into
-# the processor's cache.
+# The approximate number of normals that one operation generates in a training step and
+# in a release. They fit into the processor's cache. A training step generates at most
+# this many more normals than it needs.
 _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
-# The number of blocks of normals that each table has to itself under a shared key: more
-# than any table needs.
+# The number of blocks of normals that are reserved for each table under a key that
+# tables share. It is larger than any table needs.
 _TABLE_BLOCKS = 1 << 40
-# Conditional variances below this fraction of the variance are rounding errors.
+# A conditional variance below this fraction of the variance is a rounding error.
 _SMALLEST_PIVOT = 1e-12
 # The list of the steps since the last release is padded to one of these lengths.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
 _DECAYED = (
     "The learning rate times the weight decay must not be 1 with tables='lazy': this step "
-    "sets all weights to zero. Pass tables='dense' to make_private, or decay less."
+    "sets all weights to zero. Pass tables='dense' to make_private, or reduce the decay."
 )
 
 
 class Window(NamedTuple):
-    """The jumps to one step from each step since the last release.
+    """The jumps from each step since the last release to one step.
 
     A jump from `l` to `t` is the pair of matrices `P(l, t)` and `L(l, t)` of `lazy`,
     which brings a row's state from step `l` to step `t`.
@@ -61,13 +61,13 @@ class Jumps:
     Args:
       system: system of the rows.
       num_steps: n.
-      step: t, at which every row is up to date.
+      step: the step at which every row is up to date.
     """
 
     def __init__(self, system: RowSystem, num_steps: int, step: int = 0) -> None:
         self.entries = m = system.entries
-        # The number of state entries that a sum changes: the weight, and with momentum
-        # the velocity.
+        # The number of state entries that a sum of gradients changes: the weight and,
+        # with momentum, the velocity.
         self._entered = int(np.count_nonzero(system.rate[0, :, m + 1]))
         self._decays = bool(np.any(system.rate[:, 0, 0]))
         # The matrices are variables because an update program cannot capture other
@@ -76,7 +76,8 @@ class Jumps:
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
         self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
-        # P and L of the jumps (see `Window`) to the next step, side by side.
+        # The matrices P and L of the jumps (see `Window`) to the next step, side by
+        # side.
         jumps = tf.cast(tf.stack([identity, 0 * identity], axis=1), tf.float32)
         self._jumps = tf.Variable(jumps, trainable=False)
         self._release = tf.Variable(step, trainable=False, dtype=tf.int32)
@@ -96,10 +97,11 @@ class Jumps:
         return system[:, :m], system[:, m], system[:, m + 1]
 
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
-        """Returns factors that add a step's sum to the state *before* the step.
+        """Returns factors that add a step's gradient sum to the state *before* the step.
 
-        The factors are `u` with `F u = H`. Thus the stored state remains the state
-        before the step, and the step's noise is added later.
+        The factors are the vector `u` with `F u = H`. Adding `u s` to the state before
+        the step has the same effect as adding `H s` after the step. Thus the stored
+        state remains a state before the step, and the step's noise is added later.
 
         Args:
           step: see `of_step`.
@@ -110,7 +112,7 @@ class Jumps:
           velocity.
 
         Raises:
-          InvalidArgumentError: if the step sets weights to zero.
+          InvalidArgumentError: if the weight decay of the step sets weights to zero.
         """
         transition, _, gradient = self.of_step(step, rate)
         remains = transition[0, 0]
@@ -125,7 +127,7 @@ class Jumps:
         return [tf.cast(factor, tf.float32) for factor in (of_weight, of_velocity)]
 
     def advance(self, step: tf.Tensor, rate: tf.Tensor) -> list[Any]:
-        """Updates P and Q, whose target is `t = step`, to the next target `t + 1`.
+        """Advances `P(l, step)` and `Q(l, step)` to `P(l, step + 1)`, `Q(l, step + 1)`.
 
         Args:
           step: see `of_step`.
@@ -137,7 +139,8 @@ class Jumps:
         transition, noise, _ = self.of_step(step, rate)
         first = self._release.read_value()
         count = step + 1 - first
-        # The length is rounded up because XLA compiles a program for each length.
+        # The number of steps is rounded up because XLA compiles a program for each
+        # length.
         length = tf.reduce_min(tf.where(_LENGTHS < count, _LENGTHS[-1], _LENGTHS))
         places = tf.minimum(first + tf.range(length), self._jumps.shape[0] - 1)
         parts = self._products, self._covariances
@@ -153,7 +156,7 @@ class Jumps:
         return self._release.assign(step, read_value=False)
 
     def since_release(self, step: tf.Tensor) -> Window:
-        """Returns the matrices that bring the rows of all tables to `step`, int32."""
+        """Returns the jumps that bring the rows of all tables to `step`, int32."""
         first = self._release.read_value()
         both = self._jumps.sparse_read(tf.range(first, step + 1))
         return Window(step, first, both)
@@ -163,16 +166,17 @@ class LazyTable(Secret):
     """The states of a table's rows, each as of the step when it was last read. Secret.
 
     A row's clock is `t` if its stored state is the state before step `t`. The sum of
-    gradients of step `t` is added to this state (`Jumps.entering`); the noise of step
-    `t` is added later, together with the noise of the steps after it.
+    gradients of step `t` is added to this state (see `Jumps.entering`). The noise of
+    step `t` is added later, together with the noise of the subsequent steps.
 
     Args:
       weights: the table, float32, shape [rows, columns], at `step`.
       jumps: the matrices that bring rows up to date.
       number: index of the table among the tables that share keys.
       step: the step at which every row is up to date.
-      memory: entries of each row's state that follow the weights, at `step`: float32,
-        shape [rows, (m - 1) columns]; None for zeros.
+      memory: the entries of the rows' states at `step` other than the weights: float32,
+        shape [rows, (m - 1) columns], where m is the number of entries per column. None
+        means zeros.
     """
 
     def __init__(
@@ -190,26 +194,26 @@ class LazyTable(Secret):
         self._clocks = tf.Variable(
             tf.fill([self.num_rows], tf.constant(step, tf.int32)), trainable=False
         )
-        # The weights are separate from the rest of the state because a lookup reads only
-        # weights.
+        # The weights are separate from the rest of the state because a lookup reads
+        # only weights.
         self._weights = tf.Variable(weights.read_value(), trainable=False)
         if memory is None:
             memory = tf.zeros([self.num_rows, self._width - self.columns])
-        # The states of all rows: first the weights, then the remaining entries.
+        # The states of all rows: the weights, and the remaining entries.
         self._states = [self._weights, tf.Variable(memory, trainable=False)]
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns some rows' weights as stored, without bringing them up to date."""
+        """Returns the stored weights of some rows, without bringing them up to date."""
         return self._weights.sparse_read(rows)
 
     def clocks_of(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the steps to which some rows are up to date (their clocks), int32."""
+        """Returns the clocks of some rows, int32: the steps of their stored states."""
         return self._clocks.sparse_read(rows)
 
     def memory(self) -> np.ndarray:
-        """Returns the states without the weights, only for the private state file.
+        """Returns the rows' states without the weights, for the private state file only.
 
-        A new table takes them as its argument `memory`.
+        To restore a table, pass the result to the constructor as `memory`.
         """
         return self._states[1].numpy()
 
@@ -223,8 +227,8 @@ class LazyTable(Secret):
         Args:
           rows: indices of the rows, shape [U], without duplicates.
           jumps: the jumps to the step.
-          key: a key of the generator, uint64, used only for these rows, in this order, at
-            this step.
+          key: a key of the generator, uint64, that is used only for these rows, in this
+            order, at this step.
 
         Returns:
           An operation.
@@ -262,17 +266,18 @@ class LazyTable(Secret):
           The operations.
         """
         changes = []
-        # The sum changes the weights and, under momentum, the velocity, whose columns
-        # come first in the second variable.
+        # The sum changes the weights and, with momentum, the velocity. The velocity is
+        # in the first columns of the second variable.
         for part, factor in zip(self._states, self.jumps.entering(step, rate)):
             padding = [[0, 0], [0, part.shape[1] - self.columns]]
-            # In TensorFlow, adding to rows takes longer than reading and replacing them.
+            # In TensorFlow, a scatter-add takes longer than reading and replacing the
+            # rows.
             moved = part.sparse_read(rows) + tf.pad(factor * sums, padding)
             changes.append(part.scatter_update(tf.IndexedSlices(moved, rows)))
         return changes
 
     def release(self, into: tf.Variable, jumps: Window, key: tf.Tensor) -> Any:
-        """Advances every row to the state before a step, and writes the weights to `into`.
+        """Brings every row up to date, and writes the weights to the variable `into`.
 
         Groups of rows are updated one after the other, without a temporary tensor of
         the table's size.
@@ -290,8 +295,8 @@ class LazyTable(Secret):
 
         def part(i: tf.Tensor) -> tuple[tf.Tensor]:
             # All groups have the same number of rows, so XLA compiles only one program.
-            # The last group may repeat rows of the previous one: their jump is P = I
-            # and L = 0, which leaves them unchanged.
+            # The last group may repeat rows of the previous group. Their second jump is
+            # P = I and L = 0, which leaves them unchanged.
             first = tf.minimum(i * together, self.num_rows - together)
             rows = first + tf.range(together)
             jump = self._jump(rows, tf.cast(i, tf.uint64) * blocks, jumps, key)
@@ -308,15 +313,16 @@ class LazyTable(Secret):
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """Returns how many rows, at least 1, have `numbers` state entries in all."""
+        """Returns how many rows' states fit into `numbers` float32 values, at least 1."""
         return max(1, numbers // self._width)
 
     def _jump(
         self, rows: tf.Tensor, block: tf.Tensor, jumps: Window, key: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the stacked P and L, and the normals, of a static number of rows.
+        """Returns the stacked P and L of some rows, and the normals for their jump.
 
-        The normals start at block `block` of the table.
+        The number of rows must be static. The normals start at the table's block with
+        number `block`.
         """
         numbers, block = rows.shape[0] * self._width, block + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
@@ -349,13 +355,15 @@ def _jumped(
     normals: tf.Tensor,
     first: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
-    """Returns rows' states after a jump, shapes [U, columns] and [U, (m - 1) columns].
+    """Returns the weights and the remaining entries of rows' states after a jump.
+
+    The results have the shapes [U, columns] and [U, (m - 1) columns].
 
     Args:
       entries: number of entries in a row's state, m.
-      states: states of the rows; or, if `first` is passed, of the whole table, in which
-        XLA reads the U rows from `first` on in place.
-      jump: P and L of U rows.
+      states: states of the U rows or, if `first` is passed, of the whole table. In this
+        case, XLA reads the U rows that start at `first` in place.
+      jump: P and L of the U rows, shape [U, 2, m, m].
       normals: `U m columns` standard normals.
       first: index of the first row in the table, or None.
     """
@@ -371,7 +379,10 @@ def _jumped(
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
-    """Multiplies small matrices [U, m, m] by [U, m, columns]; faster than `matmul`."""
+    """Multiplies matrices [U, m, m] by [U, m, columns].
+
+    This is faster than `matmul` because m is small.
+    """
     each = range(states.shape[1])
     return tf.add_n([matrices[:, :, j, None] * states[:, j, None] for j in each])
 
@@ -394,7 +405,9 @@ def _advanced(
 
 
 def _factor(covariances: tf.Tensor) -> tf.Tensor:
-    """Returns lower triangular L with `L L^T = covariances`, which may be singular.
+    """Returns lower triangular matrices L with `L L^T = covariances`.
+
+    Unlike in the usual Cholesky decomposition, the covariances may be singular.
 
     Args:
       covariances: float64, shape [U, m, m] with a static m.

@@ -13,16 +13,16 @@ from tf_bandmf.noise.devices import traced_under_xla
 from tf_bandmf.noise.philox import philox, philox_in_a_row
 from tf_bandmf.noise.shared import shared_function
 
-# The number of normals in a block; any block can be generated on its own.
+# The number of normals in a block. Each block can be generated without the others.
 BLOCK = 4096
-# The number of pairs in a block. Each pair uses one counter of the generator, which
-# yields four words.
+# The number of pairs of normals in a block. Each pair uses one counter value, for which
+# the generator returns four random words.
 _PAIRS = BLOCK // 2
-# The first of the counters whose words all pairs of a block share. The counters of the
-# pairs themselves are smaller.
+# The counter values from this one on yield the words that all pairs of a block share. The
+# pairs' own counter values are smaller.
 _SHARED = 1 << 63
-# The number of blocks that are generated in one vectorized call without XLA. The
-# intermediate results fit into the processor's cache.
+# The number of blocks that one vectorized call generates without XLA. The intermediate
+# results of so many blocks fit into the processor's cache.
 _CHUNK = 8
 
 
@@ -35,18 +35,18 @@ def standard_normals(
 ) -> tf.Tensor:
     """Returns independent standard normals, float32, shape [num_normals].
 
-    The method is Box-Muller on the bits of Philox or ChaCha20: the bits are the same
-    with and without XLA and on every device, and the normals agree to float precision.
-    (`tf.random.stateless_normal` gives different normals under XLA.) The maximum
-    magnitude is 14.75. The docstring of `box_muller` bounds the effect of this limit on
-    delta, and lists the remaining floating-point errors.
+    The method is the Box-Muller transform of random bits from Philox or ChaCha20. The
+    bits are the same with and without XLA and on every device, and the normals agree to
+    float precision. (`tf.random.stateless_normal` gives different normals under XLA.)
+    The maximum magnitude is 14.75. The docstring of the module `box_muller` bounds the
+    effect of this limit on delta, and lists the remaining floating-point errors.
 
     Args:
-      step_key: uint64, shape [2]: Philox key, and upper half of its counter; or shape
-        [5]: ChaCha20 key, and the last two words of its nonce.
+      step_key: uint64, shape [2]: a Philox key and the upper half of Philox's counter;
+        or shape [5]: a ChaCha20 key and the last two words of ChaCha20's nonce.
       num_normals: number of normals, a Python integer.
-      first_block: index of the first block of 4096 normals, so a shard can generate its
-        part of the vector without the other parts.
+      first_block: index of the first block of 4096 normals. With this argument, a shard
+        can generate its part of a vector without the other parts.
       jit_compile: True to compile the generator with XLA. False, for graphs that are
         executed without XLA, is three to six times slower.
     """
@@ -64,10 +64,10 @@ def weighted_normals(
     *,
     jit_compile: bool = True,
 ) -> tf.Tensor:
-    """Returns `sum_j weights[j] z_j` of the standard normals `z_j` of several keys.
+    """Returns `sum_j weights[j] z_j`, where `z_j` are the standard normals of key j.
 
-    The sum is computed in one pass: no `z_j` is ever materialized, unless jit_compile
-    is False.
+    The sum is computed in one pass: unless jit_compile is False, no `z_j` is ever
+    materialized.
 
     Args:
       step_keys: uint64, shape [terms, 2] or [terms, 5], see `standard_normals`.
@@ -80,8 +80,8 @@ def weighted_normals(
     pairs = (compiled_blocks if jit_compile else _blocks_in_chunks)(num_blocks)
     made = pairs(step_keys, weights, tf.cast(first_block, tf.uint64))
     # Normals 2 i and 2 i + 1 are the real and the imaginary part of the i-th complex
-    # number.
-    if traced_under_xla():  # XLA cannot bitcast complex numbers to pairs of floats.
+    # number. XLA cannot bitcast complex numbers to pairs of floats.
+    if traced_under_xla():
         parts = tf.stack([tf.math.real(made), tf.math.imag(made)], axis=-1)
     else:
         parts = tf.bitcast(made, tf.float32)
@@ -96,7 +96,7 @@ class WordSource(NamedTuple):
         Returns four uint32 tensors of words. Intended for XLA.
       in_a_row: function of a key, the first counter and the number of counters. Returns
         the same words as int32, shape [num_counters, 4]. Faster without XLA.
-      of_many_operations: True if even a few words take so many TensorFlow ops that XLA
+      of_many_operations: True if even a few words need so many TensorFlow ops that XLA
         is faster.
     """
 
@@ -105,8 +105,8 @@ class WordSource(NamedTuple):
     of_many_operations: bool
 
 
-# Word sources by the number of uint64 words in a step's key; a run never changes its
-# source.
+# The word source for each number of uint64 words in a step's key. All steps of a run use
+# the same source.
 _SOURCES = {
     2: WordSource(philox, philox_in_a_row, False),
     5: WordSource(chacha20, chacha20_in_a_row, True),
@@ -132,15 +132,15 @@ def compiled_blocks(num_blocks: int) -> _Blocks:
     ) -> tf.Tensor:
         shared_parts = _compiled_shared(num_blocks)
         if not source_of(step_keys).of_many_operations:
-            # The shared parts are computed outside of the compiled program, because XLA
-            # would recompute a block's shared part for each pair of the block.
+            # The shared parts of the blocks are computed outside of the compiled program,
+            # in which XLA would recompute a block's shared part for each of its pairs.
             shared = _shared_parts(step_keys, first_block, num_blocks)
             return compiled(step_keys, weights, first_block, shared)
-        # Each term of ChaCha20 is a program of its own, because XLA takes most of an
-        # hour to compile two terms in one expression.
+        # With ChaCha20, each term of the sum is a program of its own, because XLA takes
+        # most of an hour to compile two terms in one expression.
         total: tf.Tensor | None = None
         for j in range(weights.shape[0]):
-            # Terms are added one after the other, so only two vectors are in memory.
+            # Terms are added one after another, so only two vectors are in memory.
             with tf.control_dependencies([] if total is None else [total]):
                 key, weight = step_keys[j : j + 1], weights[j : j + 1]
                 shared = shared_parts(key[0], first_block)
@@ -170,8 +170,8 @@ def compiled_pairs(num_blocks: int) -> Callable[..., tf.Tensor]:
         block = tf.cast(tf.range(num_blocks), tf.uint64) + first_block
         counter = (block * _PAIRS)[:, None] + tf.cast(tf.range(_PAIRS), tf.uint64)
 
-        # A `tf.function` is traced only once for all terms; XLA inlines it into one
-        # expression.
+        # This is a `tf.function` because it is then traced only once for all terms. XLA
+        # inlines it, so the sum is one expression.
         @tf.function(autograph=False)
         def of_key(
             step_key: tf.Tensor, counter: tf.Tensor, shared: tf.Tensor
@@ -212,7 +212,7 @@ def _blocks_in_chunks(num_blocks: int) -> _Blocks:
         return tf.map_fn(
             of_chunk,
             tf.range(num_chunks),
-            parallel_iterations=8,  # on several threads
+            parallel_iterations=8,  # Run on several threads.
             fn_output_signature=tf.complex64,
         )
 
@@ -233,7 +233,7 @@ def _shared_parts(
 
 @functools.cache
 def _compiled_shared(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns an XLA program that computes `_shared_parts` of one key."""
+    """Returns an XLA program that computes `_shared_parts` for one key."""
 
     def parts(step_key: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
         counter = first_block + tf.constant(_SHARED, tf.uint64)

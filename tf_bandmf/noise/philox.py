@@ -21,14 +21,13 @@ def philox(
     other; XLA compiles this function to vector instructions.
 
     Args:
-      step_key: uint64, shape [2]: key, and upper half of the counter.
-      counter: uint64, lower half of the counter, any shape.
+      step_key: uint64, shape [2]: the key, and the upper half of the counter.
+      counter: the lower halves of the counters, uint64, any shape.
 
     Returns:
-      Four uint32 tensors of the counter's shape.
+      Four uint32 tensors with the shape of `counter`.
     """
-    # The constant is created once for all rounds, because every op in a graph takes
-    # time.
+    # All rounds use the same constant op, because every op in a graph takes time.
     multipliers = [tf.constant(factor, tf.uint64) for factor in _MULTIPLIERS]
     increments = [tf.constant(increment, tf.uint32) for increment in _KEY_INCREMENTS]
     half = tf.constant(32, tf.uint64)
@@ -58,7 +57,8 @@ def halves(
 
     Args:
       words: uint64, any shape.
-      half: the constant 32 as uint64, to reuse one op for several calls.
+      half: the constant 32 as a uint64 tensor, so several calls can reuse one op. By
+        default, the function creates it.
     """
     half = tf.constant(32, tf.uint64) if half is None else half
     upper = tf.bitwise.right_shift(words, half)
@@ -68,7 +68,7 @@ def halves(
 def philox_in_a_row(
     step_key: tf.Tensor, counter: tf.Tensor, num_counters: int
 ) -> tf.Tensor:
-    """Computes the words of `philox` for consecutive counters by TensorFlow's kernel.
+    """Computes the words of `philox` for consecutive counters with TensorFlow's kernel.
 
     Returns:
       int32, shape [num_counters, 4].

@@ -1,4 +1,8 @@
-"""Recurrences that compute the rows of `C^-1 Z` step by step, one class per method."""
+"""Recurrences that compute the rows of `C^-1 Z` step by step, one class per method.
+
+`C` is the strategy matrix, `Z` a matrix of independent standard normals. Step `i` adds
+the noise `y[i]`, row `i` of `C^-1 Z`; `z[i]` is row `i` of `Z`.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,17 @@ from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import shared_function
 
 # A function of steps, int64, and weights, float32, both of shape [terms]. It returns
-# `sum_k weights[k] z[steps[k]]`, float32, shape [size]. `z[i]` is the same in every call,
-# and independent of `z` at other steps.
+# `sum_k weights[k] z[steps[k]]`, float32, shape [size], where `z[i]` are the standard
+# normals of step `i`. They are the same in every call.
 Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-# The number of terms in one compiled program, in general and on a GPU. Further terms
-# are added in a loop: one at a time in general, and two at a time on a GPU, where XLA
-# would split more than two terms into several kernels and store the random words in
-# memory.
+# The number of terms in one compiled program, in general and on a GPU. A loop adds the
+# remaining terms: one at a time in general, and two at a time on a GPU. For more than two
+# terms on a GPU, XLA would create several kernels and store the random words in memory.
 _TERMS, _TERMS_OF_GPU = 4, 2
 _ONE = [1.0]
 
-# `Updates` are the buffer rows that change in a step, each listed once. A `Row` is the
-# noise vector of a step, together with the step's updates.
+# `Updates` are the buffer rows that change in a step. A `Row` is the noise vector of a
+# step, together with the step's updates.
 Updates = tuple[tf.IndexedSlices, ...]
 Row = tuple[tf.Tensor, Updates]
 
@@ -32,13 +35,15 @@ Row = tuple[tf.Tensor, Updates]
 class Recurrence(abc.ABC):
     """Computes `(C^-1 Z)[step]` from normals and a few stored vectors.
 
-    Each entry of the row depends only on the entries of the normals and of the buffer
-    with the same index, so a part of the vector can be computed without the rest.
+    Each entry of the noise depends only on the entries of the normals and of the stored
+    vectors with the same index, so a part of the noise can be computed without the rest.
 
     Attributes:
-      memory_vectors: rows of the buffer.
-      key_terms: number of steps, including the current one, whose normals a row needs.
-      row_scale: factors by which finished rows are multiplied, shape [n], or None.
+      memory_vectors: number of stored vectors, the rows of the buffer.
+      key_terms: number of steps, including the current one, whose normals the noise of a
+        step needs.
+      row_scale: factors by which the noise of each step is finally multiplied, shape
+        [num_steps], or None.
     """
 
     memory_vectors = 0
@@ -46,7 +51,7 @@ class Recurrence(abc.ABC):
     row_scale: np.ndarray | None = None
 
     def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        """Returns the noise row of a step, and the rows of the buffer that change.
+        """Returns the noise of a step, and the rows of the buffer that change.
 
         Args:
           normals: function that returns the normals of any step up to this one.
@@ -60,13 +65,13 @@ class Recurrence(abc.ABC):
 
     @abc.abstractmethod
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        """Returns what `row` returns, before `row_scale` is applied."""
+        """Returns the results of `row` before the noise is multiplied by `row_scale`."""
 
 
 class Regeneration(Recurrence):
     """Computes `y[i] = sum_j N[i, i-j] z[i-j]`, `N = C^-1`; regenerates earlier normals.
 
-    There is no buffer. `N` is banded, or a full triangle if the strategy is dense.
+    It stores no vectors. `N` is banded, or a full triangle if the strategy is dense.
     """
 
     def __init__(self, rows: _Rows) -> None:
@@ -75,14 +80,15 @@ class Regeneration(Recurrence):
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights, terms = self._rows.at(step), self._rows.terms
-        # Steps before step 0 do not exist; their weights from `_Rows.at` are 0.
+        # Negative steps are replaced by 0. Their weights from `_Rows.at` are 0.
         steps = tf.maximum(step - tf.range(terms, dtype=tf.int64), 0)
         at_once = _TERMS_OF_GPU if device_kind() == "GPU" else 1
         together = min(terms, at_once if at_once > 1 else _TERMS)
         first = normals(steps[:together], weights[:together])
         if together == terms:
             return first, ()
-        # Terms of weight 0 fill up the last group of terms that are added together.
+        # Each iteration adds a group of `at_once` terms. Terms of weight 0 fill up the
+        # last group.
         missing = [[0, -terms % at_once]]
         steps, weights = tf.pad(steps, missing), tf.pad(weights, missing)
 
@@ -98,7 +104,7 @@ class Regeneration(Recurrence):
 
 
 class KeptNormals(Recurrence):
-    """Computes the rows of `Regeneration`, to float precision, from stored normals.
+    """Computes the noise of `Regeneration`, to float precision, from stored normals.
 
     Slot `i % memory_vectors` of the buffer holds `z[i]`.
     """
@@ -111,7 +117,7 @@ class KeptNormals(Recurrence):
         weights = self._rows.at(step)
 
         def slot(j: tf.Tensor | int) -> tf.Tensor:
-            # Slots for steps before step 0 hold zeros.
+            # Slots that no step has written yet contain zeros.
             return (step - tf.cast(j, tf.int64)) % self.memory_vectors
 
         fresh = normals(step[None], tf.constant(_ONE))
@@ -132,7 +138,10 @@ def _plus_terms(
     step: tf.Tensor,
     at_once: int = 1,
 ) -> tf.Tensor:
-    """Adds the terms `begin, ..., end - 1` in order; terms before step 0 are zero."""
+    """Adds the terms `begin, ..., end - 1` to a total, in this order.
+
+    Term `j` belongs to the step `step - j`; terms of negative steps are zero.
+    """
     if end <= _TERMS and at_once == 1:
         for j in range(begin, end):
             total = add(tf.constant(j), total)
@@ -146,8 +155,8 @@ def _plus_terms(
     )[1]
 
 
-# XLA compiles each decorated function to one pass that copies no variables. All models
-# share the compiled program.
+# XLA compiles each function with this decorator to one pass that copies no variables. All
+# models share the compiled program.
 _compiled = shared_function(jit_compile=True)
 
 
@@ -182,13 +191,13 @@ class RingBuffer(Recurrence):
         if not self.memory_vectors:
             return normals(step[None], 1.0 / weights), ()
         slot = tf.reshape(step % self.memory_vectors, [1])
-        # Slot s was written j = 1 + (step - 1 - s) mod vectors steps ago.
+        # Slot s was last written 1 + (step - 1 - s) mod memory_vectors steps ago.
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
         past = tf.gather(weights, (step - 1 - slots) % self.memory_vectors + 1)
         fresh = normals(step[None], tf.constant(_ONE))
         if self._jit_compile:
-            # TensorFlow copies a variable that is written row by row whenever it is read;
-            # XLA reads it once, in place.
+            # The buffer is a variable that is written row by row. TensorFlow copies
+            # such a variable whenever it is read; XLA reads it in place.
             output = _solution(fresh, weights[0], past, buffer)
         else:
             product = tf.linalg.matvec(buffer, past, transpose_a=True)
@@ -200,16 +209,16 @@ class RingBuffer(Recurrence):
 def _solution(
     fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
 ) -> tf.Tensor:
-    # This does not use `matvec`, which would be a separate kernel that reads the buffer
-    # again.
+    # `tf.linalg.matvec` would be a separate kernel that reads the buffer again.
     return (fresh - tf.reduce_sum(past[:, None] * buffer, axis=0)) / diagonal
 
 
 class GeometricBuffers(Recurrence):
-    """The recurrence of a buffered linear Toeplitz strategy, a buffer `s[m]` per decay.
+    """The recurrence of a buffered linear Toeplitz strategy: one buffer `s[m]` per decay.
 
-    The entries of `C^-1` below the diagonal are sums of geometric sequences. Each step
-    computes `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    The entries of `C^-1` below the diagonal are sums of geometric sequences. With its
+    normals `z`, each step computes the noise
+    `y = z + sum_m inverse_output_scales[m] s[m]`, then updates
     `s[m] = inverse_decays[m] s[m] + z`; see `matrices.BufferedToeplitz`.
     """
 
@@ -220,7 +229,8 @@ class GeometricBuffers(Recurrence):
         self.memory_vectors = sums.memory_vectors
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        # The factor is NaN past the last step, as in `_Rows.at`.
+        # Past the last step, the normals are multiplied by NaN, so no noise is used
+        # twice.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
@@ -235,10 +245,10 @@ def recurrence_of(
     keep_normals: bool = False,
     jit_compile: bool = True,
 ) -> Recurrence:
-    """Returns the recurrence for a strategy matrix.
+    """Returns the recurrence that computes the noise of a strategy matrix.
 
     Args:
-      matrix: C.
+      matrix: the strategy matrix C.
       keep_normals: True to store the normals of earlier steps that a banded `C^-1`
         needs again, instead of regenerating them.
       jit_compile: False to compute sums over a buffer as matrix products, without XLA.
@@ -248,7 +258,8 @@ def recurrence_of(
     """
     streaming = matrix.streaming()
     if isinstance(streaming, matrices.Regeneration):
-        # The weights from `_Rows` already include the scale factors of the rows.
+        # `_Rows` already multiplies by the scale factors of the rows, so the attribute
+        # `row_scale` remains None.
         keeps = keep_normals and streaming.terms > 1
         keeps = keeps and matrix.core.banded_inverse() is not None
         rows = _Rows(streaming, streaming.row_scale)
@@ -265,11 +276,11 @@ def recurrence_of(
 
 
 class _Rows:
-    """Rows of a banded or dense lower triangular matrix, by step.
+    """Rows of a banded or dense lower triangular matrix, with one row per step.
 
     Args:
-      streaming: the streaming method, which provides the rows.
-      row_scale: factors by which the rows are multiplied, shape [n], or None.
+      streaming: the method that computes the noise; it provides the rows.
+      row_scale: factors by which the rows are multiplied, shape [num_steps], or None.
     """
 
     def __init__(
@@ -283,9 +294,9 @@ class _Rows:
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the entries `M[step, step - j]` of the matrix M, shape [terms].
 
-        Entries left of the first column are 0. Past the last step, all entries are NaN,
-        so no noise is used twice even if a caller's compiled graph drops the assertion
-        that the step exists.
+        The index j is 0, ..., terms - 1, and entries with `step - j < 0` are 0. Past the
+        last step, all entries are NaN, so no noise is used twice even if a caller's
+        compiled graph drops the assertion that the step exists.
         """
         rows = tf.constant(self._rows)
         row = rows[0] if len(self._rows) == 1 else tf.gather(rows, step)

@@ -1,4 +1,4 @@
-"""`tf.function`s that all models share, which do not keep a model in memory."""
+"""`tf.function`s that all models share, and that do not keep any model in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# `near_length` rounds up to a multiple of one of these numbers: 8 to 2^27.
+# The powers of two from 8 to 2^27. `near_length` rounds up to a multiple of one of
+# them.
 _UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
 # The graph collections that the graph of a function shares with the outer graph instead
@@ -24,17 +25,17 @@ def shared_function(
     """Returns a `tf.function` that may outlive the models that call it.
 
     A graph that is traced within another graph gets a copy of the outer graph's
-    collections, which keep the whole outer graph in memory; the graph of a model's step
-    would be kept for as long as the process runs. Therefore the collections are removed
-    while the function is called.
+    collections, which keep the whole outer graph in memory. A shared function would
+    thus keep the graph of a model's training step until the process ends. Therefore the
+    collections are removed from the outer graph while the function is called.
 
     Args:
-      function: function of tensors, variables and Python numbers that does not close over a
-        tensor; omitted when this is used as a decorator with options. If XLA compiles
-        it, integer variables are passed by value: they may be on the CPU while
-        everything else is on a GPU, and a compiled program cannot read a variable on
-        another device. Float variables are read inside the function, because TensorFlow
-        would copy them if they were read outside.
+      function: function of tensors, variables and Python numbers that does not close
+        over a tensor. Omit it to use `shared_function` as a decorator with options. If
+        XLA compiles the function, integer variables are passed by value: they may be on
+        the CPU while everything else is on a GPU, and a compiled program cannot read a
+        variable on another device. Float variables are read inside the function,
+        because TensorFlow would copy them if they were read outside.
       **options: options of `tf.function`.
 
     Returns:
@@ -66,8 +67,8 @@ def _value(argument: Any) -> Any:
 def near_length(count: tf.Tensor) -> tf.Tensor:
     """Rounds a count up to one of a few lengths, by at most max(8, count / 8).
 
-    XLA compiles a program for each length, so vectors of varying length are padded to one
-    of these lengths.
+    XLA compiles a separate program for each length, so vectors of varying length are
+    padded to one of these few lengths.
 
     Args:
       count: int32 scalar.
