@@ -74,13 +74,13 @@ training steps, compared with other libraries, are in `benchmarks/README.md`.
 The Fashion-MNIST column is for a linear model on scattering features, 40 epochs of batches of 8192
 (`python benchmarks/utility/run.py --data DIR --cache CACHE`, half an hour). "CIFAR-10, linear" is
 for 60 epochs of batches of 8334, with scattering features of luma and chroma (in the published
-settings, of colors). "CIFAR-10, network" is for a small convolutional network from pixels, 10 epochs
-of batches of 512 (`benchmarks/utility/cnn.py --task cifar-10-cnn`). Our CIFAR-10 rows were measured
-once, on images re-encoded as JPEG.
+settings, of red, green and blue). "CIFAR-10, network" is for a small convolutional network on pixels,
+10 epochs of batches of 512 (`benchmarks/utility/cnn.py --task cifar-10-cnn`). Our CIFAR-10 results
+are for images re-encoded as JPEG.
 
 - **In a fixed order**, for which batches need not be secret, correlated noise gains 1.3, 2.7 and 17.4
-  points in the three columns (and 4.5 with a network on Fashion-MNIST): nearly as much as sampling, or
-  more.
+  points over DP-SGD in the three columns of the table (and 4.5 with a network on Fashion-MNIST). This
+  is nearly as much as DP-SGD gains from secret samples, or more.
 - **With sampled batches**, correlated noise gains nothing if a batch is a large fraction of the data,
   as in the first two columns, and 10.2 points if a batch is 1 % of the data, as in the third ([the
   regions](mechanisms.md#where-correlated-noise-does-not-win)).
@@ -94,10 +94,10 @@ is best in your case.
 one](figures/accuracy.png)
 
 *Test accuracy of the rows of the tables below, ± standard error over seeds. Dashed line: published
-for DP-SGD; diamonds: published for the row; blue: correlated noise.*
+for DP-SGD; diamonds: published for the row's mechanism; blue: correlated noise.*
 
-The tables below have all rows; "validation" is the mean validation accuracy of the chosen setting,
-which was chosen by this accuracy.
+The tables below have all rows. In each row, the setting with the best validation accuracy was chosen;
+"validation" is the mean validation accuracy of this setting.
 """  # noqa: E501
 
 
