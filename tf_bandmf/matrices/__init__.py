@@ -9,14 +9,14 @@ and classes work for `n = 10**6` as well as for `n = 4`.
 |---|---|---|
 | `ToeplitzBanded` | constant diagonals, `w` of them | O(n w) |
 | `RowBanded` | any entries on `w` diagonals | O(n w) |
-| `Inverse` | the inverse of one of the above | as much as the inner matrix |
-| `ColumnScaled` | another matrix times a positive diagonal | as much as the inner matrix |
-| `Dense` | any lower-triangular matrix | O(n^2) |
+| `Inverse` | the inverse of one of these two | as much as the inner matrix |
+| `ColumnScaled` | another matrix times a positive diagonal | as much as the inner
+matrix | | `Dense` | any lower-triangular matrix | O(n^2) |
 | `BufferedToeplitz` | Toeplitz, a constant plus `d` geometric sequences | O(n d) |
 | `DyadicTree` | the square factor of the binary tree | O(n^2) |
 
 Indices are zero-based: entry `[i, j]` couples step `i` with the step `j <= i`. To add a
-kind of matrix, write a subclass of `LowerTriangular` in a file that this module
+class of matrices, write a subclass of `LowerTriangular` in a module that this package
 imports.
 """
 

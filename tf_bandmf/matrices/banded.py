@@ -31,7 +31,8 @@ class Banded(LowerTriangular):
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        # The factors follow from A C^-1 = (C A^-1)^-1.
+        # For this matrix M and C = M diag(scale), the error is A C^-1 = R^-1 N with the
+        # banded R = C A^-1 and N = I.
         rows = self.as_rows() if scale is None else scaled_rows(self.as_rows(), scale)
         product = multiply(RowBanded(rows), inverse_workload)
         return product.rows, np.ones((self.num_rows, 1))
@@ -44,13 +45,12 @@ class ToeplitzBanded(Banded):
 
     Args:
       coefficients: one value per diagonal, the main diagonal first; shape [w],
-        `1 <= w <= num_rows`. More coefficients than rows are an error, because the
-        matrix has no diagonals for them.
+        `1 <= w <= num_rows`.
       num_rows: n.
 
     Raises:
-      ValueError: if a coefficient is not finite, the first one is zero (the matrix
-        would be singular), or there are more coefficients than rows.
+      ValueError: if a coefficient is not finite, the first coefficient is zero (the
+        matrix would be singular), or there are more coefficients than diagonals.
     """
 
     coefficients: np.ndarray
@@ -108,8 +108,8 @@ class RowBanded(Banded):
     """A banded matrix with any entries: `M[i, i - j] = rows[i, j]`, `0 <= j < bands`.
 
     Args:
-      rows: shape [n, w]; entries that would fall left of the matrix (`j > i`) must be
-        zero.
+      rows: shape [n, bands]. `rows[i, j]` with `j > i` would be left of the matrix, and
+        must be zero.
 
     Raises:
       ValueError: if an entry is not finite, an entry of the main diagonal is zero, or
@@ -167,8 +167,8 @@ class RowBanded(Banded):
 
     def solve(self, x: np.ndarray) -> np.ndarray:
         x = check_operand(x, self.num_rows)
-        # BLAS expects one row per diagonal, shifted such that each column of the array
-        # contains a column of the matrix.
+        # BLAS expects one row per diagonal. The rows are shifted, so each column of the
+        # array contains a column of the matrix.
         return filters.solve_banded(columns_from_rows(self.rows), x)
 
     def column_norms(self) -> np.ndarray:
@@ -189,7 +189,7 @@ class RowBanded(Banded):
 
 
 def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
-    """Returns the product of two banded matrices of the same size, which is banded.
+    """Returns the product of two banded matrices of the same size; it is banded, too.
 
     Raises:
       ValueError: if the sizes differ.
@@ -207,7 +207,14 @@ def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
 
 
 def columns_from_rows(rows: np.ndarray) -> np.ndarray:
-    """Converts the array of `as_rows` to columns: `[j, i]` is `M[i + j, i]`, or 0."""
+    """Converts a banded matrix M from rows to columns.
+
+    Args:
+      rows: `rows[i, j]` is `M[i, i - j]`, as returned by `as_rows`; shape [n, bands].
+
+    Returns:
+      Shape [bands, n]. Entry `[j, i]` is `M[i + j, i]`, or 0 outside the matrix.
+    """
     n, bands = rows.shape
     columns = np.zeros((bands, n))
     for j in range(bands):
@@ -216,7 +223,7 @@ def columns_from_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def scaled_rows(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Returns `as_rows()` of `M diag(scale)`, given `as_rows()` of `M`."""
+    """Returns the rows of `M diag(scale)` from the rows of `M`, both as in `as_rows`."""
     rows = np.array(rows)
     rows[:, 0] *= scale
     for j in range(1, rows.shape[1]):

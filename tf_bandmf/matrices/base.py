@@ -1,4 +1,7 @@
-"""The base class of structured matrices, and the registry of its subclasses."""
+"""The base class of structured matrices, and the registry of its subclasses.
+
+In the docstrings, `M` is the matrix and `n` its number of rows.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ if TYPE_CHECKING:
 class LowerTriangular(abc.ABC):
     """An invertible `n x n` lower-triangular matrix, float64, immutable.
 
-    Each subclass defines products and solves, and any other operation that its
-    structure makes cheap. The code for sensitivity, error, accounting and noise calls
-    these methods and never checks the class.
+    Each subclass defines products, solves, and all other operations that its structure
+    makes cheap. The code for sensitivity, error, accounting and noise calls these methods
+    and never checks the class. In the docstrings, `M` is the matrix.
 
     Attributes:
       kind: the name of the class in saved files.
@@ -46,7 +49,7 @@ class LowerTriangular(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def example(cls, num_rows: int) -> LowerTriangular:
-        """Returns a matrix of this kind for the contract tests; `num_rows >= 4`."""
+        """Returns a matrix of this class for tests of all classes; `num_rows >= 4`."""
 
     def column_norms(self) -> np.ndarray:
         """Returns the l2 norms of the columns of `M`, shape [n]."""
@@ -62,7 +65,7 @@ class LowerTriangular(abc.ABC):
         return bool(np.all((self.to_dense() if column is None else column) >= 0.0))
 
     def to_config(self) -> dict[str, Any]:
-        """Returns the kind and the fields as plain values and arrays, for `from_config`."""
+        """Returns a dictionary of plain values and arrays that `from_config` accepts."""
         config: dict[str, Any] = {"kind": self.kind}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -72,7 +75,7 @@ class LowerTriangular(abc.ABC):
 
     @property
     def core(self) -> LowerTriangular:
-        """`M` without its column scaling; `M` itself if its columns are not scaled."""
+        """The matrix without its column scaling, or the matrix itself if it has none."""
         return self
 
     @property
@@ -82,7 +85,10 @@ class LowerTriangular(abc.ABC):
 
     @property
     def stored_bands(self) -> int | None:
-        """The number of bands of `M`, or else of `M^-1`; None if neither is stored."""
+        """The number of bands of `M` or `M^-1`, whichever is stored as a banded matrix.
+
+        None if neither is stored.
+        """
         return None
 
     def banded_inverse(self) -> LowerTriangular | None:
@@ -90,10 +96,10 @@ class LowerTriangular(abc.ABC):
         return None
 
     def as_rows(self) -> np.ndarray:
-        """Returns the diagonals of a banded `M`, row by row: `[i, j]` is `M[i, i - j]`.
+        """Returns the diagonals of a banded `M`, row by row.
 
         Returns:
-          Shape [n, bands]; 0 where `j > i`.
+          Shape [n, bands]. Entry `[i, j]` is `M[i, i - j]`, or 0 if `j > i`.
 
         Raises:
           TypeError: if `M` is not stored as its diagonals.
@@ -101,7 +107,7 @@ class LowerTriangular(abc.ABC):
         raise TypeError(f"{type(self).__name__} is not stored as its diagonals.")
 
     def distinct_rows(self) -> np.ndarray:
-        """Returns `as_rows()`, or its one distinct row, [1, bands], if Toeplitz."""
+        """Returns `as_rows()`, or only the first column, [1, bands], if `M` is Toeplitz."""
         column = self.toeplitz_column()
         return self.as_rows() if column is None else column[None, : self.bands]
 
@@ -110,10 +116,10 @@ class LowerTriangular(abc.ABC):
         return None
 
     def gram_diagonal_cost(self) -> int | None:
-        """Returns the mean number of multiplications per entry of `X = M^T M`, or None.
+        """Returns what `gram_diagonal` costs: the mean multiplications per entry, or None.
 
-        None means that `gram_diagonal` is not available, so computing `X` needs
-        `to_dense`.
+        None means that `gram_diagonal` is not available, so computing the Gram matrix
+        `M^T M` requires `to_dense`.
         """
         return None if self.toeplitz_column() is None else 1
 
@@ -126,15 +132,16 @@ class LowerTriangular(abc.ABC):
         column = self.toeplitz_column()
         if column is None:
             raise TypeError(f"{type(self).__name__} has no cheap Gram diagonals.")
-        # Columns i and i + offset overlap from row i + offset on.
+        # Both columns i and i + offset are nonzero only from row i + offset on.
         return np.cumsum(column[: self.num_rows - offset] * column[offset:])[::-1]
 
     def exact_squared_sensitivity(
         self, min_separation: int, max_participations: int
     ) -> float | None:
-        """Returns sens(M)^2 under min-separation, or None if no theorem gives it.
+        """Returns the squared sensitivity of `M` under min-separation participation.
 
-        If the result is None, the caller uses a method that works for every matrix.
+        Returns None if no theorem gives it for this matrix. The caller then uses a method
+        that works for every matrix.
         """
         return None
 
@@ -143,18 +150,21 @@ class LowerTriangular(abc.ABC):
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns banded `R` and `N` with `A (M diag(scale))^-1 = R^-1 N`.
 
+        Errors of the strategy `M diag(scale)` can be computed from `R` and `N` in time
+        linear in `n`.
+
         Args:
-          inverse_workload: `A^-1`, banded.
+          inverse_workload: `A^-1`, banded, where `A` is the workload.
           scale: shape [n], or None for ones.
 
         Returns:
           The diagonals of `R` and `N` row by row, as in `as_rows`. None if no such
-          matrices are known, so that the error must be computed from the dense matrix.
+          matrices are known; the error must then be computed from the dense matrix.
         """
         return None
 
     def normalize_columns(self) -> LowerTriangular:
-        """Returns the `ColumnScaled` matrix `M D^-1`, whose columns have l2 norm 1."""
+        """Returns `M` with each column divided by its l2 norm, as a `ColumnScaled`."""
         scale = 1.0 / self.column_norms()
         return KINDS["column_scaled"](self, scale)  # type: ignore[call-arg]
 
@@ -162,7 +172,7 @@ class LowerTriangular(abc.ABC):
         """Returns `M` with its parameters rounded to float32.
 
         The noise generator uses the rounded matrix, so analyses must use it, too. If
-        `M^-1` is nearly singular, rounding its parameters can change `M` a lot.
+        `M^-1` is stored and nearly singular, rounding can change `M` a lot.
         """
         return self
 
@@ -177,7 +187,7 @@ _Kind = TypeVar("_Kind", bound=type[LowerTriangular])
 
 
 def register(cls: _Kind) -> _Kind:
-    """Registers a kind of matrix for `from_config` and the contract tests.
+    """Registers a class of matrices for `from_config` and for tests of all classes.
 
     Raises:
       TypeError: if the class does not implement an abstract method.
@@ -188,8 +198,8 @@ def register(cls: _Kind) -> _Kind:
         raise TypeError(f"{cls.__name__} lacks {missing}.")
     if KINDS.setdefault(cls.kind, cls) is not cls:
         raise ValueError(
-            f"The kind {cls.kind!r} of {cls.__name__} is taken by "
-            f"{KINDS[cls.kind].__name__}. Use another kind."
+            f"The kind {cls.kind!r} of {cls.__name__} is already used by "
+            f"{KINDS[cls.kind].__name__}. Choose another kind."
         )
     return cls
 
@@ -213,7 +223,7 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     return KINDS[kind](**fields)
 
 
-# The maximum number of steps in a run; with more, random keys and tables would take
+# The maximum number of steps in a run. With more steps, random keys and tables would take
 # gigabytes of memory and minutes of computation.
 LARGEST_NUM_STEPS = 10_000_000
 
@@ -244,17 +254,17 @@ def check_num_rows(num_rows: int) -> int:
 
 
 def frozen(array: Any) -> np.ndarray:
-    """Returns a read-only copy in float64."""
+    """Returns a read-only float64 copy of an array."""
     array = np.array(array, dtype=np.float64)
     array.flags.writeable = False
     return array
 
 
 def check_operand(x: np.ndarray, num_rows: int) -> np.ndarray:
-    """Returns the operand of a product, shape [n] or [n, m], in float64.
+    """Checks the operand of a product or solve, and returns it in float64.
 
     Raises:
-      ValueError: if `x` has another shape.
+      ValueError: if the shape of `x` is neither [num_rows] nor [num_rows, m].
     """
     x = np.asarray(x, dtype=np.float64)
     if x.ndim not in (1, 2) or x.shape[0] != num_rows:

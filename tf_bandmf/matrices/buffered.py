@@ -1,4 +1,4 @@
-"""Buffered linear Toeplitz matrices."""
+"""Buffered linear Toeplitz (BLT) matrices."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ from tf_bandmf.matrices.streaming import GeometricSums
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class BufferedToeplitz(LowerTriangular):
-    """Buffered linear Toeplitz (BLT) matrix, whose noise needs d vectors of memory.
+    """A buffered linear Toeplitz (BLT) matrix, whose noise needs d vectors of memory.
 
     The first column is `1, c[1], c[2], ...` with
     `c[t] = sum_m output_scales[m] decays[m]^(t - 1)`. As a power series it is
-    `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`, so its inverse has the same
-    form with the two sequences of decays swapped (arXiv:2404.16706; this
-    parameterization: arXiv:2408.08868). Noise is computed step by step with d vectors
-    of state `s`, initially zero: `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`, so the inverse matrix has the
+    same form with the two sequences of decays swapped (arXiv:2404.16706; this
+    parameterization: arXiv:2408.08868). The noise is computed step by step with d state
+    vectors `s[m]`, initially zero. From the step's standard normals `z`, a step computes
+    the noise `y = z + sum_m inverse_output_scales[m] s[m]`, then updates
     `s[m] = inverse_decays[m] s[m] + z`.
 
     Args:
-      decays: theta, shape [d]; `1 > decays[0] > inverse_decays[0] > decays[1] > ...`.
-      inverse_decays: theta-hat, shape [d]; interlaced with `decays` as above and >= 0.
-        Because of the interlacing, all output scales are positive and sum to less than
-        1, so the first column is positive and decreasing.
+      decays: theta, shape [d].
+      inverse_decays: theta-hat, shape [d]. The two sequences must interlace:
+        `1 > decays[0] > inverse_decays[0] > decays[1] > ... >= 0`. This implies that
+        all output scales are positive and sum to less than 1, so the first column is
+        positive and decreasing.
       num_rows: n.
 
     Raises:
-      ValueError: if the shapes differ or the decays are not interlaced in [0, 1).
+      ValueError: if the shapes differ, or the decays do not interlace in [0, 1).
     """
 
     decays: np.ndarray
@@ -72,12 +74,12 @@ class BufferedToeplitz(LowerTriangular):
 
     @property
     def output_scales(self) -> np.ndarray:
-        """The weight omega of each sequence in the first column, shape [d], all > 0."""
+        """The weights of the geometric sequences in the first column, shape [d], > 0."""
         return _residues(self.decays, self.inverse_decays)
 
     @property
     def inverse_output_scales(self) -> np.ndarray:
-        """The weight of each sequence in the inverse's first column, [d], all < 0."""
+        """The weights of the geometric sequences in the inverse's first column, < 0."""
         return _residues(self.inverse_decays, self.decays)
 
     def matmul(self, x: np.ndarray) -> np.ndarray:
@@ -113,8 +115,8 @@ class BufferedToeplitz(LowerTriangular):
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        # C = (numerator / denominator) D implies
-        # A C^-1 = (numerator D A^-1)^-1 denominator.
+        # This matrix is P Q^-1 with banded Toeplitz P and Q, so the strategy
+        # C = P Q^-1 D with D = diag(scale) has A C^-1 = (P D A^-1)^-1 Q.
         numerator, denominator = (
             ToeplitzBanded(np.poly(roots)[: self.num_rows], self.num_rows)
             for roots in (self.inverse_decays, self.decays)
@@ -128,12 +130,17 @@ class BufferedToeplitz(LowerTriangular):
 
 
 def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
-    """Returns the weight of each sequence in `prod (1 - inverse x) / (1 - decay x)`."""
+    """Returns the weights of the geometric sequences in a product of fractions.
+
+    The product is the power series
+    `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`. For t >= 1, its
+    coefficient t is the sum of `weights[m] decays[m]^(t - 1)`.
+    """
     residues = np.empty_like(decays)
     for m, decay in enumerate(decays):
         others = np.delete(decays, m)
-        # The product is computed from differences of decays, because the difference of
-        # two close decays is exact.
+        # The product is computed from differences of decays because the difference of
+        # two close floating-point numbers is exact.
         ratio = np.prod((decay - np.delete(inverse_decays, m)) / (decay - others))
         residues[m] = (decay - inverse_decays[m]) * ratio
     return residues

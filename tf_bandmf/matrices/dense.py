@@ -1,4 +1,4 @@
-"""Lower-triangular matrices without structure, given by all their entries."""
+"""Lower-triangular matrices without structure, stored with all their entries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_bandmf.matrices.streaming import Regeneration
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(LowerTriangular):
-    """Any lower-triangular matrix, given by all its entries.
+    """A lower-triangular matrix of any structure, stored with all its entries.
 
     Args:
       entries: shape [n, n]; entries above the diagonal must be zero.
@@ -90,7 +90,7 @@ def lower_triangular_factor(gram: np.ndarray) -> np.ndarray:
     """Returns the lower-triangular `C` with `C^T C = gram` (arXiv:2306.08153, Prop. 4.1).
 
     Args:
-      gram: X, symmetric positive definite, shape [n, n].
+      gram: symmetric positive definite matrix, shape [n, n].
 
     Raises:
       ValueError: if `gram` is not positive definite.

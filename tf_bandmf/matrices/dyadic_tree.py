@@ -6,10 +6,10 @@ interval. Its optimal decoder is the pseudo-inverse: the 'full' estimator of Hon
 which the papers call OPTIMAL TREEAGG (arXiv:2306.08153, App. C).
 
 Sensitivity and error depend only on the Gram matrix `X = C_T^T C_T`. The square
-lower-triangular `C` with `C^T C = X` can therefore replace `C_T`: `A C^-1` and `A C_T^+`
-have equal row norms (`A X^-1 A^T` is their common Gram matrix), and `C x` and `C_T x`
-have equal norms. Because `C` is lower triangular, the optimal decoder can run online,
-step by step (arXiv:2202.08312).
+lower-triangular `C` with `C^T C = X` can therefore replace `C_T`. For a workload `A`,
+`A C^-1` and `A C_T^+` have equal row norms, because both times their transposes equal
+`A X^-1 A^T`; and `C x` and `C_T x` have equal norms for every `x`. Because `C` is lower
+triangular, the optimal decoder can run online, step by step (arXiv:2202.08312).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy as np
 from tf_bandmf.matrices.base import check_num_rows, register
 from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
 
-# At most this many placements of a given number of participations in an interval are
-# stored.
+# The maximum number of stored placements for each interval and each number of
+# participations.
 _MAX_WAYS = 256
 
 
 @register
 class DyadicTree(Dense):
-    """The square factor of the binary tree mechanism with `num_rows` leaves.
+    """The square strategy matrix of the binary tree mechanism with `num_rows` leaves.
 
     Args:
-      num_rows: n; any number, not only powers of two.
+      num_rows: the number of steps, which need not be a power of two.
     """
 
     kind: ClassVar[str] = "dyadic_tree"
@@ -56,11 +56,11 @@ class DyadicTree(Dense):
 
 
 def tree_gram(num_steps: int) -> np.ndarray:
-    """Returns the Gram matrix `X` of the tree.
+    """Returns the Gram matrix of the binary tree's strategy.
 
     Returns:
-      Float64, shape [n, n]: `X[i, j]` is the number of complete dyadic intervals that
-      contain both `i` and `j`.
+      Float64, shape [num_steps, num_steps]. Entry `[i, j]` is the number of complete
+      dyadic intervals that contain both steps `i` and `j`.
 
     Raises:
       TypeError, ValueError: if `num_steps` is not an int >= 1.
@@ -77,19 +77,19 @@ def tree_gram(num_steps: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Choices:
-    """Several ways to place a given number of participations in one interval.
+    """Placements of a fixed number of participations in one interval of steps.
 
-    Positions count from the interval's first step. Suppose that the interval's first
-    participation may not come before position `a`. Then a way is possible if
-    `a <= latest`, and the first participation after the interval can be
-    `max(earliest, a + shift)` steps after the interval's end.
+    Positions are counted from the interval's first step. Suppose that an earlier
+    participation, outside the interval, forbids participations before position `a`. Then
+    a placement is possible if `a <= latest`. The first participation after the interval
+    is then possible `max(earliest, a + shift)` steps after the interval's end.
 
     Attributes:
-      shift: see above; the same for all ways.
-      earliest: see above, shape [ways].
-      latest: see above, shape [ways].
-      value: sum of the squared numbers of participations of the tree's nodes in this
-        interval, shape [ways].
+      shift: see above; the same for all placements.
+      earliest: see above, shape [placements].
+      latest: see above, shape [placements].
+      value: sum of the squared numbers of participations over the tree's nodes in this
+        interval, shape [placements].
     """
 
     shift: int
@@ -101,23 +101,26 @@ class _Choices:
 def max_squared_counts(
     num_steps: int, min_separation: int, max_participations: int
 ) -> int | None:
-    """Returns the exact sens^2 of the tree: the largest sum of squared node counts.
+    """Returns the exact squared sensitivity of the tree mechanism.
 
-    All entries of the Gram matrix are >= 0. Therefore the sensitivity is the largest
-    norm of `C_T u` over the patterns `u` (arXiv:2306.08153, Prop. E.1), and
+    All entries of the Gram matrix are >= 0. Therefore the sensitivity is the maximum
+    norm of `C_T u`, where `C_T` has one row per node of the tree and the 0-1 vector `u`
+    marks the steps of an allowed participation pattern (arXiv:2306.08153, Prop. E.1).
     `||C_T u||^2` is the sum over the nodes of the squared number of participations.
-    Intervals that are not longer than the separation contain at most one participation.
-    For longer intervals, the ways to place participations in both halves are combined,
-    bottom up, and only undominated ways are kept. (Kairouz et al., 2021,
-    arXiv:2103.00039, also compute this maximum by a dynamic program.)
+
+    The maximum is computed by dynamic programming. (Kairouz et al., 2021,
+    arXiv:2103.00039, also compute it by dynamic programming.) Intervals that are not
+    longer than the separation contain at most one participation. For longer intervals,
+    the placements in both halves are combined, bottom up, and only undominated
+    placements are stored.
 
     Args:
-      num_steps: n.
-      min_separation: b.
-      max_participations: k.
+      num_steps: number of steps.
+      min_separation: minimum number of steps between two participations of an example.
+      max_participations: maximum number of participations of an example.
 
     Returns:
-      The maximum, or None if there are too many undominated ways.
+      The squared sensitivity, or None if there are too many undominated placements.
     """
     b, k = min_separation, max_participations
     # Intervals that are not longer than the separation contain at most one
@@ -153,11 +156,11 @@ def _join(
     max_count: int,
     with_parent: bool,
 ) -> dict[int, _Choices] | None:
-    """Combines the choices of two adjacent intervals; returns None if too many.
+    """Combines the placements in two adjacent intervals; returns None if too many.
 
     Args:
-      left: choices of the first interval, by number of participations.
-      right: choices of the second interval, by number of participations.
+      left: placements in the first interval, by number of participations.
+      right: placements in the second interval, by number of participations.
       max_count: maximum number of participations.
       with_parent: True if the tree has a node that contains both intervals.
     """
@@ -170,7 +173,8 @@ def _join(
             second = right.get(count - first_count)
             if second is None:
                 continue
-            # The shift depends only on `count`, so all splits have the same shift.
+            # The shift depends only on `count`, so it is the same for all ways to split
+            # the participations between the two intervals.
             shift = first.shift + second.shift
             i, j = np.nonzero(first.earliest[:, None] <= second.latest)
             earliest = np.maximum(second.earliest[j], first.earliest[i] + second.shift)
@@ -189,13 +193,15 @@ def _join(
 
 
 def _undominated(ways: np.ndarray) -> np.ndarray:
-    """Returns the distinct columns of [3, m] that no other column dominates.
+    """Returns the distinct columns of an array [3, m] that no other column dominates.
 
-    A column dominates another one if all its entries are at most as large.
+    A column dominates another column if each of its entries is less than or equal to the
+    other column's entry in the same row.
     """
     ways = np.unique(ways, axis=1)
     kept = ways[:, :0]
-    # In lexicographic order, a column can only be dominated by an earlier column.
+    # `np.unique` sorts the columns lexicographically, so only earlier columns can
+    # dominate a column.
     while ways.shape[1]:
         first, ways = ways[:, :1], ways[:, 1:]
         kept = np.concatenate([kept, first], axis=1)

@@ -1,4 +1,4 @@
-"""Products and solves with banded matrices, mostly without `scipy.signal`.
+"""Products and solves with banded matrices.
 
 Importing `scipy.signal` takes longer than most computations of this module, so it is
 imported only for large problems.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-# Above this number of diagonals, a convolution by FFT is faster than a direct convolution.
+# Above this number of diagonals, a convolution by FFT is faster than a direct
+# convolution.
 _FFT_BANDS = 512
 # The maximum number of entries of a banded matrix that is materialized for BLAS.
 _LARGEST_STORAGE = 2**24
@@ -46,7 +47,7 @@ def deconvolve(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
         import scipy.signal
 
         return scipy.signal.lfilter([1.0], coefficients, x, axis=0)
-    # In this order of the entries, BLAS needs no copy.
+    # BLAS stores arrays column by column, so it needs no copy of this transposed array.
     return solve_banded(np.tile(coefficients, (n, 1)).T, x)
 
 
@@ -54,7 +55,8 @@ def solve_banded(diagonals: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Returns `M^-1 x` for a lower-triangular banded `M`.
 
     Args:
-      diagonals: `[j, i]` is `M[i + j, i]`, shape [w, n]; entries outside `M` are ignored.
+      diagonals: shape [w, n]; entry `[j, i]` is `M[i + j, i]`. Entries outside `M` are
+        ignored.
       x: shape [n] or [n, m].
     """
     import scipy.linalg.blas

@@ -16,7 +16,7 @@ from tf_bandmf.matrices.streaming import Regeneration
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inverse(LowerTriangular):
-    """The inverse `M = inner^-1` of a banded `inner`; `M` itself has up to `n` bands."""
+    """The inverse `M = inner^-1` of a banded matrix; `M` itself has up to `n` bands."""
 
     inner: LowerTriangular
     kind: ClassVar[str] = "inverse"
@@ -61,7 +61,8 @@ class Inverse(LowerTriangular):
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        # With `C^-1 = D N` for the banded `N = inner`, A C^-1 = (A^-1)^-1 (D N).
+        # For the banded matrix `inner` and the strategy C = inner^-1 diag(scale), the
+        # error is A C^-1 = R^-1 N with R = A^-1 and N = diag(1 / scale) inner.
         average = np.array(self.inner.as_rows())
         if scale is not None:
             average /= scale[:, None]

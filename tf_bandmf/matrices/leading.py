@@ -1,4 +1,4 @@
-"""Leading blocks of matrices: the strategies of the first steps of a run."""
+"""Leading blocks of strategy matrices, which are strategies for the first steps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tf_bandmf.matrices.scaled import ColumnScaled
 def leading_block(matrix: LowerTriangular, num_rows: int) -> LowerTriangular:
     """Returns `M[:s, :s]`, the strategy of the first `s` steps of a run.
 
-    The inverse of a lower-triangular matrix's leading block is the leading block of its
-    inverse, so the noise of these steps is the same as in the full run.
+    The inverse of this block is the leading block of `M^-1`, because `M` is lower
+    triangular. Therefore the noise of these steps is the same as in the full run.
 
     Args:
       matrix: `M`, n x n.
       num_rows: s, in [1, n].
 
     Returns:
-      The block, in the cheapest class of matrices that the structure of `M` allows.
+      The block, as an instance of the cheapest class that the structure of `M` allows.
 
     Raises:
       ValueError: if `num_rows` is not in [1, n].

@@ -17,10 +17,11 @@ def multiply(a: np.ndarray, b: np.ndarray, num_terms: int) -> np.ndarray:
 
 
 def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:
-    """Returns the first `num_terms` coefficients of the square root with `root[0] > 0`.
+    """Returns the first `num_terms` coefficients of the square root of a series.
 
-    Solves `s * s = a` term by term, in O(num_terms^2) operations and without cancellation
-    for the workloads of this library.
+    The square root is the solution of `root * root = a` with `root[0] > 0`. It is
+    computed term by term, in O(num_terms^2) operations, and without cancellation for
+    the workloads of this library.
 
     Raises:
       ValueError: if `a[0]` is not positive.
@@ -37,10 +38,10 @@ def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:
 
 
 def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
-    """Returns the first `num_terms` coefficients of `a ** exponent`, exponent real.
+    """Returns the first `num_terms` coefficients of `a ** exponent` for a real exponent.
 
-    Miller's recurrence computes the power `p` in O(num_terms len(a)) operations. It
-    follows from `p a' exponent = a p'`.
+    Miller's recurrence computes the power `p = a ** exponent` in O(num_terms len(a))
+    operations. It follows from `p a' exponent = a p'`, where `'` is the derivative.
 
     Raises:
       ValueError: if `a[0]` is not positive.
@@ -57,7 +58,7 @@ def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
 
 
 def power_of_linear(decay: float, exponent: float, num_terms: int) -> np.ndarray:
-    """Returns the coefficients of `(1 - decay x)^exponent`, from the binomial series.
+    """Returns the first coefficients of the binomial series `(1 - decay x)^exponent`.
 
     Coefficient `k` is `(-decay)^k binom(exponent, k)`.
     """

@@ -16,7 +16,7 @@ from tf_bandmf.matrices.base import (
 )
 from tf_bandmf.matrices.streaming import Streaming
 
-# Column norms that differ from each other by less than this value count as equal.
+# Column norms count as equal if they differ by less than this value.
 NORMALIZED = 1e-9
 
 
@@ -25,11 +25,10 @@ NORMALIZED = 1e-9
 class ColumnScaled(LowerTriangular):
     """A matrix with scaled columns: column `j` of `inner` is multiplied by `scale[j] > 0`.
 
-    `M = inner diag(scale)`.
-
-    With `scale = 1 / column norms` this is column normalization (arXiv:2601.22334,
-    Proposition 7). `M^-1 z = diag(1 / scale) inner^-1 z` costs one more multiplication
-    per row than `inner^-1 z`.
+    The matrix is `M = inner diag(scale)`. If `scale` contains the reciprocals of the
+    column norms of `inner`, this is column normalization (arXiv:2601.22334, Proposition
+    7). `M^-1 z = diag(1 / scale) inner^-1 z` costs one more multiplication per row than
+    `inner^-1 z`.
     """
 
     inner: LowerTriangular
@@ -40,7 +39,7 @@ class ColumnScaled(LowerTriangular):
         scale = frozen(self.scale)
         object.__setattr__(self, "scale", scale)
         if self.inner.column_scale is not None:
-            raise ValueError("The columns are already scaled. Scale the core.")
+            raise ValueError("The columns are already scaled. Scale `inner.core`.")
         if scale.shape != (self.inner.num_rows,):
             raise ValueError(
                 f"scale must have shape [{self.inner.num_rows}], found {scale.shape}."
@@ -88,9 +87,9 @@ class ColumnScaled(LowerTriangular):
         return self.inner.error_factors(inverse_workload, total)
 
     def in_float32(self) -> LowerTriangular:
-        """Returns the matrix with its core rounded to float32.
+        """Returns the matrix with its inner matrix rounded to float32.
 
-        Columns of equal norm are normalized again after rounding.
+        If all columns had the same norm, they are normalized again after rounding.
         """
         core = self.inner.in_float32()
         if np.ptp(self.column_norms()) < NORMALIZED:

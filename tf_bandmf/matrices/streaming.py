@@ -1,7 +1,8 @@
 """Descriptions of how the noise generator computes the rows of `M^-1 Z` step by step.
 
-Every matrix returns one of these descriptions from `LowerTriangular.streaming`.
-`tf_bandmf.noise` implements a recurrence for each class.
+`M` is a strategy matrix, and `Z` contains standard normals. The method
+`LowerTriangular.streaming` of each matrix returns one of these descriptions.
+`tf_bandmf.noise` implements a recurrence for each class of descriptions.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streaming(abc.ABC):
-    """The base class: one way to compute `y = diag(row_scale) M^-1 z` step by step.
+    """Describes one method to compute `y = diag(row_scale) M^-1 z` step by step.
+
+    This is the base class of all descriptions.
 
     Attributes:
       num_rows: n.
-      row_scale: factors of the rows, shape [n], or None for ones.
+      row_scale: factors by which the rows are multiplied, shape [n], or None for ones.
     """
 
     num_rows: int
@@ -43,12 +46,14 @@ class Streaming(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForwardSubstitution(Streaming):
-    """Stores outputs: `y[i] = (z[i] - sum_{0<j<terms} M[i, i-j] y[i-j]) / M[i, i]`.
+    """Forward substitution, which computes the noise from stored outputs.
+
+    `y[i] = (z[i] - sum_{0<j<terms} M[i, i-j] y[i-j]) / M[i, i]`.
 
     Attributes:
       terms: number of bands of `M`.
-      rows: function that returns `M[i, i - j]`, shape [n, terms], or [1, terms] if all rows
-        are equal.
+      rows: function that returns `M[i, i - j]`, shape [n, terms], or [1, terms] if all
+        rows are equal.
     """
 
     terms: int
@@ -61,12 +66,12 @@ class ForwardSubstitution(Streaming):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regeneration(Streaming):
-    """Regenerates `z`: `y[i] = sum_{j<terms} N[i, i-j] z[i-j]` with `N = M^-1`.
+    """Sums of regenerated normals: `y[i] = sum_{j<terms} N[i, i-j] z[i-j]`, `N = M^-1`.
 
     Attributes:
       terms: number of bands of `N`.
-      rows: function that returns `N[i, i - j]`, shape [n, terms], or [1, terms] if all rows
-        are equal.
+      rows: function that returns `N[i, i - j]`, shape [n, terms], or [1, terms] if all
+        rows are equal.
     """
 
     terms: int
@@ -79,11 +84,13 @@ class Regeneration(Streaming):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GeometricSums(Streaming):
-    """Stores sums `s`: `y = z + sum_m scales[m] s[m]`; `s[m] = decays[m] s[m] + z`.
+    """Stored sums `s` of normals `z`, weighted by geometric sequences.
+
+    Each step computes `y = z + sum_m scales[m] s[m]`, then `s[m] = decays[m] s[m] + z`.
 
     Attributes:
       scales: factors of the sums in the output, shape [d].
-      decays: factors of the sums from step to step, shape [d].
+      decays: factors by which each step multiplies the sums, shape [d].
     """
 
     scales: np.ndarray

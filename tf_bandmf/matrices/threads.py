@@ -12,7 +12,7 @@ _controller = functools.cache(threadpoolctl.ThreadpoolController)
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
-    """A context in which BLAS uses one thread.
+    """Returns a context in which BLAS uses one thread.
 
     OpenBLAS splits each dot product of more than 10,000 numbers among all processors.
     If other processes keep the processors busy, such a dot product takes up to a

@@ -1,4 +1,4 @@
-"""Numerical optimization of strategies: L-BFGS, and certificates of optimality.
+"""Numerical optimization of strategies with L-BFGS, and certificates of optimality.
 
 The modules of this package import TensorFlow, except for `toeplitz`, `descent`,
 `toeplitz_sensitivity`, `options` and `result`; importing the package itself does not

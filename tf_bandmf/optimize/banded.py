@@ -1,9 +1,9 @@
 """Optimal banded strategies `C` with general columns.
 
-With equal column norms, this module solves Problem 2.1 of arXiv:2405.15913 in the
-parametrization of its section 3.1, with the O(n bands^2) recursion of
-`analysis.gram_recursion` in place of Algorithm 2. Without equal column norms, it solves
-the problem of arXiv:2306.08153, Appendix B.
+If all columns must have the same norm, this module solves Problem 2.1 of arXiv:2405.15913
+in the parametrization of section 3.1 of that paper, but with the O(n bands^2) recursion
+of `analysis.gram_recursion` in place of Algorithm 2. Otherwise, it solves the problem of
+arXiv:2306.08153, Appendix B.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# Compiling with XLA is worthwhile if the number of entries of C is in this range, and C
-# has at most this many bands.
+# Compiling with XLA is worthwhile if the number of entries in the bands of C is in
+# _XLA_ENTRIES, and C has at most _MOST_XLA_BANDS bands.
 _XLA_ENTRIES, _MOST_XLA_BANDS = range(2**15, 2**21), 64
 _NAMED = (objectives.MEAN, objectives.MAX)
 
 
 class _Problem:
-    """The optimization problem: variables, and errors as functions of the variables.
+    """The optimization problem: its variables, and errors as functions of the variables.
 
-    For column-normalized strategies the variables `y` are the entries below the diagonal,
-    divided by the diagonal and by a scale `s_j` of the column: column `j` is
-    `[1, s_j y_1j, s_j y_2j, ...] / norm`. Otherwise the variables are all entries, scaled
-    such that the squared norms of the columns `i, i + b, ...` sum to 1. In
-    measurements, each problem was solved faster in its own parametrization than in that
-    of the other problem.
+    If all columns of the strategy C have norm 1, the variables `y` are the entries below
+    the diagonal, divided by the diagonal and by a scale `s_j` of the column: column `j`
+    is `[1, s_j y_1j, s_j y_2j, ...] / norm`. Otherwise, the variables are all entries,
+    scaled such that the squared norms of the columns `i, i + b, ...` sum to 1 for each
+    i. In measurements, each of these two problems was solved faster with its own
+    variables than with those of the other problem.
 
     Args:
-      workload: A.
+      workload: the workload.
       objective: objective of the per-step squared errors.
       bands: number of bands of C.
-      separation: b, or None for column-normalized strategies.
+      separation: b, or None if all columns of C have norm 1.
 
     Attributes:
       minimizer: minimizer of the objective.
-      maximum: smooth function that the minimizer minimizes if the objective is the maximum
-        of the errors.
+      maximum: if the objective is the maximum of the errors, the smooth function that the
+        minimizer minimizes instead; otherwise None.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class _Problem:
         def log_loss(position: tf.Tensor) -> tf.Tensor:
             return tf.math.log(reduction(self.errors(self.columns(position))))
 
-        # XLA was measured to be 1.6 times as fast for 32 bands, and slower for 128;
-        # compiling takes 1.3 s. A custom objective may contain operations that XLA does not
-        # compile.
+        # In measurements, XLA was 1.6 times as fast as TensorFlow's kernels with 32
+        # bands, and slower with 128. Compiling takes 1.3 s. A custom objective may
+        # contain operations that XLA does not compile.
         suits_xla = objective in (*_NAMED, objectives.LAST) and bands <= _MOST_XLA_BANDS
         by_xla = suits_xla and bands * n in _XLA_ENTRIES
         self.minimizer = lbfgs.Minimizer(log_loss, self._num_variables, by_xla)
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
-        """Returns the columns of C, shape [bands, n], from the variables."""
+        """Converts the variables to the columns of C, shape [bands, n]."""
         n = self._workload.num_steps
         columns = tf.reshape(position, [-1, n])
         if self._separation is None:
@@ -98,13 +98,13 @@ class _Problem:
         return columns * tf.math.rsqrt(squared)
 
     def position(self, columns: np.ndarray) -> np.ndarray:
-        """Returns the variables for columns [bands, n] with a positive diagonal."""
+        """Converts columns of C with a positive diagonal, [bands, n], to variables."""
         if self._separation is None:
             return (columns[1:] / columns[:1] / self._scale).reshape(-1)
         return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
 
     def errors(self, columns: tf.Tensor) -> tf.Tensor:
-        """Returns the per-step squared errors, shape [n]."""
+        """Returns the per-step squared errors, shape [n], of the strategy C."""
         rows = banded_matrices.times_inverse_workload(columns, self._workload)
         return gram_recursion.inverse_row_norms(rows)
 
@@ -113,11 +113,14 @@ class _Problem:
         position: np.ndarray,
         support: Callable[[np.ndarray], tuple[np.ndarray, float]],
     ) -> tuple[float, np.ndarray]:
-        """Returns a lower bound on the objective of feasible strategies, and the errors.
+        """Returns a lower bound on the objective, and the errors at some variables.
+
+        The lower bound holds for all feasible strategies.
 
         Args:
-          position: variables.
-          support: function from errors to weights and an offset; see `Objective.support`.
+          position: the variables.
+          support: function that maps errors to weights and an offset; see
+            `Objective.support`.
         """
         variables, (errors_at, band_at) = tf.constant(position), self._programs
         errors, norms = (x.numpy() for x in errors_at(variables))
@@ -130,10 +133,10 @@ class _Problem:
 
     @functools.cached_property
     def _programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Two compiled functions of the variables.
+        """Two traced functions of the variables.
 
-        The first returns the errors and the column norms, the second the bands of the
-        matrices `H`, `C` and `M` in `certificate`.
+        The first returns the errors and the column norms of C. The second returns the
+        bands of the matrices `H`, `C` and `M` of the module `certificate`.
         """
 
         def errors(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -162,10 +165,10 @@ class _Problem:
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
-    """Returns scales of columns, shape [n], that make second derivatives about equal.
+    """Returns column scales, shape [n], that make second derivatives about equal.
 
-    For the mean error, second derivatives decrease like the square root of the number of
-    remaining steps. This was measured for prefix sums and for momentum.
+    In measurements with prefix sums and with momentum, the second derivatives of the mean
+    error decrease like the square root of the number of remaining steps.
     """
     if objective != objectives.MEAN:
         return np.ones(num_steps)
@@ -180,25 +183,25 @@ def optimize(
     options: lbfgs.Options,
     is_certified: bool = True,
 ) -> tuple[np.ndarray, OptimizationResult]:
-    """Returns the banded strategy with the smallest objective of the per-step errors.
+    """Returns the banded strategy that minimizes an objective of the per-step errors.
 
     Args:
-      workload: A.
+      workload: the workload.
       objective: objective of the per-step squared errors at unit sensitivity.
       start: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
         a positive diagonal.
-      separation: None for columns of norm 1; or b, if the squared norms of the columns
-        `i, i + b, ...` must sum to 1.
+      separation: None if all columns must have norm 1; or b if the squared norms of the
+        columns `i, i + b, ...` must sum to 1 for each i.
       options: stopping rules.
       is_certified: True to certify the gap, which takes as long as a dozen iterations.
 
     Returns:
-      The columns, shape [bands, n], and the result, with a certified gap if the objective
-      is convex and `is_certified` is True. The result's value is the objective for the
-      returned columns.
+      The columns, shape [bands, n], and the result. If the objective is convex and
+      `is_certified` is True, the result contains a certified gap. Its value is the
+      objective at the returned columns.
     """
-    # A custom objective is traced in every call, because what it computes may have
-    # changed.
+    # A custom objective is traced in every call, because its result may depend on state
+    # that has changed since the previous call.
     trace = _traced if objective in _NAMED else _Problem
     problem = trace(workload, objective, len(start), separation)
     is_certified = is_certified and objective.is_convex
@@ -206,7 +209,7 @@ def optimize(
     minimize = functools.partial(
         problem.minimizer.minimize, scale=float(workload.num_steps), options=options
     )
-    # Every iterate gives a valid lower bound on the optimum; `best` is the largest one.
+    # Every iterate gives a valid lower bound on the optimum; `best` is the largest bound.
     best = -math.inf
 
     def errors_of(at: np.ndarray) -> np.ndarray:
@@ -216,7 +219,7 @@ def optimize(
         nonlocal best
         bound, errors = problem.bound(at, objective.support)
         best = max(best, bound)
-        # At an exact optimum, rounding may push the bound above the value.
+        # At an exact optimum, rounding may make the bound larger than the objective.
         return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(errors))))
 
     def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
@@ -234,6 +237,6 @@ def optimize(
     return columns.numpy(), dataclasses.replace(result, value=value)
 
 
-# The last problem is cached because the same problem is usually solved twice, for the same
-# `Workload` object: first for a draft, then for a plan.
+# The last problem is cached because the same problem, with the same `Workload` object, is
+# usually solved twice: first for a draft, then for a plan.
 _traced = functools.lru_cache(maxsize=1)(_Problem)

@@ -1,71 +1,75 @@
 """Certified bounds on the gap between a banded strategy's error and the minimum error.
 
-The weighted error `f(X) = tr(Omega A X^-1 A^T)` is convex in `X = C^T C` with gradient
-`-H`, `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Take any feasible `X'` with the
-same bands, that is, with `sum over j in group g of X'_jj <= 1` for every group of
-columns in which one example can take part. By `|X'_ij| <= sqrt(X'_ii X'_jj)` and
-`2 |H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
+For a strategy `C`, a workload `A` and a diagonal matrix `Omega` of weights, the weighted
+error `f(X) = tr(Omega A X^-1 A^T)` is a convex function of `X = C^T C`. Its gradient is
+`-H` with `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Let `X'` be any feasible
+matrix with the same bands. Feasible means that `sum over j in g of X'_jj <= 1` for
+every group g of columns in which one example can participate. By
+`|X'_ij| <= sqrt(X'_ii X'_jj)` and `2 |H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
 
     <H, X'> <= U = sum over groups of max over i in the group of
                    H_ii + sum_{j != i} |H_ij| s_j / s_i
 
-for any positive `s`; `s_i = sqrt(X_ii)` makes the bound tight at the optimum, where `H`
-has no off-diagonal entries in the band. The tangent at `t X` instead of `X` bounds
-`f(X') >= 2 f / t - U / t^2` for every `t > 0`; the best is `t = U / f`:
+for any positive `s`. With `s_i = sqrt(X_ii)`, the bound is tight at the optimum, where
+`H` has no off-diagonal entries in the band. The tangent of `f` at `t X` gives
+`f(X') >= 2 f / t - U / t^2` for every `t > 0`. The best choice is `t = U / f`:
 
     f(X') >= f(X)^2 / U,    relative gap <= 1 - f / U.
 
-This gap shrinks like the gradient. The gap of a second bound shrinks like the square of the
-gradient, as the true gap does. For `G = A^T Omega A` and any `Z`,
+This gap decreases in proportion to the gradient. A second bound has a gap that decreases
+like the square of the gradient, as the true gap does. For `G = A^T Omega A` and any `Z`,
 `0 <= ||G^1/2 X'^-1/2 - G^-1/2 Z X'^1/2||^2` implies
 
     f(X') >= 2 tr Z - <Z^T G^-1 Z, X'>.
 
-`Z = G X^-1` gives the tangent at X. With `Z = G X^-1 (1 - H^-1 E / 2)` for any symmetric
-`E`, as `H = X^-1 G X^-1`,
+`Z = G X^-1` gives the tangent at X. As `H = X^-1 G X^-1`, the choice
+`Z = G X^-1 (1 - H^-1 E / 2)` with any symmetric `E` gives
 
     tr Z = f(X) - <X, E> / 2,        Z^T G^-1 Z = H - E + E H^-1 E / 4.
 
 If `E` consists of the off-diagonal entries of `H` in the band, the remaining off-diagonal
-entries are of second order; they are added to `E`, and so on. All factors are banded:
-`H^-1 = X G^-1 X`, `C A^-1 = M` and `E H^-1 E = V^T V` with `V = Omega^-1/2 M^T C E`. The
-first bound, `U`, applies to this matrix as to `H`; with `t Z` in place of `Z`,
+entries of `H - E + E H^-1 E / 4` are of second order. They are added to `E`, and so on.
+All factors are banded: `H^-1 = X G^-1 X`, `C A^-1 = M` and `E H^-1 E = V^T V` with
+`V = Omega^-1/2 M^T C E`. Let `U` be the first bound, for this matrix in place of `H`.
+With `t Z` in place of `Z`, the best `t` gives
 
     f(X') >= (tr Z)^2 / U    where tr Z > 0.
 
-The groups are single columns for column-normalized strategies, and columns
-`i, i + b, i + 2 b, ...` for (k, b)-participation (arXiv:2306.08153, Prop. B.1).
+For column-normalized strategies, each group is a single column. For (k, b)-participation,
+the groups are the columns `i, i + b, i + 2 b, ...` (arXiv:2306.08153, Prop. B.1).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# The minimum weight of a step, relative to the maximum weight. Smaller weights have no
-# useful inverse.
+# The minimum weight of a step, relative to the maximum weight. The second bound divides
+# by the weights, so it needs weights that are not too small.
 _LEAST_WEIGHT = 1e-12
-# The number of rounds in which off-diagonal entries are removed. In rows where more
-# than the fraction _KEPT of these entries would remain, they are removed only in part.
+# The number of rounds in which off-diagonal entries are removed. In rows where more than
+# the fraction _KEPT of these entries would remain, only a part of them is removed.
 _CORRECTIONS, _KEPT = 3, 0.5
 
-# Matrices are dictionaries from offsets to diagonals of length n. Entry [i, i + offset]
-# of the matrix is at index i; entries outside the matrix are 0. A symmetric matrix is
-# given by the diagonals with offsets <= 0.
+# A matrix is a dictionary that maps offsets to diagonals of length n. Entry [i, i +
+# offset] of the matrix is at index i of the diagonal; entries outside the matrix are 0. A
+# symmetric matrix is represented by its diagonals with offsets <= 0.
 
 
 def dual_bound(
     lower: dict[int, np.ndarray], norms: np.ndarray, separation: int
 ) -> float:
-    """Returns the bound `U` on `<H, X'>` over all feasible `X'`.
+    """Returns the upper bound `U` on `<H, X'>` for all feasible `X'`.
+
+    The symbols are explained in the module's docstring.
 
     Args:
-      lower: `H` in the band, by its diagonals with offsets <= 0.
+      lower: the diagonals of `H` in the band with offsets <= 0.
       norms: column norms of `C`, shape [n].
       separation: b; columns `i, i + b, ...` form a group whose squared norms sum to at
         most 1. If b = n, every column forms a separate group.
 
     Returns:
-      U.
+      The upper bound.
     """
     n = norms.size
     groups = min(separation, n)
@@ -84,17 +88,18 @@ def lower_bound(
 ) -> float:
     """Returns the larger of the two lower bounds on the weighted error.
 
-    The time is O(n bands^2). If some weights are (nearly) 0, only the first bound applies.
+    The time is O(n bands^2). If some weights are (nearly) 0, only the first bound
+    applies. The bounds and the symbols are explained in the module's docstring.
 
     Args:
-      weighted_error: f(X).
+      weighted_error: `f(X)`.
       norms: column norms of `C`, shape [n].
       separation: b, see `dual_bound`.
-      weights: the diagonal of Omega, shape [n].
-      gram_band: `H[i, i-j]`, shape [n, bands].
-      rows: `C[i, i-j]`, shape [n, bands].
-      product: `M[i, i-j]`, `M = C A^-1`, shape [n, w]. In all three, entries left of the
-        matrix are ignored.
+      weights: the diagonal of `Omega`, shape [n].
+      gram_band: entry `[i, j]` is `H[i, i-j]`, shape [n, bands]. In this and the next two
+        arguments, entries left of the matrix are ignored.
+      rows: entry `[i, j]` is `C[i, i-j]`, shape [n, bands].
+      product: entry `[i, j]` is `M[i, i-j]` with `M = C A^-1`, shape [n, w].
     """
     n = norms.size
     lower, c, m = (_diagonals(one) for one in (gram_band, rows, product))
@@ -112,14 +117,14 @@ def lower_bound(
         squared = _product(_transposed(v), v, lower)
         quarter = {0: np.zeros(n)} | {k: 0.25 * one for k, one in squared.items()}
         left = {k: lower[k] - removed.get(k, 0.0) + quarter[k] for k in lower}
-        # This subtracts <X, E> / 2. `removed` contains only the lower half of the
-        # symmetric E, so each entry counts twice.
+        # Subtract <X, E> / 2. `removed` contains only the lower half of the symmetric E,
+        # so each entry counts twice.
         trace = weighted_error - sum(
             float(gram[k] @ diagonal) for k, diagonal in removed.items()
         )
         best = max(best, max(trace, 0.0) ** 2 / dual_bound(left, norms, separation))
-        # In rows where H is small compared to E, a full correction would add more than
-        # it removes.
+        # In rows where H is small compared to E, removing all off-diagonal entries would
+        # add more to the matrix than it removes.
         more = _row_sums(quarter, ones)
         kept = np.minimum(
             kept, _KEPT * reach / np.maximum(more, _KEPT * reach + 1e-300)
@@ -132,7 +137,7 @@ def lower_bound(
 
 
 def _row_sums(lower: dict[int, np.ndarray], norms: np.ndarray) -> np.ndarray:
-    """Returns `sum_j |H_ij| s_j / s_i` for a symmetric H and `s` = `norms`."""
+    """Returns `sum_j |H_ij| norms_j / norms_i` for each i, for a symmetric matrix H."""
     result = np.zeros(norms.size)
     for k, diagonal in lower.items():
         magnitude = np.abs(diagonal)
@@ -145,14 +150,14 @@ def _row_sums(lower: dict[int, np.ndarray], norms: np.ndarray) -> np.ndarray:
 
 
 def _diagonals(rows: np.ndarray) -> dict[int, np.ndarray]:
-    """Returns a matrix from its entries `[i, i-j]`, without those left of the matrix."""
+    """Returns the diagonals of a matrix H from its rows; `rows[i, j]` is `H[i, i-j]`."""
     steps = np.arange(len(rows))
     below = enumerate(rows.T[: len(rows)])
     return {-j: np.where(steps >= j, diagonal, 0.0) for j, diagonal in below}
 
 
 def _moved(diagonal: np.ndarray, offset: int) -> np.ndarray:
-    """Returns the diagonal with entry `i + offset` moved to `i`; zeros beyond the ends."""
+    """Returns an array whose entry `i` is `diagonal[i + offset]`, or 0 past its ends."""
     result = np.zeros_like(diagonal)
     if offset >= 0:
         result[: diagonal.size - offset] = diagonal[offset:]
@@ -170,7 +175,11 @@ def _product(
     right: dict[int, np.ndarray],
     wanted: dict[int, np.ndarray] | None = None,
 ) -> dict[int, np.ndarray]:
-    """Returns the product of two banded matrices, or its diagonals that `wanted` has."""
+    """Returns the diagonals of the product of two banded matrices.
+
+    If `wanted` is passed, only the diagonals with the offsets that it contains are
+    computed.
+    """
     result: dict[int, np.ndarray] = {}
     for a, first in left.items():
         n = first.size

@@ -1,14 +1,15 @@
 """Extrapolation of a banded strategy's columns from few to many steps.
 
 A column of the optimal strategy depends on the number r of steps from the column to the
-end. For prefix sums, roots of the column's polynomial near the unit circle contribute
-to the error, and their contribution decreases like `1 / r`. A heuristic argument says
-that the contributions balance if `|C(z)|^2` has minima of order `r^(-2/3)`. The column
-is then a smooth function of `r^(-1/3)`, and a polynomial in `r^(-1/3)` extrapolates
-from the known columns to the columns before them. The first columns deviate from this
-function periodically, for about `n^(1/3)` periods; the period is the number of bands.
-With 16 bands, columns extrapolated from 4,096 to 16,384 steps had a mean squared error
-4e-5 above the minimum; that of the best Toeplitz strategy is 2.5e-3 above the minimum.
+end. For prefix sums, roots near the unit circle of the polynomial `C(z)`, whose
+coefficients are the column's entries, contribute to the error, and their contribution
+decreases like `1 / r`. A heuristic argument says that the contributions balance if
+`|C(z)|^2` has minima of order `r^(-2/3)` on the unit circle. The column is then a smooth
+function of `r^(-1/3)`, and a polynomial in `r^(-1/3)` extrapolates from the known columns
+to the columns before them. The first columns deviate from this function periodically, for
+about `n^(1/3)` periods, where n is the number of steps; the period is the number of
+bands. With 16 bands, columns extrapolated from 4,096 to 16,384 steps had a mean squared
+error 4e-5 above the minimum. The best Toeplitz strategy is 2.5e-3 above the minimum.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ import numpy as np
 from tf_bandmf.optimize import banded_matrices
 
 _EXPONENT = 1.0 / 3.0
-# The interpolation nodes of the polynomial: numbers of remaining steps, as fractions of
-# the number of known columns.
+# The interpolation nodes of the polynomial in `r^(-1/3)`: numbers r of remaining steps,
+# as fractions of the number of known columns.
 _NODES = np.array([0.75, 0.375, 0.1875])
-# The fraction of the known columns, at the beginning, that deviates from the
+# The fraction of the known columns, counted from the first, that deviate from the
 # polynomial.
 _BEGINNING = 0.25
 
 
 def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
-    """Extrapolates the optimal columns for fewer steps to columns near the optimum.
+    """Extrapolates the optimal columns for m steps to nearly optimal columns for n steps.
 
     Args:
-      columns: columns of norm 1, optimized for the mean squared error of the same
-        workload with constant learning rates and fewer steps; shape [bands, m], and
-        `[i, j]` is `C[j + i, j]`. m should be many times the number of bands.
+      columns: columns of norm 1, shape [bands, m]; entry `[i, j]` is `C[j + i, j]`. They
+        are optimized for the mean squared error of a workload with constant learning
+        rates and m steps. m should be many times the number of bands.
       num_steps: n >= m.
 
     Returns:
@@ -51,8 +52,8 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
     ratio = np.pad(columns[:, :begins] / smooth, [(0, 0), (0, bands)], mode="edge")
     stretch = (num_steps / fewer) ** _EXPONENT
     wide = min(int(begins * stretch), num_steps)
-    # The deviation is interpolated between two periods, at the same position in each
-    # period.
+    # The deviation is interpolated between two periods of the known columns, at the same
+    # position in both periods.
     period, place = np.divmod(np.arange(wide), bands)
     before = np.floor(period / stretch)
     share = period / stretch - before
@@ -65,7 +66,7 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
 
 
 def _smooth(columns: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Evaluates the polynomial at `left` remaining steps, shape [bands, left.size]."""
+    """Evaluates the polynomial in `r^(-1/3)` at `r = left`, shape [bands, left.size]."""
     fewer = columns.shape[1]
     nodes = np.round(_NODES * fewer).astype(np.int64)
     at, t = nodes**-_EXPONENT, left**-_EXPONENT

@@ -1,9 +1,10 @@
 """L-BFGS in NumPy, for objectives that are infinite outside an unknown region.
 
 Other optimizers do not suit such objectives. If an evaluation takes a millisecond,
-tracing for TensorFlow's optimizer takes longer than the optimization. SciPy's line
-search gives up at the first infinite value. The line search of this module bisects its
-step at infinite values, and ends at a point that satisfies the weak Wolfe conditions
+tracing TensorFlow Probability's optimizer takes longer than the optimization itself.
+SciPy's line search gives up at the first infinite value. The line search of this module
+bisects its step at infinite values, and ends at a point that satisfies the weak Wolfe
+conditions
 (Lewis and Overton, "Nonsmooth optimization via quasi-Newton methods", 2013, Algorithm
 2.6).
 """
@@ -23,7 +24,7 @@ from tf_bandmf.optimize.result import OptimizationResult
 _PAIRS = 30
 _ARMIJO, _WOLFE = 1e-4, 0.9
 _MOST_TRIALS = 60
-# The relative decrease of the value below which rounding errors dominate.
+# If the expected relative decrease of the value is smaller, rounding errors dominate.
 _ROUNDING = 1e-14
 
 Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
@@ -38,8 +39,8 @@ def minimize(
     """Minimizes a smooth function, starting from a point where it is finite.
 
     Args:
-      function: function that returns value and gradient at a position, shape [m]; the value
-        is infinite where the function is undefined.
+      function: function that returns its value and gradient at a position, shape [m]. The
+        value is infinite at positions where the function is undefined.
       start: initial position, shape [m].
       options: stopping rules. `decrease_tolerance` applies to the absolute decrease in
         20 iterations.
@@ -53,7 +54,8 @@ def minimize(
     past = deque([value], maxlen=SEGMENT + 1)
     while True:
         norm = float(np.max(np.abs(gradient), initial=0.0))
-        # The value is a logarithm, so its decrease is the objective's relative decrease.
+        # `value` is the objective's logarithm, so its decrease is the objective's
+        # relative decrease.
         decrease = past[0] - value if len(past) > SEGMENT else math.inf
         end = options.judge_progress(norm, decrease, iterations)
         if end is not None:
@@ -66,7 +68,7 @@ def minimize(
         point = _line_search(function, x, value, gradient, direction, step)
         if point is None:
             if pairs:
-                # Retry without the correction pairs of earlier steps.
+                # Retry from here without the correction pairs of earlier steps.
                 pairs.clear()
                 continue
             end = False, "line search failed: no further decrease"
@@ -108,7 +110,7 @@ def _line_search(
     direction: np.ndarray,
     step: float,
 ) -> tuple[np.ndarray, float, np.ndarray] | None:
-    """Searches along a direction for a point of lower value.
+    """Searches along a direction for a point with a lower value.
 
     Returns:
       The point, its value and its gradient; None if no point had a lower value.

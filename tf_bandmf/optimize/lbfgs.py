@@ -1,4 +1,4 @@
-"""TensorFlow Probability's L-BFGS, in float64, with explicit reports of failures.
+"""Runs TensorFlow Probability's L-BFGS in float64, with explicit reports of failures.
 
 TFP's line search gives up on badly scaled variables. Therefore the minimized function
 is `scale * log(objective / objective at the start)`, where callers choose `scale` such
@@ -22,8 +22,7 @@ from tensorflow.python.eager import context
 from tf_bandmf.optimize.options import SEGMENT, Options
 from tf_bandmf.optimize.result import OptimizationResult
 
-# If an optimization takes more than this number of iterations, optimizing the graph of
-# an iteration is worthwhile.
+# After this number of iterations, it is worthwhile to optimize the graph of an iteration.
 _AS_TRACED = 300
 
 # The certified gap is computed only if it is expected to be at most this many times its
@@ -48,13 +47,13 @@ def tfp_optimizer() -> Any:
         raise ImportError(
             f"Optimizing a strategy needs TensorFlow Probability and, with TensorFlow "
             f"{tf.__version__}, tf-keras. Run pip install tf-bandmf[keras], or install "
-            f"tf-keras of TensorFlow's minor version. Strategies in closed form "
-            f"(identity, lambda_cgd, bsr, bisr) do not need them."
+            f"the tf-keras release with the same minor version as TensorFlow. Strategies "
+            f"in closed form (identity, lambda_cgd, bsr, bisr) do not need them."
         ) from error
 
 
 class _Certificate:
-    """The certified gap of an optimization, computed only where it may be small enough.
+    """The certified gap of an optimization, computed only when it may be small enough.
 
     Computing the gap takes as long as several iterations. The gap decreases approximately
     like the square of the gradient, so the gradient predicts it.
@@ -100,7 +99,7 @@ def value_and_gradient(
     Args:
       loss: function that maps variables, shape [size], float64, to a scalar.
       size: number of variables.
-      by_xla: True to compile with XLA, which takes a second or two.
+      by_xla: True to compile with XLA, which takes one or two seconds.
     """
 
     def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -129,9 +128,9 @@ def value_and_gradient(
 def _as_traced() -> Iterator[None]:
     """Returns a context in which functions run without graph optimization.
 
-    Optimizing the thousands of operations of the optimizer takes TensorFlow a second,
-    but saves only half a millisecond per iteration. (The objective is a separate
-    function and is always optimized; see `value_and_gradient`.)
+    Graph optimization of the optimizer's thousands of operations takes a second, but
+    saves only half a millisecond per iteration. (The objective is a separate function,
+    whose graph is always optimized; see `value_and_gradient`.)
     """
     here = context.context()
     before = here.function_call_options
@@ -166,11 +165,12 @@ class Minimizer:
         by_xla: bool = False,
     ) -> None:
         self._optimizer = tfp_optimizer()
-        # TFP keeps several copies of the correction pairs in memory during an update.
+        # This limits the memory of the correction pairs. TensorFlow Probability needs
+        # several copies of them during an update.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
-        # This becomes a concrete function (see `value_and_gradient`), which can only be
-        # traced when the first state is known.
+        # The concrete function of `_steps`. It can be traced only when the optimizer's
+        # first state is known.
         self._advance: Callable[..., Any] | None = None
 
     def _steps(
@@ -181,7 +181,7 @@ class Minimizer:
         offset: tf.Tensor,
         tolerance: tf.Tensor,
     ) -> Any:
-        """Runs L-BFGS up to iteration `limit`, from a state or an initial position."""
+        """Runs L-BFGS from a state or initial position, up to iteration `limit`."""
 
         def scaled(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             value, gradient = self._evaluate(position)
@@ -210,7 +210,8 @@ class Minimizer:
           start: initial variables, shape [m].
           scale: factor that makes second derivatives of `log_loss` of order one.
           options: stopping rules.
-          gap: function that returns the certified relative gap at given variables, or None.
+          gap: function that returns the certified relative gap at given variables, or
+            None.
 
         Returns:
           The result; `value` is `exp(log_loss)`. A failure to converge raises no
@@ -258,8 +259,8 @@ class Minimizer:
                 break
             last_done, last_value = done, value
             if bool(state.failed) or bool(state.converged):
-                # L-BFGS made no step, or a step without effect, although no stopping
-                # rule is met.
+                # L-BFGS stopped although no stopping rule is met. It made no step, or a
+                # step that did not change the value.
                 if not value < restart_value:
                     message = "line search failed: no further decrease"
                     break

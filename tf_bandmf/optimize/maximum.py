@@ -1,15 +1,16 @@
 """Minimization of the maximum per-step error by weighted p-norms, with a lower bound.
 
 The maximum of the errors `e_i` is the limit of `(sum_i w_i e_i^p / n)^(1/p)` for p to
-infinity, with any weights w > 0. The optimum of one order p shows which steps matter.
-With `w_i e_i^p` as the weights of the next stage, a moderate order comes as close to
-the maximum as a much larger order without weights, and is better conditioned. This is
-the exponential method of multipliers (Bertsekas, Constrained Optimization and Lagrange
-Multiplier Methods, 1982, section 5.1), with growing orders.
+infinity, with any weights w > 0. The orders p are increased in stages. The optimum of a
+stage shows which steps matter. With `w_i e_i^p` as the weights of the next stage, a
+moderate order comes as close to the maximum as a much larger order without weights, and
+is better conditioned. This is the exponential method of multipliers (Bertsekas,
+Constrained Optimization and Lagrange Multiplier Methods, 1982, section 5.1), with
+increasing orders.
 
-For any weights, the smallest weighted mean of errors over all strategies is a
-lower bound on the maximum error of every strategy. To obtain this bound, a final stage
-of order 1 minimizes the mean with the weights of the last optimum.
+For any weights, the minimum over all strategies of the weighted mean of errors is a lower
+bound on the maximum error of every strategy. To obtain this bound, a final stage of order
+1 minimizes the weighted mean, with weights from the optimum of the previous stage.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ from tf_bandmf.optimize.result import OptimizationResult
 # The order of the norm in each stage. A stage starts at the optimum of the previous
 # stage.
 _ORDERS = (8.0, 64.0, 512.0, 4096.0)
-# The minimum weight, relative to the mean. No step gets weight 0, because its error
-# could then grow.
+# The minimum weight of a step, relative to the mean weight. If a step had weight 0, its
+# error could grow.
 _LEAST_WEIGHT = 1e-2
-# The share of the bound's weights that is equal for all steps. Without this share, some
-# weights could be 0. The errors of these steps would be unconstrained, and the
+# In the final stage, each step gets at least this weight, relative to the mean weight. If
+# some weights were 0, the errors of these steps would be unconstrained, and the
 # certificate could not invert the weights.
 _ALIKE = 3e-4
-# The weighted mean is flat near its optimum, so the final stage needs more iterations
-# and a smaller decrease tolerance than other stages, but only a gap of _BOUND_GAP.
+# The weighted mean is flat near its optimum, so the final stage needs more iterations and
+# a smaller decrease tolerance than other stages (by these two factors). However, it may
+# stop at a gap of _BOUND_GAP.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
-# A function of variables, options, and optionally a function that returns the certified
-# gap at some variables.
+# A function that minimizes `SmoothMaximum`. Its arguments are the initial variables, the
+# options, and optionally a function that returns the certified gap at some variables.
 Minimize = Callable[..., OptimizationResult]
 # A function of variables and of the steps' weights. It returns a lower bound on the
 # weighted mean, and the errors.
@@ -46,7 +48,10 @@ Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 
 class SmoothMaximum:
-    """The function `(sum_i w_i e_i^p / n)^(1/p)` of errors > 0. `assign` sets w, p."""
+    """The function `(sum_i w_i e_i^p / n)^(1/p)` of n positive errors `e_i`.
+
+    `assign` sets the weights `w_i` and the order `p`.
+    """
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -72,16 +77,16 @@ def minimize(
     start: np.ndarray,
     options: Options,
 ) -> OptimizationResult:
-    """Minimizes the maximum of the errors.
+    """Minimizes the maximum of the per-step errors, in stages.
 
     Args:
-      smooth: function that is minimized in each stage.
+      smooth: the smooth approximation of the maximum that each stage minimizes.
       minimize_smooth: function that minimizes `smooth`; its first argument is the
         initial variables.
       errors: function that maps variables to the errors, shape [n].
-      bound: function of variables near the optimum of a weighted mean of errors, and of
-        the weights. It returns a lower bound on the weighted mean, and the errors at
-        the variables. None for no certificate.
+      bound: function of variables and of the steps' weights. It returns a lower bound on
+        the weighted mean of the errors, and the errors at these variables. The bound is
+        good if the variables are near the optimum. None if no certificate is wanted.
       start: initial variables.
       options: options of each stage.
 

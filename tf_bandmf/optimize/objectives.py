@@ -1,4 +1,4 @@
-"""Objectives, which reduce the per-step squared errors to one number."""
+"""Objectives of an optimization: functions from per-step squared errors to one number."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def resolve(objective: ObjectiveLike, errors_increase: bool = False) -> Objectiv
 
     Args:
       objective: "mean" (the squared RMSE), "max" (the squared MaxSE), "last" (the final
-        model's squared error), an `Objective`, or a differentiable function of the per-step
-        squared errors.
+        model's squared error), an `Objective`, or a differentiable function of the
+        per-step squared errors.
       errors_increase: True if errors never decrease from step to step, as for Toeplitz
         strategies with Toeplitz workloads. The maximum error is then the last error.
 
     Raises:
-      ValueError: for an unknown name.
+      ValueError: if the name is unknown.
       TypeError: if `objective` is not one of the above.
     """
     if isinstance(objective, Objective):

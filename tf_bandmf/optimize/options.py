@@ -18,8 +18,8 @@ class Options:
       max_iterations: maximum number of L-BFGS iterations per stage.
       gradient_tolerance: the optimization has converged if no absolute entry of the
         gradient of `scale * log(objective)` exceeds this value.
-      gap_tolerance: the optimization has converged if the certified relative gap is at
-        most this value; for problems that have a certificate.
+      gap_tolerance: for problems that have a certificate, the optimization has converged
+        if the certified relative gap is at most this value.
       decrease_tolerance: the optimization has converged if the objective decreases by
         at most this fraction in 20 iterations.
 
@@ -39,12 +39,14 @@ class Options:
     def judge_progress(
         self, norm: float, decrease: float, iterations: int
     ) -> tuple[bool, str] | None:
-        """Returns if the optimization has converged, and by which rule; None to go on.
+        """Returns whether the optimization has converged, and the stopping rule.
+
+        Returns None if no stopping rule applies.
 
         Args:
           norm: the maximum absolute entry of the gradient.
-          decrease: the decrease of the objective in the last `SEGMENT` iterations;
-            infinite if there were fewer since it was last measured.
+          decrease: the relative decrease of the objective in the last `SEGMENT`
+            iterations; infinite if it is not known yet.
           iterations: the number of iterations so far.
         """
         if norm <= self.gradient_tolerance * (1.0 + 1e-9):

@@ -1,4 +1,4 @@
-"""The outcome of an optimization, including its failures."""
+"""The result of an optimization, which also reports failures."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OptimizationResult:
-    """The outcome of a minimization; a failure is never hidden.
+    """The result of a minimization. If it failed, the result says so.
 
     Attributes:
-      position: the best variables of the optimization, shape [m], even without convergence.
+      position: the best variables that were found, shape [m], even without convergence.
       converged: True if a stopping rule was met.
       message: the stopping rule that was met, or the reason why the optimizer stopped.
-      value: the objective at `position`, which is a squared error.
+      value: the objective at `position`, a squared error.
       gradient_norm: maximum absolute entry of the gradient of `scale * log(objective)`
         with respect to the variables.
       num_iterations: number of iterations of L-BFGS.
@@ -35,7 +35,7 @@ class OptimizationResult:
     optimality_gap: float | None = None
 
     def diagnostics(self, objective: str) -> dict[str, Any]:
-        """Returns all fields but `position`, for `Strategy.diagnostics` and for plans.
+        """Returns all fields except `position`, for `Strategy.diagnostics` and for plans.
 
         Args:
           objective: name of the objective.

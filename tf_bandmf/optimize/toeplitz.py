@@ -1,8 +1,9 @@
-"""Optimal Toeplitz strategies with banded `C` or `C^-1`, by a descent in NumPy.
+"""Optimal Toeplitz strategies with banded `C` or `C^-1`, found with NumPy.
 
-If `A C^-1` is Toeplitz and the objective is the mean or the last per-step error, its
-value and gradient are computed without TensorFlow by a few recurrences of `n` terms, in
-O(n p). `traced_toeplitz` computes all other errors.
+For a workload `A` with Toeplitz `A C^-1`, if the objective is the mean or the last
+per-step error, its value and gradient are computed without TensorFlow from a few
+recurrences, in time O(n p) for n steps and p bands. `traced_toeplitz` computes all other
+errors.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from tf_bandmf.workloads import Workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
 
-# Each named objective, with the objective that equals it if errors never decrease from
-# step to step.
+# For each named objective, an objective that equals it if errors never decrease from step
+# to step.
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
 # The maximum change of a coefficient in the first step. If the descent starts from the
 # square root of the workload, a longer step would leave the region of stable inverses.
@@ -34,8 +35,8 @@ _FIRST_STEP = 0.05
 LEAST_DECREASE = 1e-12
 DRAFT = 1e-2
 
-# A function of coefficients [p] that returns the objective of the per-step squared
-# errors, and its gradient.
+# A function of p coefficients that returns the objective of the per-step squared errors,
+# and its gradient.
 Error = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
 
 
@@ -47,29 +48,31 @@ def optimize(
     options: Options,
     inverse: bool = False,
 ) -> tuple[np.ndarray, OptimizationResult, str, Callable[..., Any]]:
-    """Returns the Toeplitz coefficients with the smallest error at unit sensitivity.
+    """Returns the Toeplitz coefficients with the minimum error at unit sensitivity.
 
-    The minimized function is the objective of the per-step errors times the squared
-    sensitivity. For coefficients of `C`, the squared sensitivity is computed as the
-    squared norm of the sum of the columns `0, b, ..., (k - 1) b`, which is only a lower
-    bound if Theorem 1 of arXiv:2601.22334 does not apply. The scale of `C` does not
-    matter, so the leading coefficient is fixed to 1.
+    The minimized function is the objective of the per-step squared errors times the
+    squared sensitivity. For coefficients of `C`, the squared sensitivity is computed as
+    the squared norm of the sum of the columns `0, b, ..., (k - 1) b`, where `b` is the
+    min separation and `k` the number of participations. This is only a lower bound if
+    Theorem 1 of arXiv:2601.22334 does not apply. The scale of `C` does not matter, so the
+    leading coefficient is fixed at 1.
 
     Args:
-      workload: A.
+      workload: the workload.
       objective: a name, or a function of the per-step squared errors.
-      start: coefficients to start from, shape [bands], the first one not zero.
+      start: initial coefficients, shape [bands]; the first coefficient must not be zero.
       sensitivity: function that computes the squared sensitivity.
       options: stopping rules, with `LEAST_DECREASE` or `DRAFT` as `decrease_tolerance`.
       inverse: True if the coefficients belong to `C^-1` (BandInvMF, arXiv:2505.12128,
         section 5), False if they belong to `C`.
 
     Returns:
-      The coefficients, shape [bands], with a leading 1; the result; the objective's name;
-      and the objective as a function of the errors.
+      The coefficients, shape [bands], with a leading 1; the result of the optimization;
+      the objective's name; and the objective as a function of the errors.
 
     Raises:
-      ValueError: for an unknown name, or if the objective is not finite at the start.
+      ValueError: if the objective's name is unknown, or if the objective is not finite at
+        the initial coefficients.
     """
     start = start / start[0]
     name = None
@@ -108,7 +111,7 @@ class ToeplitzProblem:
         self._error, self._sensitivity, self._inverse = error, sensitivity, inverse
 
     def value_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns value and gradient at coefficients [p - 1]; infinite on overflow."""
+        """Returns the function and its gradient at p - 1 variables; inf on overflow."""
         c = np.append(1.0, position)
         with np.errstate(all="ignore"):
             error, by_error = self._error(c)
@@ -120,7 +123,7 @@ class ToeplitzProblem:
         return float(value), gradient[1:]
 
     def minimize(self, start: np.ndarray, options: Options) -> OptimizationResult:
-        """Minimizes the function by L-BFGS from variables [p - 1].
+        """Minimizes the function with L-BFGS, starting from variables [p - 1].
 
         Raises:
           ValueError: if the objective is not finite at the start.
@@ -132,10 +135,10 @@ class ToeplitzProblem:
 
 
 class SeriesError:
-    """The mean or the last squared error of a Toeplitz `A C^-1`, with its gradient.
+    """The mean or the last per-step squared error of a Toeplitz strategy, with gradient.
 
     Args:
-      workload: A, Toeplitz.
+      workload: the workload, whose matrix `A` must be Toeplitz.
       objective: "mean" or "last".
       inverse: True for coefficients of `C^-1`, False for coefficients of `C`.
     """
@@ -144,14 +147,14 @@ class SeriesError:
         n = workload.num_steps
         self._inverse, self._factor = inverse, workload.inverse_coefficients
         self._column = workload.first_column()
-        # The weights of the squared entries of the first column of A C^-1. Entry t
-        # occurs in n - t rows.
+        # The weights of the squared entries of the first column of A C^-1. Entry t of the
+        # column occurs in n - t rows of the matrix.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns error and gradient at coefficients [p]."""
+        """Returns the error and its gradient at p coefficients."""
         from scipy.signal import lfilter  # slow to import
 
         if self._inverse:

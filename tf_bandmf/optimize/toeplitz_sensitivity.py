@@ -1,19 +1,22 @@
 """The squared sensitivity of a Toeplitz `C` with entries of any sign, and its gradient.
 
-If the first column of `C` is nonnegative and, under min-separation, does not increase
-from lag b on, the sensitivity is the norm of the sum of the columns 0, b, 2b, ...
+Let b be the min separation and k the maximum number of participations. If the first
+column of `C` is nonnegative and, under min-separation participation, does not increase
+from entry b on, the sensitivity is the norm of the sum of the columns 0, b, ...,
+(k - 1) b.
 
-With a fixed epoch order and entries of any sign, the columns 0, b, 2b, ... are the
-worst of the b patterns, because moving a column to the left adds rows and removes none.
-The squared sensitivity is then the maximum of `<X, G>` in
-`analysis.vector_contributions`. Here it is smoothed by a barrier, to the maximum of
+With a fixed epoch order and entries of any sign, the columns 0, b, 2b, ... are the worst
+of the b participation patterns, because moving a column to the left adds rows and removes
+none. Let X be the Gram matrix of these columns. The squared sensitivity is then the
+maximum of `<X, G>` over correlation matrices G; see `analysis.vector_contributions`. This
+module computes a smooth approximation, the maximum of
 
-    <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 times the mean of X_ii,
+    <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 times the mean of X_ii.
 
-which has a unique maximizer G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`.
+The maximizer `G = mu (diag(y) - X)^-1` is unique, and the derivative is `<dX, G>`.
 
-In all other cases, no exact value is known or affordable, and the sensitivity of the
-Toeplitz majorant is used instead (see `analysis.sensitivity.upper_bound`).
+In all other cases, no exact value is known or affordable. The squared sensitivity of a
+Toeplitz majorant of `C` is used instead (see `analysis.sensitivity.upper_bound`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import numpy as np
 
 from tf_bandmf.analysis import participation_patterns, vector_contributions
 
-# The barrier parameter mu, relative to the mean of X_ii.
+# The barrier parameter mu of the module's docstring, relative to the mean of X_ii.
 _BARRIER = 1e-7
 
 
@@ -31,9 +34,10 @@ class SquaredSensitivity:
 
     Args:
       num_steps: n.
-      separation: b.
-      participations: k.
-      fixed_order: True if an example takes part only at steps `i, i + b, ...`
+      separation: b, the minimum number of steps between participations of an example.
+      participations: k, the maximum number of participations of an example.
+      fixed_order: True if an example participates only in steps `i, i + b, ...` for
+        some i.
     """
 
     def __init__(
@@ -49,7 +53,10 @@ class SquaredSensitivity:
         )
 
     def __call__(self, column: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns value and gradient at a column [n], or inf if it is not finite."""
+        """Returns the squared sensitivity and its gradient at a column, shape [n].
+
+        If an entry of the column is not finite, the squared sensitivity is inf.
+        """
         _, b, k = self._shape
         if not np.all(np.isfinite(column)):
             return np.inf, np.zeros(column.size)
@@ -68,10 +75,12 @@ class SquaredSensitivity:
         return value, gradient * np.sign(column)
 
     def of_coefficients(self, c: np.ndarray, inverse: bool) -> tuple[float, np.ndarray]:
-        """Returns value and gradient at coefficients [p] of `C` or of `C^-1`.
+        """Returns the squared sensitivity and its gradient at p coefficients.
 
-        For coefficients of `C`, the value is that of the columns 0, b, 2b, ..., which
-        is only a lower bound if the entries of `C` are not positive and decreasing.
+        The coefficients are those of `C` or, if `inverse` is True, of `C^-1`. For
+        coefficients of `C`, the value is the squared norm of the sum of the columns 0, b,
+        2b, ..., which is only a lower bound if the coefficients are not positive and
+        decreasing.
         """
         from scipy.signal import lfilter  # slow to import
 
@@ -86,8 +95,8 @@ class SquaredSensitivity:
         n, b, k = self._shape
         joint = _repeated(column, b, k)
         padded = np.pad(joint, (0, -n % b))
-        # The gradient is the adjoint of `_repeated`, which computes the same sums from
-        # the end.
+        # The gradient is the adjoint of `_repeated`: the same sums, computed from the
+        # end.
         gradient = _repeated(padded[::-1], b, k)[::-1][:n]
         return float(joint @ joint), 2.0 * gradient
 
@@ -104,7 +113,10 @@ class SquaredSensitivity:
 
 
 def _smoothed_maximum(gram: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns the maximum of `<X, G> + mu log det G` over G, and its gradient in X."""
+    """Returns the maximum of `<X, G> + mu log det G` over G, and its gradient.
+
+    `X` is `gram`, and the gradient is with respect to `X`; see the module's docstring.
+    """
     _, (best,) = vector_contributions.centered(gram[None], _BARRIER)
     mean = _BARRIER * np.trace(gram) / len(gram)
     log_det = float(np.linalg.slogdet(best)[1])
@@ -113,7 +125,7 @@ def _smoothed_maximum(gram: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def _repeated(x: np.ndarray, b: int, k: int) -> np.ndarray:
-    """Returns `sum_{j < k} x[t - j b]`."""
+    """Returns the array `y` with `y[t] = sum_{j < k} x[t - j b]`."""
     table = np.pad(x, (0, -x.size % b)).reshape(-1, b).cumsum(axis=0)
     if k < len(table):
         table[k:] -= table[:-k].copy()
@@ -121,11 +133,10 @@ def _repeated(x: np.ndarray, b: int, k: int) -> np.ndarray:
 
 
 def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the smallest majorant that does not increase from lag b on.
+    """Returns the smallest array >= `absolute` that does not increase from entry b on.
 
     Returns:
-      The majorant, and for each of its entries the index of the equal entry of
-      `absolute`.
+      The array `m`, and the indices `i` with `m = absolute[i]`.
     """
     index = np.arange(absolute.size)
     tail = absolute[b:][::-1]
@@ -136,6 +147,6 @@ def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def correlate(x: np.ndarray, y: np.ndarray, count: int) -> np.ndarray:
-    """Returns `sum_t x[t] y[t - i]` for i < count."""
+    """Returns the array of the sums `sum_t x[t] y[t - i]` for i = 0, ..., count - 1."""
     n = x.size
     return np.array([x[i:] @ y[: n - i] for i in range(count)])

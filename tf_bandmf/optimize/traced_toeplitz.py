@@ -1,8 +1,9 @@
-"""The error of Toeplitz strategies in TensorFlow.
+"""The error of Toeplitz strategies, computed with TensorFlow.
 
-This module covers the cases that `toeplitz` does not: learning-rate schedules, for
-which `A C^-1` is not Toeplitz, and custom objectives. The recursion of
-`tf_bandmf.analysis.gram_recursion` computes the errors in O(n w^2).
+This module covers the cases that the module `toeplitz` does not cover: custom objectives,
+and learning-rate schedules, for which the error matrix `A C^-1` of a workload `A` and a
+strategy `C` is not Toeplitz. The recursion of `tf_bandmf.analysis.gram_recursion`
+computes the errors in time O(n w^2) for n steps and w bands.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from tf_bandmf.workloads import Workload
 def per_step_errors(
     coefficients: tf.Tensor, workload: Workload, inverse: bool
 ) -> tf.Tensor:
-    """Returns squared errors [n] for coefficients [bands] of `C` or `C^-1`."""
+    """Returns the per-step squared errors, shape [n], of a Toeplitz strategy `C`.
+
+    The coefficients, shape [bands], are those of `C` or, if `inverse` is True, of `C^-1`.
+    """
     columns = banded_matrices.toeplitz_columns(coefficients, workload.num_steps)
     if inverse:
         regression = tf.constant(workload.inverse().as_rows())
@@ -31,10 +35,10 @@ def per_step_errors(
 
 
 class TracedError:
-    """The objective of a Toeplitz strategy's squared errors, with its gradient.
+    """An objective of a Toeplitz strategy's per-step squared errors, with its gradient.
 
     Args:
-      workload: A.
+      workload: the workload.
       objective: objective of the per-step squared errors.
       bands: number of coefficients.
       inverse: True if the coefficients belong to `C^-1`.
@@ -56,10 +60,10 @@ class TracedError:
         )
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns error and gradient at coefficients [p].
+        """Returns the objective and its gradient at p coefficients.
 
-        If the objective is the maximum, the error is `SmoothMaximum` at its current
-        order.
+        If the objective is the maximum of the errors, this method returns the smooth
+        approximation `SmoothMaximum` with its current order instead.
         """
         value, gradient = self._traced(tf.constant(c))
         return float(value), gradient.numpy()
@@ -67,10 +71,10 @@ class TracedError:
     def minimize(
         self, descend: maximum.Minimize, start: np.ndarray, options: Options
     ) -> OptimizationResult:
-        """Minimizes the error over the coefficients after the leading 1.
+        """Minimizes the objective over the coefficients after the leading 1.
 
         Args:
-          descend: function that minimizes the error times the squared sensitivity.
+          descend: function that minimizes the objective times the squared sensitivity.
           start: variables [p - 1].
           options: stopping rules.
         """
