@@ -19,11 +19,10 @@ CLIP = 0.5
 def contribution(factor, clip=CLIP):
     """Computes the clipped sum of a batch, and the clipping weight of each example."""
     measured = factor.measure()
-    bounds, shares = measured.norms.bounds, tf.ones([1])
-    finite = tf.math.is_finite(bounds)
-    settings = Clip((0,), tf.constant([clip], tf.float64), False, 1.0)
-    weights = settings.weights(bounds[None], settings.allowed(shares), shares)[0]
-    weights = tf.where(finite, weights, 0.0)
+    bounds, finite = measured.norms.bounds, tf.math.is_finite(measured.norms.bounds)
+    settings = Clip((0,), (clip,), False, 1.0)
+    weights = settings.weights(bounds[None], settings.allowed(None), None)[0]
+    weights = tf.where(finite, weights, 0.0)[:, None]
     tensors = base.cleaned(finite, measured.tensors)
     return tf.convert_to_tensor(measured.weighted_sum(weights, *tensors)), weights
 
@@ -239,7 +238,7 @@ def test_lookups_that_cancel_a_projection():
     rows = tables.Rows(ids, values, 3000)
     opposite = base.Product(tf.one_hot(ids, 3000), -values, (3000, 16))
     measured = base.add_factors([rows, opposite]).measure()
-    total = measured.weighted_sum(tf.constant([1.0, 0, 0]), *measured.tensors)
+    total = measured.weighted_sum(tf.constant([[1.0], [0], [0]]), *measured.tensors)
     bound = float(measured.norms.bounds[0]) ** 0.5
     assert bound >= np.linalg.norm(np.asarray(total, "f8"))
     # The bound is at least the sum of the norms of all terms, divided by 256.

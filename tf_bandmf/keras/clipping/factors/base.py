@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -50,8 +51,9 @@ class Measured(NamedTuple):
       norms: [B], with bounds that hold for the terms of `weighted_sum`.
       tensors: the tensors [B, ...] from which the sum is computed; float32, or on
         accelerators also 16-bit floats, see `norms.kept`.
-      weighted_sum: maps weights [B] and the (cleaned) tensors, one argument each, to the
-        weighted sum of the per-example gradients, in the variable's shape or flattened.
+      weighted_sum: maps weights [B, 1] and the (cleaned) tensors, one argument each, to
+        the weighted sum of the per-example gradients, in the variable's shape or
+        flattened.
     """
 
     norms: Norms
@@ -59,19 +61,22 @@ class Measured(NamedTuple):
     weighted_sum: Callable[..., Any]
 
 
-def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sets tensors [B, ...] to zero for the examples where `counts` is False.
+def cleaned(counts: tf.Tensor, tensors: Any) -> Any:
+    """Sets nested tensors [B, ...] to zero for the examples where `counts` is False.
 
     Multiplying by zero would not be enough, since zero times infinity is NaN.
     """
 
+    @functools.cache
+    def rows(rank: int) -> tf.Tensor:
+        return tf.reshape(counts, [-1] + [1] * (rank - 1))
+
     # A scalar zero is broadcast, because TensorFlow would store an array of zeros for each
     # tensor as a constant of the graph.
-    def clean(tensor: tf.Tensor) -> tf.Tensor:
-        rows = tf.reshape(counts, [-1] + [1] * (tensor.shape.rank - 1))
-        return tf.where(rows, tensor, tf.zeros([], tensor.dtype))
-
-    return list(map(clean, tensors))
+    zero = tf.zeros([])
+    return tf.nest.map_structure(
+        lambda t: tf.where(rows(t.shape.rank), t, tf.cast(zero, t.dtype)), tensors
+    )
 
 
 class Factor(abc.ABC):
@@ -83,8 +88,8 @@ class Factor(abc.ABC):
 
     def measure(self) -> Measured:
         """Returns the norms, and the tensors from which sums are computed."""
-        pinned = norms.pinned(self.instantiate())
-        return Measured(norms.of_examples(*pinned), pinned, _tensordot)
+        rows = norms.pinned(batches.flattened(self.instantiate()))
+        return Measured(norms.of_last_axis(*rows), rows, _summed)
 
     def add(self, other: Factor) -> Factor | None:
         """Returns the sum with another factor; None if the two have no common form."""
@@ -182,17 +187,19 @@ class Product(Factor):
 
     def measure(self) -> Measured:
         terms, size = self.left.shape[1], math.prod(self.shape)
-        if terms != 1 and prefers_forming(terms, size):
+        if terms == 1:
+            # In a single outer product, no terms can cancel.
+            single = [tf.squeeze(norms.kept(t), 1) for t in (self.left, self.right)]
+            pair = norms.pinned(*single)
+            return Measured(norms.of_outer_products(*pair), pair, self.summed)
+        if prefers_forming(terms, size):
             return super().measure()
         source, make = self.left, tf.convert_to_tensor
         if self.copied is not None and norms.accelerator():
             source, make = self.copied
         source, right = norms.pinned(norms.kept(source), norms.kept(self.right))
         left = make(source)
-        if terms == 1:
-            # In a single outer product, no terms can cancel.
-            measured = norms.of_outer_products(left, right)
-        elif terms is not None:
+        if terms is not None:
             measured = norms.of_terms(left, right)
         else:
             dynamic_terms = tf.cast(tf.shape(left)[1], tf.float32)
@@ -210,12 +217,18 @@ class Product(Factor):
     def summed(
         self, weights: tf.Tensor, left: tf.Tensor, right: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the sum over examples of weights times `left[b]ᵀ right[b]`."""
+        """Returns the sum over examples of weights times `left[b]ᵀ right[b]`.
+
+        Args:
+          weights: [B, 1].
+          left: [B, T, I]; or [B, I] if there is one term.
+          right: [B, T, O]; or [B, O].
+        """
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
-        right = right * tf.reshape(weights, [-1, 1, 1])
-        left = tf.reshape(left, [-1, left.shape[-1]])
-        right = tf.reshape(right, [-1, right.shape[-1]])
-        total = tf.matmul(left, right, transpose_a=True)
+        if left.shape.rank == 3:
+            weights = tf.expand_dims(weights, 2)
+        right = _joined(right * weights)
+        total = tf.matmul(_joined(left), right, transpose_a=True)
         return self._to_kernels(total) if self.order else total
 
     def _to_kernels(self, matrices: tf.Tensor, *batch: int) -> tf.Tensor:
@@ -242,8 +255,11 @@ def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     return tf.reshape(tensor, [-1, terms, *tensor.shape[2:]])
 
 
-def _tensordot(weights: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-    """Contracts weights [B] with gradients [B, ...]; the result is flattened."""
-    # `tf.tensordot` would add forty operations to the graph, which slow the start-up.
-    rows = batches.flattened(gradients)
-    return tf.linalg.matvec(rows, weights, transpose_a=True)
+def _joined(terms: tf.Tensor) -> tf.Tensor:
+    """Reshapes [B, T, n] to [B * T, n]."""
+    return terms if terms.shape.rank == 2 else tf.reshape(terms, [-1, terms.shape[2]])
+
+
+def _summed(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of rows [B, n] times weights [B, 1]."""
+    return tf.squeeze(tf.matmul(rows, weights, transpose_a=True), 1)

@@ -131,31 +131,24 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
     return Norms(squared, squared * (1.0 + ROUNDING) + size * _TINY)
 
 
-def of_examples(gradients: tf.Tensor) -> Norms:
-    """Computes the norms [B] of gradients [B, ...] from their entries."""
-    return of_last_axis(batches.flattened(gradients))
-
-
 def _block(size: int) -> int | None:
-    """Returns the largest divisor of `size` up to `_BLOCK`; None if it is below 32."""
-    if size <= _BLOCK:
-        return size
-    block = next(n for n in range(_BLOCK, 0, -1) if size % n == 0)
-    return block if block >= 32 else None
+    """Returns the largest divisor of `size` up to `_BLOCK`; None if it is small."""
+    block = next(n for n in range(min(size, _BLOCK), 0, -1) if size % n == 0)
+    return block if block >= min(size, 32) else None
 
 
 def of_outer_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     """Computes the norms of gradients l rᵀ as |l| |r|, without cancellation.
 
     Args:
-      left: [B, 1, I], as `kept` returns it.
-      right: [B, 1, O], likewise.
+      left: [B, I], as `kept` returns it.
+      right: [B, O], likewise.
 
     Returns:
       Norms [B].
     """
     pairs = zip(of_last_axis(left), of_last_axis(right), strict=True)
-    return Norms(*(tf.squeeze(one * other, 1) for one, other in pairs))
+    return Norms(*(one * other for one, other in pairs))
 
 
 def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:
@@ -206,7 +199,8 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
 def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     """Computes the norms of gradients Lᵀ R from their entries."""
     left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
-    measured = of_examples(tf.matmul(left, right, transpose_a=True)).squared
+    formed = batches.flattened(tf.matmul(left, right, transpose_a=True))
+    measured = of_last_axis(formed).squared
     lengths = of_last_axis(left).bounds * of_last_axis(right).bounds
     squares = tf.square(tf.reduce_sum(tf.sqrt(lengths), -1))
     return of_sums(measured, squares)

@@ -15,6 +15,7 @@ from tf_bandmf.keras.clipping.factors.base import (
     prefers_forming,
 )
 from tf_bandmf.keras.clipping.factors.norms import Norms
+from tf_bandmf.keras.clipping.tensors.batches import flattened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,10 @@ class Rows(Factor):
 
     def add(self, other: Factor) -> Factor | None:
         if isinstance(other, Product):
-            return self._with_product(other)
+            if other.order:
+                return None
+            product = other if self.product is None else self.product.add(other)
+            return product and dataclasses.replace(self, product=product)
         if not isinstance(other, Rows):
             return None
         total = dataclasses.replace(
@@ -45,13 +49,6 @@ class Rows(Factor):
             values=tf.concat([self.values, other.values], axis=1),
         )
         return total if other.product is None else total.add(other.product)
-
-    def _with_product(self, other: Product) -> Factor | None:
-        """Returns the sum with a `Product`; None if `Rows` cannot store the sum."""
-        if other.order:
-            return None
-        product = other if self.product is None else self.product.add(other)
-        return product and dataclasses.replace(self, product=product)
 
     def of_units(self, rows: int) -> Factor:
         return dataclasses.replace(
@@ -79,14 +76,16 @@ class Rows(Factor):
         if self.product is not None:
             return self._measured_with(self.product)
         (values,) = norms.pinned(tf.cast(self.values, tf.float32))
-        terms = self.ids.shape[1]
-        measured = norms.of_examples(values) if terms == 1 else self._norms(values)
+        if self.ids.shape[1] == 1:
+            measured = norms.of_last_axis(flattened(values))
+        else:
+            measured = self._norms(values)
         return Measured(measured, (values,), self.summed)
 
     def summed(self, weights: tf.Tensor, values: tf.Tensor) -> tf.IndexedSlices:
         """Returns the weighted sum of `values`; its indices may contain duplicates."""
         shape = [self.num_rows, values.shape[-1]]
-        values = tf.reshape(values * weights[:, None, None], [-1, shape[1]])
+        values = tf.reshape(values * tf.expand_dims(weights, 2), [-1, shape[1]])
         ids = tf.cast(tf.reshape(self.ids, [-1]), tf.int64)
         return tf.IndexedSlices(values, ids, tf.constant(shape, tf.int64))
 
@@ -120,11 +119,8 @@ class Rows(Factor):
         size = self.num_rows * int(self.values.shape[-1])
         if prefers_forming(total, size):
             return super().measure()
-        values, left, right = norms.pinned(
-            tf.cast(self.values, tf.float32),
-            tf.cast(product.left, tf.float32),
-            tf.cast(product.right, tf.float32),
-        )
+        stored = self.values, product.left, product.right
+        values, left, right = norms.pinned(*(tf.cast(t, tf.float32) for t in stored))
         # The norms follow from inner products of the rows [e_id; l_t], and of the rows
         # [v_t; r_t], where e_k is the k-th unit vector. An inner product with a unit
         # vector is a single entry, so the unit vectors, which are as long as the table,

@@ -9,9 +9,8 @@ loop.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -44,8 +43,7 @@ def _is_closed(layer: Any) -> bool:
     return not (is_unrolled and has_table)
 
 
-@dataclasses.dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """A layer whose calls are recorded.
 
     Attributes:

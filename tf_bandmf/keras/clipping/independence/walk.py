@@ -344,15 +344,13 @@ class Walk:
 
     def _rnn(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         given = _bound(original, args, kwargs)
-        inputs, mask = given["inputs"], given["mask"]
-        leaves = keras.tree.flatten(inputs)
-        if not any(isinstance(leaf, KerasTensor) for leaf in leaves):
+        tensors = tensors_of((given["inputs"], given["mask"]))
+        if not any(isinstance(tensor, KerasTensor) for tensor in tensors):
             return original(*args, **kwargs)
-        masks = [] if mask is None else [mask]
-        places = [p for t in [*leaves, *masks] if (p := self.place(t)) is not None]
+        places = [p for t in tensors if (p := self.place(t)) is not None]
         if given["time_major"] or same(places).axis != 0:
             raise Mixes("loops from one example to the next")
-        first = keras.tree.map_structure(lambda t: t[:, 0], inputs)
+        first = keras.tree.map_structure(lambda t: t[:, 0], given["inputs"])
         constants = given["constants"] or []
 
         before = list(given["initial_states"])
@@ -360,7 +358,7 @@ class Walk:
         pairs = zip(keras.tree.flatten(before), keras.tree.flatten(states), strict=True)
         if any(self.place(one) != self.place(other) for one, other in pairs):
             raise CannotOpen("a loop whose state changes places")
-        count = leaves[0].shape[1] if given["return_all_outputs"] else 1
+        count = tensors[0].shape[1] if given["return_all_outputs"] else 1
         outputs = keras.ops.repeat(keras.ops.expand_dims(output, 1), count, 1)
         return output, outputs, states
 

@@ -10,11 +10,13 @@ loss classes, with the last axis as `axis`, and without `ignore_class`.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.tensors.batches import num_examples
 from tf_bandmf.keras.compat.keras_objects import (
     LOGITS,
     MASK,
@@ -75,9 +77,9 @@ def row_losses(
     # Without this check, a single row would be broadcast to all examples.
     logits = getattr(y_pred, LOGITS, None)
     tensors = given if logits is None else [*given, logits]
-    sizes = tf.stack([tf.shape(each)[0] for each in tensors])
+    size, *others = map(num_examples, tensors)
     message = "Each example must have one target, and one weight if weights are used."
-    is_same = tf.reduce_all(tf.equal(sizes, sizes[0]))
+    is_same = functools.reduce(tf.logical_and, [tf.equal(size, n) for n in others])
     with tf.control_dependencies([tf.debugging.Assert(is_same, [message])]):
         rows = part.loss.call(target, prediction)
     rows = _reduced(rows, part.loss.reduction)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -33,8 +32,7 @@ from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.seeds import used_generators
 
 
-@dataclasses.dataclass(frozen=True)
-class Forward:
+class Forward(NamedTuple):
     """A recorded forward pass.
 
     Attributes:

@@ -136,9 +136,9 @@ def clipped_gradient_sums(
     clip = how_to_clip(model, l2_norm_clip, clipping, loss_scale_factor, scales)
     data = batches.to_tensors((x, y, sample_weight, rows))
     static, size = batches.batch_size(data)
-    if shares is None:
-        shares = tf.ones([static if static else size])
-    else:
+    if shares is None and microbatch_size is not None:
+        shares = tf.ones([size])  # The padding of the last group has no share.
+    elif shares is not None:
         shares = tf.cast(tf.convert_to_tensor(shares), tf.float32)
         # Comparisons with NaN are false, so NaN becomes 0.
         shares = tf.where(shares > 0.0, tf.minimum(shares, 1.0), 0.0)
@@ -170,7 +170,7 @@ def _one_pass(
     Args:
       model: the model.
       data: (x, y, sample_weight, rows, shares), tensors [B, ...] with B >= 1. Examples
-        that were added as padding have a share of 0.
+        that were added as padding have a share of 0; without shares, there are none.
       clip: the settings of clipping.
       structure: see `clipped_gradient_sums`.
     """
@@ -184,16 +184,19 @@ def _one_pass(
     outputs = batches.map_tensors(tf.stop_gradient, forward.y_pred)
     if units is not None:
         losses, outputs = units.losses(losses), units.unflat(outputs)
-    squared = tf.add_n([part.measured.norms.squared for part in parts])
-    norms = tf.sqrt(squared) / clip.scale
-    bounds = _bounds(parts, clip)
+    squared, bounds = zip(*(part.measured.norms for part in parts), strict=True)
+    norms = clip.unscaled(tf.sqrt(tf.add_n(squared)))
+    # Per group, [G, B]; 0 for an empty group.
+    groups = [part.group for part in parts]
+    bounds = tf.math.unsorted_segment_sum(tf.stack(bounds), groups, len(clip.norms))
+    bounds = clip.unscaled(bounds, 2)
     is_finite = tf.math.is_finite(losses) & tf.reduce_all(tf.math.is_finite(bounds), 0)
-    has_share = shares > 0.0
-    counts = is_finite & has_share
+    counts = is_finite if shares is None else is_finite & (shares > 0.0)
     allowed = clip.allowed(shares)
-    weights = tf.where(counts, clip.weights(bounds, allowed, shares), 0.0) / clip.scale
+    weights = tf.where(counts, clip.weights(bounds, allowed, shares), 0.0)
+    weights = tf.expand_dims(clip.unscaled(weights), 2)
     sums = _weighted_sums(variables, parts, tf.unstack(weights), counts)
-    is_zero = tf.equal(norms, 0.0) | ~has_share
+    is_zero = tf.equal(norms, 0.0) | ~counts
     is_short = tf.reduce_all(bounds <= tf.square(allowed), 0)
     outcomes = tf.where(is_zero, 2, tf.where(is_short, 0, 1))
     outcomes = tf.where(is_finite, outcomes, 3)
@@ -214,14 +217,6 @@ class Part(NamedTuple):
     positions: tuple[int, ...]
     group: int
     measured: Measured
-
-
-def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
-    """Returns upper bounds of squared norms per group, [G, B]; 0 for an empty group."""
-    bounds = tf.stack([part.measured.norms.bounds for part in parts])
-    groups = [part.group for part in parts]
-    total = tf.math.unsorted_segment_sum(bounds, groups, clip.norms.shape[0])
-    return total / clip.scale**2
 
 
 def _measured(
@@ -276,7 +271,10 @@ def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[
     """Computes gradient norms; the small variables of a group share a `Part`."""
     together: dict[int, list[int]] = {}
     for position, factor in factors.items():
-        is_small = not accelerator() and 0 < _size(factor) <= _SMALL
+        size = None
+        if isinstance(factor, Instantiated) and not accelerator():
+            size = factor.gradients.shape[1:].num_elements()
+        is_small = size is not None and size <= _SMALL
         key = groups[position] if is_small else -1 - position
         together.setdefault(key, []).append(position)
     parts = []
@@ -288,13 +286,6 @@ def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[
             whole = Instantiated(tf.concat(flat, axis=1))
         parts.append(Part(tuple(positions), groups[positions[0]], whole.measure()))
     return parts
-
-
-def _size(factor: Factor) -> int:
-    """Returns the size of a variable if its gradients are stored directly, else 0."""
-    if type(factor) is not Instantiated:
-        return 0
-    return factor.gradients.shape[1:].num_elements() or 0
 
 
 def _dense(gradient: Any) -> tf.Tensor | None:
@@ -314,9 +305,34 @@ def _weighted_sums(
     weights: Sequence[tf.Tensor],
     counts: tf.Tensor,
 ) -> list[Any]:
-    """Returns each variable's weighted sum of gradients, without bad examples."""
+    """Returns each variable's weighted sum of gradients, without bad examples.
+
+    On accelerators, the sums are computed one after the other. Otherwise, a GPU could
+    hold copies of the gradients of several layers at the same time. The last layer comes
+    first, since its gradients have been in memory the longest.
+
+    Args:
+      variables: the trainable variables.
+      parts: the gradients.
+      weights: for each group, the weights of the examples, [B, 1].
+      counts: [B], False for examples whose gradients may not be finite.
+    """
+    given = tensors = [part.measured.tensors for part in parts]
+    in_turns = accelerator()
+    if not in_turns:
+        # Bad examples are rare, so gradients are copied only if there is one.
+        tensors = tf.cond(
+            tf.reduce_all(counts), lambda: given, lambda: cleaned(counts, given)
+        )
+    total: Any = ()
     sums: dict[int, Any] = {}
-    for part, total in zip(parts, _sums_of(parts, weights, counts), strict=True):
+    for part, of_part in zip(reversed(parts), reversed(tensors), strict=True):
+        weight = weights[part.group]
+        if in_turns:
+            before = tf.nest.flatten(total, expand_composites=True)
+            weight, now, *_ = pinned(weight, counts, *before)
+            of_part = cleaned(now, of_part)
+        total = part.measured.weighted_sum(weight, *of_part)
         pieces, of_part = [total], [variables[i] for i in part.positions]
         if len(of_part) > 1:
             pieces = tf.split(total, [math.prod(one.shape) for one in of_part])
@@ -330,7 +346,8 @@ def _sum_of(variable: Any, total: Any) -> Any:
     if reader_of(variable) is None:
         if total is None:
             return tf.zeros(shape)
-        return tf.reshape(tf.convert_to_tensor(total), shape)
+        total = tf.convert_to_tensor(total)
+        return total if total.shape == shape else tf.reshape(total, shape)
     if total is None:
         nothing = tf.zeros([0], tf.int64)
         return tf.IndexedSlices(tf.zeros([0, *shape[1:]]), nothing)
@@ -343,34 +360,3 @@ def _sum_of(variable: Any, total: Any) -> Any:
             f"number of steps, or give make_private tables='dense'."
         )
     return tf.IndexedSlices(total.values, total.indices)
-
-
-def _sums_of(
-    parts: Sequence[Part], weights: Sequence[tf.Tensor], counts: tf.Tensor
-) -> list[Any]:
-    """Computes the weighted sum of each `Part`, on accelerators one after the other.
-
-    Without this order, a GPU could hold copies of the gradients of several layers at
-    the same time. The last layer comes first, since its gradients have been in memory
-    the longest.
-    """
-    tensors = [list(part.measured.tensors) for part in parts]
-
-    in_turns = accelerator()
-    if not in_turns:
-        # Bad examples are rare, so gradients are copied only if there is one.
-        given = tensors
-        tensors = tf.cond(
-            tf.reduce_all(counts),
-            lambda: given,
-            lambda: [cleaned(counts, of_part) for of_part in given],
-        )
-    sums: list[Any] = []
-    for part, of_part in zip(reversed(parts), reversed(tensors), strict=True):
-        weight = weights[part.group]
-        if in_turns:
-            before = tf.nest.flatten(sums[-1:], expand_composites=True)
-            weight, now, *_ = pinned(weight, counts, *before)
-            of_part = cleaned(now, of_part)
-        sums.append(part.measured.weighted_sum(weight, *of_part))
-    return sums[::-1]

@@ -166,7 +166,7 @@ class Clip(NamedTuple):
 
     Attributes:
       groups: the group number of each trainable variable.
-      norms: clip norms of the groups, [G] float64; their squares add up to at most C^2.
+      norms: clip norms of the groups; their squares add up to at most C^2.
       is_automatic: True for automatic clipping (AUTO-S, see `Clipping`).
       scale: the power of two that multiplies losses in the backward pass.
       scales: factors that multiply gradient coordinates before clipping, one tensor per
@@ -174,24 +174,33 @@ class Clip(NamedTuple):
     """
 
     groups: tuple[int, ...]
-    norms: tf.Tensor
+    norms: tuple[float, ...]
     is_automatic: bool
     scale: float
     scales: tuple[tf.Tensor, ...] = ()
 
-    def allowed(self, shares: tf.Tensor) -> tf.Tensor:
-        """Returns the clip norm of each group and example, [G, B], from shares [B]."""
-        return self.norms[:, None] * tf.cast(shares, tf.float64)
+    def allowed(self, shares: tf.Tensor | None) -> tf.Tensor:
+        """Returns the clip norm of each group and example, [G, B], from shares [B].
+
+        Without shares, the norms are the same for all examples, [G, 1].
+        """
+        norms = tf.constant([[norm] for norm in self.norms], tf.float64)
+        return norms if shares is None else norms * tf.cast(shares, tf.float64)
+
+    def unscaled(self, numbers: tf.Tensor, power: int = 1) -> tf.Tensor:
+        """Divides numbers by the loss scale, or by a power of it."""
+        return numbers if self.scale == 1.0 else numbers / self.scale**power
 
     def weights(
-        self, bounds: tf.Tensor, allowed: tf.Tensor, shares: tf.Tensor
+        self, bounds: tf.Tensor, allowed: tf.Tensor, shares: tf.Tensor | None
     ) -> tf.Tensor:
         """Returns the weights that clip each gradient to its share of the clip norm.
 
         Args:
           bounds: upper bounds of squared norms, [G, B] float64.
           allowed: the clip norms of these shares, [G, B].
-          shares: fractions of the clip norm, [B] float32, in (0, 1] where weights are used.
+          shares: None; or fractions of the clip norm, [B] float32, in (0, 1] where weights
+            are used.
 
         Returns:
           [G, B] float32: min(1, allowed / norm); if clipping is automatic, allowed /
@@ -202,7 +211,7 @@ class Clip(NamedTuple):
         """
         norms = tf.sqrt(bounds)
         if self.is_automatic:
-            norms += GAMMA * tf.cast(shares, tf.float64)
+            norms += GAMMA if shares is None else GAMMA * tf.cast(shares, tf.float64)
         ratios = allowed / norms * (1.0 - 2.0**-20)
         if not self.is_automatic:
             ratios = tf.where(norms > allowed, ratios, tf.ones_like(ratios))
@@ -232,7 +241,7 @@ def how_to_clip(
     groups, norms = clipping.grouping(model.trainable_variables, l2_norm_clip)
     return Clip(
         groups,
-        tf.constant(norms, tf.float64),
+        norms,
         clipping.kind == "automatic",
         float(loss_scale_factor or 1.0),
         tuple(tf.convert_to_tensor(scale, tf.float32) for scale in scales or ()),

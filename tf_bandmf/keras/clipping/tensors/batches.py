@@ -121,7 +121,13 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
             "All inputs, targets and sample weights must have the same batch "
             f"size, found {sorted(sizes)}."
         )
-    return (sizes.pop() if sizes else None), tf.shape(leaves[0])[0]
+    return (sizes.pop() if sizes else None), num_examples(leaves[0])
+
+
+def num_examples(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the batch size of a tensor [B, ...] of known rank."""
+    # A slice of the shape would take three more operations.
+    return tf.unstack(tf.shape(tensor))[0]
 
 
 def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
@@ -132,7 +138,7 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     """
     example = tuple(tensor.shape[1:])
     if None in example or -1 in shape or 0 in example:
-        return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
+        return tf.reshape(tensor, [num_examples(tensor), *shape])
     # This verifies the static shape at run time, and takes fewer operations.
     tensor = tf.ensure_shape(tensor, [None, *example])
     return tensor if example == shape else tf.reshape(tensor, [-1, *shape])
