@@ -1,4 +1,4 @@
-"""Package setup; the metadata are in pyproject.toml."""
+"""Package setup; the metadata is in pyproject.toml."""
 
 from setuptools import setup
 

@@ -27,7 +27,7 @@ MOMENTUM = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The settings that all mechanisms share; `l2_norm_clip` clips a device's update."""
+    """Settings shared by all mechanisms; `l2_norm_clip` bounds each device's update."""
 
     epsilon: float
     delta: float
@@ -38,13 +38,13 @@ class Setting:
     client_learning_rate: float
     server_learning_rate: float
 
-    # The cache keeps every `Setting` in memory until the program ends, which is
-    # harmless.
+    # Caching a method keeps every `Setting` in memory until the program ends. This is
+    # harmless here.
     @functools.cache  # noqa: B019
     def plan(
         self, mechanism: str | tf_bandmf.Strategy, epsilon: float | None = None
     ) -> tf_bandmf.Plan:
-        """Returns a mechanism's plan; by default, with the epsilon of this setting."""
+        """Returns a mechanism's plan, by default for the epsilon of this setting."""
         if mechanism == "banded":
             mechanism = f"banded:{self.min_separation}"
         return tf_bandmf.plan(
@@ -69,16 +69,16 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A mechanism of the comparison, with its plan and its learning process.
+    """A mechanism in the comparison, with its plan and its learning process.
 
     Attributes:
       name: the mechanism's key in `TITLES`.
-      plan: plan that gives the guarantee; for the mechanism "none", it only determines
-        which devices take part.
-      process: a learning process.
+      plan: the plan that gives the privacy guarantee. The mechanism "none" has no
+        guarantee, and its plan only determines which devices take part.
+      process: TFF's learning process, which trains with this mechanism.
       data: function that converts a device's tagged data set to the process's input.
-      rmse: RMSE of the noise in the models, per weight, for a server learning rate of
-        1: the square root of the mean variance over all rounds.
+      rmse: RMSE of the noise in each model weight if the server learning rate is 1:
+        the square root of the noise variance, averaged over all rounds.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Contender:
 
 
 def build(name: str, setting: Setting) -> Contender:
-    """Builds the contender with this name."""
+    """Builds the contender for the mechanism `name`, which is a key of `TITLES`."""
     if name in ("none", "tree"):
         return _of_tff(name, setting)
     plan = setting.plan(name)
@@ -104,7 +104,7 @@ def build(name: str, setting: Setting) -> Contender:
 
 
 def _of_tff(name: str, setting: Setting) -> Contender:
-    """Returns a contender with a process of TFF, which does not check participation."""
+    """Builds a contender from TFF's own process, which does not check participation."""
     plan = setting.plan("tree" if name == "tree" else "identity")
     if name == "tree":
         aggregator = tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
@@ -137,33 +137,35 @@ def _of_tff(name: str, setting: Setting) -> Contender:
 
 
 def node_noise_multiplier(plan: tf_bandmf.Plan) -> float:
-    """Returns TFF's noise multiplier for the (epsilon, delta) of a plan with "tree".
+    """Returns TFF's noise multiplier for the same (epsilon, delta) as a "tree" plan.
 
-    TFF's tree releases the sums over all complete dyadic intervals of rounds, each with
-    independent noise, and computes its estimates from these sums. The l2 norm of the
-    change that one device makes to these sums is the sensitivity of the strategy "tree"
-    under the plan's participation (`tf_bandmf.matrices.dyadic_tree`). Therefore the
-    noise of a node has the standard deviation of the plan's noise before correlation.
-    This holds for both of TFF's estimators.
+    TFF's tree has one node for each complete dyadic interval of rounds. A node releases
+    the sum over its interval with independent noise, and TFF's estimators use only
+    these sums. The l2 norm of the change that one device makes to all sums is the
+    sensitivity of the strategy "tree" under the plan's participation
+    (`tf_bandmf.matrices.dyadic_tree`). Therefore a node's noise needs the standard
+    deviation that the plan's noise has before it is correlated. This holds for both of
+    TFF's estimators.
     """
     return plan.noise_stddev / plan.l2_norm_clip
 
 
 def tree_noise(plan: tf_bandmf.Plan) -> float:
-    """Returns the RMS noise of the models with TFF's estimator (Honaker, bottom-up).
+    """Returns the RMS noise in the models under TFF's bottom-up Honaker estimator.
 
-    The estimate of the sum at a node of level l, from this node and the nodes below it,
-    has a variance of 2^l / (2^(l+1) - 1) times that of a node. A prefix of t rounds is
-    a sum of nodes, one for each binary digit 1 of t. Here, models are sums of updates
-    with momentum.
+    The estimator averages the noisy sum of a node of level l with the sums of the nodes
+    below it. The variance of this estimate is 2^l / (2^(l+1) - 1) times the variance of
+    one node's noise. The estimate for the first t rounds adds the estimates of several
+    nodes, one for each 1 in the binary representation of t. The models apply momentum
+    to the differences of these estimates.
     """
     n = plan.num_steps
-    # For each prefix (row) and node (column), the weight of the node's noise.
+    # The weight of each node's noise (columns) in the estimate of each prefix (rows).
     estimates = np.zeros((n, 2 * n))
     numbers: dict[tuple[int, int], int] = {}
 
     def add(row: np.ndarray, level: int, start: int, weight: float) -> None:
-        """Adds the weights of a node's estimate, which averages it and its children."""
+        """Adds a node's estimate, which is an average of the node and its children."""
         share = 2.0**level / (2.0 ** (level + 1) - 1.0)
         row[numbers.setdefault((level, start), len(numbers))] += weight * share
         if level:

@@ -1,4 +1,4 @@
-"""Writes accuracy curves as a CSV file, a Markdown table and a picture."""
+"""Writes accuracy curves to a CSV file, a Markdown table and a plot."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Curve:
 
     Attributes:
       title: the mechanism's title.
-      noise: RMSE of the noise in the models, per weight.
-      rounds: number of completed rounds at each test of the model.
+      noise: RMSE of the noise in each model weight.
+      rounds: for each test of the model, the number of rounds completed before it.
       accuracy, loss: results of each test: accuracy in [0, 1], loss in nats per
         character.
     """
@@ -27,7 +27,7 @@ class Curve:
 
 
 def write_csv(path: str, curves: Sequence[Curve]) -> None:
-    """Writes the test results to a CSV file, one line per mechanism and test."""
+    """Writes the test results to a CSV file, one row per mechanism and test."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["mechanism", "round", "accuracy", "loss"])
@@ -37,7 +37,7 @@ def write_csv(path: str, curves: Sequence[Curve]) -> None:
 
 
 def markdown(curves: Sequence[Curve]) -> str:
-    """Returns a table with the accuracy at four stages, and the final loss."""
+    """Returns a table of the accuracy at up to four rounds, and of the final loss."""
     rounds = curves[0].rounds
     count = min(4, len(rounds))
     chosen = [(len(rounds) - 1) * (i + 1) // count for i in range(count)]
@@ -56,7 +56,7 @@ def markdown(curves: Sequence[Curve]) -> str:
 
 
 def save_picture(path: str, curves: Sequence[Curve]) -> bool:
-    """Draws the curves to a file; returns False if matplotlib is not installed."""
+    """Plots the curves to a file; returns False if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:

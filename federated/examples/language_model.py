@@ -1,4 +1,4 @@
-"""A next-character model with 6,615 weights, in Keras and TFF, and its test."""
+"""A next-character model with 6,615 weights for Keras and TFF, and its evaluation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def build() -> tf.keras.Model:
         [
             tf.keras.layers.InputLayer([speakers.LENGTH], dtype=tf.int32),
             tf.keras.layers.Embedding(speakers.NUM_SYMBOLS, 8),
-            # A GRU cell in a plain loop is used instead of Keras' GRU layer. The graph
-            # of that layer chooses between kernels, and TFF's worker takes longer to
-            # prepare this choice for each client than to train.
+            # `RNN` with a `GRUCell` replaces Keras' `GRU` layer. The graph of `GRU`
+            # chooses between kernels, and TFF's worker takes longer to prepare this
+            # choice for each client than to train.
             tf.keras.layers.RNN(tf.keras.layers.GRUCell(32), return_sequences=True),
             tf.keras.layers.Dense(speakers.NUM_SYMBOLS),
         ]
@@ -33,14 +33,14 @@ def loss() -> tf.keras.losses.Loss:
 
 
 def model_fn() -> tff.learning.models.VariableModel:
-    """Returns the model, wrapped for TFF."""
+    """Returns a new model, wrapped for TFF."""
     return tff.learning.models.from_keras_model(
         build(), loss=loss(), input_spec=INPUT_SPEC
     )
 
 
 class Test:
-    """Tests the model, with given weights, on sequences that no device trains on.
+    """Evaluates model weights on test sequences, which no device trains on.
 
     Args:
       data: the devices' data.
@@ -48,7 +48,7 @@ class Test:
     """
 
     def __init__(self, data: speakers.Speakers, limit: int = 1000) -> None:
-        # Chooses sequences at equal distances, so that all speakers are represented.
+        # Choose evenly spaced sequences, so that all speakers are represented.
         chosen = data.test[:: max(1, len(data.test) // limit)][:limit]
         self._inputs, self._targets = chosen[:, :-1], chosen[:, 1:]
         self._model = build()
@@ -57,7 +57,7 @@ class Test:
     def __call__(
         self, weights: tff.learning.models.ModelWeights
     ) -> tuple[float, float]:
-        """Returns accuracy in [0, 1] and loss in nats per character."""
+        """Returns the accuracy in [0, 1] and the loss in nats per character."""
         weights.assign_weights_to(self._model)
         metrics = self._model.evaluate(
             self._inputs, self._targets, batch_size=250, verbose=0, return_dict=True

@@ -3,9 +3,9 @@
     python federated/examples/large_model.py --parameters 10000000 --devices 100
 
 All devices send the same array, so the program measures only the server's work. It
-prints the processor time and the wall time of a round in seconds, and the peak memory
-in units of one model with 4 bytes per weight. `docs/federated-deployment.md` quotes the
-figures.
+prints the CPU time and the wall time of a round in seconds, and the peak memory as a
+multiple of the model's size, at 4 bytes per weight. The results are quoted in
+`docs/federated-deployment.md`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ROUNDS = 4
 
 
 def peak() -> float:
-    """Returns the process's peak memory, in bytes."""
+    """Returns the peak memory of this process, in bytes."""
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main() -> None:
-    """Measures the rounds, and prints their time and memory."""
+    """Runs `ROUNDS` rounds, and prints the time of a round and the peak memory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=10_000_000)
     parser.add_argument("--devices", type=int, default=100)
@@ -73,13 +73,14 @@ def main() -> None:
             after_round=after_round,
         )
         asyncio.run(run.finish())
-    # The differences between rounds exclude the first round, which also compiles the
-    # noise graph.
+    # The differences start at the end of the first round, and so exclude the time in
+    # which that round compiles the noise graph.
     processor, wall = np.median(np.diff(stamps, axis=0), axis=0)
     print(
         f"{size:,} parameters, {options.devices} devices, {options.mechanism}: "
-        f"{processor:.2f} s of processor time, {wall:.2f} s per round; peak memory "
-        f"{(peak() - held) / (4 * size):.1f} models, including the initial weights"
+        f"{processor:.2f} s of CPU time and {wall:.2f} s of wall time per round; peak "
+        f"memory {(peak() - held) / (4 * size):.1f} times the model's size, including "
+        f"the initial weights"
     )
 
 

@@ -3,9 +3,9 @@
     python federated/examples/pfl_research.py --rounds 60 --cohort 20
 
 pfl-research only simulates devices, and does not count the participations of a user.
-Its sampler "minimize_reuse" selects users in turn, so the separation is the number of
-users divided by the cohort size. With another sampler, the plan's epsilon does not
-hold. For real devices, which enforce the separation themselves, see docs/federated.md.
+Its sampler "minimize_reuse" selects users in turn, so the min separation is the number
+of users divided by the cohort size. With another sampler, the plan's epsilon does not
+hold. docs/federated.md describes real devices, which enforce the separation themselves.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PlannedMechanism(GaussianMechanism):
         self.plan, self.rounds = plan, 0
 
     def add_noise(self, statistics: Any, *_: Any, **__: Any) -> tuple[Any, Metrics]:
-        """Adds the next round's noise; raises ValueError after the plan's last round."""
+        """Adds the next round's noise; raises ValueError if no round is left."""
         metadata, weights = statistics.get_weights()
         if self.rounds == 0:
             size = int(statistics.num_parameters)
@@ -66,7 +66,7 @@ class PlannedMechanism(GaussianMechanism):
 
 
 class Logistic(StatefulModel):
-    """A logistic regression in NumPy."""
+    """A logistic regression model in NumPy."""
 
     def __init__(self) -> None:
         self.weights = np.zeros(FEATURES)
@@ -115,7 +115,7 @@ class Averaging(FederatedAveraging):
 
 
 def main(arguments: list[str] | None = None) -> float:
-    """Trains; prints the plan's statement; prints and returns the accuracy."""
+    """Trains a model, prints its privacy statement and accuracy, returns the latter."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--cohort", type=int, default=100)

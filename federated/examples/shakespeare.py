@@ -3,12 +3,12 @@
     python federated/examples/shakespeare.py --data tinyshakespeare.txt
 
 Each speaker of tiny Shakespeare is a device. A device is available at certain hours of
-its local day, and takes part again only after `--min-separation` rounds. The program trains
-a next-character model with DP-FedAvg, TFF's tree aggregation, lambda-CGD, BISR and
-banded MF, at the same (epsilon, delta) for all contributions of a device, and on the
-same cohorts. It tests each model on sequences that no device trains on, and writes
-curves.csv, table.md, privacy-banded.md and, if matplotlib is installed, curves.png to
-`--out`.
+its local day, and takes part again only after `--min-separation` rounds. The program
+trains a next-character model with DP-FedAvg, TFF's tree aggregation, lambda-CGD, BISR
+and banded MF. All of them use the same cohorts and give the same (epsilon, delta) for
+all contributions of a device. The program tests each model on sequences that no device
+trains on, and writes curves.csv, table.md, privacy-banded.md and, if matplotlib is
+installed, curves.png to `--out`.
 
 There are far too few devices for a small epsilon. The program prints how many devices
 would be needed.
@@ -48,7 +48,7 @@ def train(
     test: language_model.Test,
     seed: int,
 ) -> curves.Curve:
-    """Runs all rounds of a mechanism; `seed` sets initial weights, but not noise."""
+    """Runs all rounds of a contender; `seed` sets initial weights, but not noise."""
     process = contender.process
     tf.keras.utils.set_random_seed(seed)
     start = tff.learning.models.ModelWeights.from_model(language_model.build())
@@ -58,7 +58,7 @@ def train(
     wanted = int(contender.plan.expected_batch_size or 1)
     cohorts = source.cohorts(ledger, wanted, rounds)
     for number in range(1, rounds + 1):
-        # The ledger does not store the model, so a killed run starts again from round 0.
+        # The ledger does not store the model, so a killed run starts over at round 0.
         ledger.finished(number - 2, {})
         ledger.released(number - 2)
         selected = cohorts.select(number - 1, wanted)
@@ -75,23 +75,24 @@ def train(
 
 
 def too_few(setting: contenders.Setting) -> str:
-    """Returns a message with the number of devices that a small epsilon would need."""
+    """Returns a message that says how many devices a small epsilon would need."""
     now = setting.plan("banded")
     wanted = setting.plan(now.strategy, SMALL_EPSILON)
     ratio = wanted.noise_multiplier / now.noise_multiplier
     clients = round(setting.clients_per_round * ratio)
     return (
         f"epsilon = {setting.epsilon:g} for a device is NO meaningful protection. A few "
-        f"hundred devices are far too few for a small epsilon, because the noise of the "
-        f"mean update falls as 1 / clients per round. For epsilon = {SMALL_EPSILON:g} "
-        f"with as much noise in the mean as banded MF has here, a round needs "
-        f"{clients:,} clients instead of {setting.clients_per_round}, from at least "
+        f"hundred devices are far too few for a small epsilon, because the noise in the "
+        f"mean update is proportional to 1 / clients per round. For epsilon = "
+        f"{SMALL_EPSILON:g} and the same noise in the mean as banded MF has here, a "
+        f"round needs {clients:,} clients instead of {setting.clients_per_round}, from "
+        f"at least "
         f"{clients * setting.min_separation:,} devices."
     )
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the options; the program exits with code 2 if an option is invalid."""
+    """Parses the options; exits with code 2 if an option is invalid."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -157,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             plan,
             availability=diurnal(rounds_per_day=24, peak=0.6, trough=0.1),
             on_shortage="fewer",
-            seed=options.seed,  # so that all mechanisms have the same cohorts
+            seed=options.seed,  # All mechanisms get the same cohorts.
         )
 
     try:
@@ -195,14 +196,14 @@ def report(
     contender: contenders.Contender,
     measured: tf_bandmf_federated.MeasuredParticipation,
 ) -> None:
-    """Writes the privacy report of the run with banded MF."""
+    """Writes the privacy report of a contender's run."""
     tf_bandmf_federated.write_report(
         path,
         contender.plan,
         measured,
         operator=tf_bandmf_federated.OperatorStatements(
             released="accuracies and losses of some of the models, on lines of the same "
-            "speakers on which no device trained.",
+            "speakers that no device trained on.",
             public_data="none; the alphabet is fixed.",
             devices="a speaker is a user with one device.",
             enforcement="by the learning process, which rejects devices that take part "
@@ -213,7 +214,7 @@ def report(
 
 
 def write(folder: str, results: Sequence[curves.Curve]) -> None:
-    """Writes the curves to a CSV file, a table and a picture."""
+    """Writes the curves to a CSV file, a Markdown table and a plot."""
     curves.write_csv(os.path.join(folder, "curves.csv"), results)
     table = curves.markdown(results)
     with open(os.path.join(folder, "table.md"), "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Divides the text "tiny Shakespeare" into devices: one for each speaker's lines."""
+"""Splits "tiny Shakespeare" among devices: each device has one speaker's lines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-# The alphabet is fixed and public; it does not depend on the data. All other characters
-# become an additional last symbol.
+# The alphabet is fixed and public; it does not depend on the data. One additional
+# symbol represents all other characters.
 ALPHABET = "\n !',-.:;?" + string.ascii_letters
 NUM_SYMBOLS = len(ALPHABET) + 1
 LENGTH = 40  # number of predicted characters per sequence
 BATCH = 32
-# One in this many sequences of each speaker is used for testing.
+# One of every `_TEST_EVERY` sequences of a speaker is used for testing.
 _TEST_EVERY = 10
 
 _NUMBERS = {symbol: number for number, symbol in enumerate(ALPHABET)}
@@ -26,18 +26,18 @@ class Speakers:
     """The character sequences of all devices, for training and testing.
 
     Attributes:
-      train: sequences of each speaker, int32, shape [sequences, LENGTH + 1].
-      test: sequences of all speakers, for testing; no device trains on them.
+      train: each speaker's training sequences, int32, shape [sequences, LENGTH + 1].
+      test: test sequences of all speakers, which no device trains on.
     """
 
     train: dict[str, np.ndarray]
     test: np.ndarray
 
     def datasets(self, limit: int) -> dict[str, Callable[[], tf.data.Dataset]]:
-        """Returns functions that make a speaker's batches (characters, next characters).
+        """Returns functions that make each speaker's batches (inputs, next characters).
 
         Args:
-          limit: maximum number of sequences that a device trains on each time.
+          limit: maximum number of sequences that a device trains on in a round.
         """
 
         def make(sequences: np.ndarray) -> Callable[[], tf.data.Dataset]:
@@ -48,13 +48,14 @@ class Speakers:
 
 
 def load(path: str) -> Speakers:
-    """Reads speeches from a text: each is a line "NAME:", lines and an empty line.
+    """Reads the speeches in a text file.
 
-    Speakers with fewer than two sequences are omitted.
+    A speech is a line "NAME:", lines of text and an empty line. Speakers with fewer
+    than two sequences are omitted.
 
     Raises:
       OSError: if the file cannot be read.
-      ValueError: if the file has no such speeches.
+      ValueError: if no speaker has two sequences.
     """
     with open(path, encoding="utf-8") as file:
         speeches = file.read().split("\n\n")
@@ -81,7 +82,7 @@ def load(path: str) -> Speakers:
 
 
 def _sequences(text: str) -> np.ndarray:
-    """Returns sequences of a text that overlap by one character, int32 [N, LENGTH + 1]."""
+    """Splits a text into sequences that overlap by one character, [N, LENGTH + 1]."""
     numbers = [_NUMBERS.get(symbol, len(ALPHABET)) for symbol in text]
     starts = range(0, len(numbers) - LENGTH, LENGTH)
     pieces = [numbers[start : start + LENGTH + 1] for start in starts]

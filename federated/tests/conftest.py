@@ -1,8 +1,8 @@
 """Selects the tests that this environment can run, and kills TFF's workers.
 
-Tests of modules that need no engine run everywhere; the others need TensorFlow
-Federated (TFF). TFF's worker must not outlive the tests, because it would keep the
-output pipe open.
+Tests that import TensorFlow Federated (TFF) or Flower run only if it is installed. All
+other tests always run. TFF's worker processes are killed after the tests, because a
+worker that still runs keeps the output pipe open.
 """
 
 import atexit
@@ -13,10 +13,10 @@ import re
 
 import pytest
 
-# This plugin reads the markers `attack`, `invariant` and `slow_cases`.
+# The plugin `marks` defines the markers `attack`, `invariant` and `slow_cases`.
 pytest_plugins = ["marks"]
 
-# Tests neither read nor write the user's cache of optimized strategies.
+# Tests must neither read nor write the user's cache of optimized strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
 if importlib.util.find_spec("tensorflow_federated"):
@@ -34,7 +34,7 @@ else:
     files = pathlib.Path(__file__).parent.glob("test_*.py")
     collect_ignore = [f.name for f in files if engines.search(f.read_text("utf-8"))]
 
-# Tests that need Flower have their own folder, because they need their own conftest.
+# Tests that need Flower are in the folder `flower`, which has its own conftest.
 if not importlib.util.find_spec("flwr"):
     collect_ignore = [*globals().get("collect_ignore", []), "flower"]
 
@@ -49,7 +49,7 @@ def ledger(tmp_path):
 
 @pytest.fixture
 def path(tmp_path):
-    """Returns the path of a ledger in its own folder."""
+    """Returns the path for a ledger, in a new private folder."""
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     return str(folder / "ledger.sqlite3")

@@ -1,4 +1,4 @@
-"""Helpers for tests of ledgers: they copy ledgers, change them, and begin rounds."""
+"""Helpers for ledger tests: they copy and change ledgers, and begin rounds."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ def rounds_of(path):
 
 
 def copy_ledger(source, target):
-    """Copies a ledger, and the journal that a killed program left behind."""
+    """Copies a ledger, including the contents of a journal that a kill left behind."""
     os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
     os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
     with contextlib.ExitStack() as stack:
@@ -34,7 +34,7 @@ def changed(path, *statements):
 
 
 def begin_round(ledger, number, cohort):
-    """Begins a round, after recording the previous round's end or the initial state."""
+    """Begins a round, after recording the initial state or the previous round's end."""
     if ledger.expected[0] == "finished":
         ledger.finished(number - 1, {"a": number})
         ledger.released(number - 1)

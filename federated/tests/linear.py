@@ -1,4 +1,4 @@
-"""Linear models in TensorFlow Federated, and their clients' examples."""
+"""A linear model for TensorFlow Federated, and examples for its clients."""
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,6 @@ def model_fn(inputs=3, **options):
 
 
 def examples(client):
-    """Returns two batches that depend on the client's number."""
+    """Returns the two batches of the client with this number."""
     x = np.random.default_rng(client).normal(size=(8, 3)).astype(np.float32)
     return tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(4)

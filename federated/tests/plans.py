@@ -1,4 +1,4 @@
-"""Plans of federated runs."""
+"""Plans for tests of federated runs."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Devices simulated in this process, for tests of runs without an engine."""
+"""Simulated devices, for tests of runs without Flower or TensorFlow Federated."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from tf_bandmf_federated.rounds import Run
 
 
 class Crash(BaseException):
-    """Simulates a kill: an exception that `except Exception` does not catch."""
+    """Simulates a kill of the server; `except Exception` does not catch it."""
 
 
 class Models:
@@ -31,14 +31,14 @@ class Models:
 
 
 class Weights(dict):
-    """Collects the released weights, by the number of finished rounds."""
+    """Collects the weights that are released after each number of finished rounds."""
 
     async def release(self, value, key):
         self[key] = value[0].astype(np.float64)
 
 
 def make_run(engine, devices, folder, over_selection=1.0, **options):
-    """Makes a run of `FederatedAveraging` with devices in this process."""
+    """Makes a run of the engine `FederatedAveraging` with simulated devices."""
 
     def cohorts(ledger):
         participation = engine.plan.participation
@@ -49,10 +49,10 @@ def make_run(engine, devices, folder, over_selection=1.0, **options):
 
 
 class SimulatedDevices:
-    """Devices that have their own stores, and add their own constants to the weights.
+    """Simulated devices, which each have a store and add a constant to the weights.
 
     Args:
-      folder: folder of all stores.
+      folder: folder for the stores of all devices.
       plan: plan of the run.
       number: number of devices.
     """
@@ -68,7 +68,7 @@ class SimulatedDevices:
         }
         self.clip = plan.l2_norm_clip
         self.gone = set()
-        self.asked = []  # The tuple (round, weights, names) of each request.
+        self.asked = []  # A tuple (round, weights, names) for each request.
 
     def present(self):
         return [name for name in self.stores if name not in self.gone]

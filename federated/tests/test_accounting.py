@@ -1,4 +1,4 @@
-"""The guarantee that follows from the recorded participations of a run."""
+"""Tests of the guarantee that follows from the participations a run recorded."""
 
 import collections
 import itertools
@@ -31,11 +31,11 @@ PLAN = make_plan(l2_norm_clip=0.25)
 
 
 def measured(b, k, n=N):
-    """Returns a measurement: one of two clients takes part k times, every b rounds."""
+    """Returns a measurement: one of two clients took part k times, every b rounds."""
     return MeasuredParticipation(n, 2, b, k, k + 1)
 
 
-# --- Participation measured from a record.
+# --- Measurement of the participation in a record of cohorts.
 
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
@@ -82,7 +82,7 @@ def test_measurement_that_contradicts_itself_is_refused(fields, message):
         MeasuredParticipation(*fields)
 
 
-# --- The guarantee that follows from a measurement.
+# --- The guarantee for a measured participation.
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_measurement_that_contradicts_itself_is_refused(fields, message):
 @pytest.mark.parametrize("plan", [PLAN, make_plan("bsr"), make_plan("lambda_cgd")])
 @pytest.mark.invariant(3)
 def test_is_that_of_the_worst_pattern_also_below_the_bands(plan, b, k):
-    # These strategies have no negative entries, so equal updates are the worst case.
+    # No strategy matrix has a negative entry, so equal updates are the worst case.
     matrix = plan.strategy.matrix.to_dense()
     assert np.all(matrix >= 0)
     worst = max(

@@ -1,4 +1,4 @@
-"""TFF's aggregation factories with correlated noise."""
+"""Tests of aggregation factories for TFF that add correlated noise."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def normals():
 
 
 def run_process(process, plan, denominator):
-    """Runs all rounds; returns the results in units of the noise, shape [N, D]."""
+    """Runs all rounds; returns results divided by the noise stddev, shape [N, D]."""
     state, rows = process.initialize(), []
     for _ in range(N):
         output = process.next(state, [value(0.0)])
@@ -46,7 +46,7 @@ def run_process(process, plan, denominator):
     return np.stack(rows)
 
 
-# The first example of each registered family that needs no budget.
+# The first example mechanism of each registered family except "amplified".
 MECHANISMS = [
     FAMILIES[name].examples[0] for name in sorted({*FAMILIES} - {"amplified"})
 ]
@@ -55,7 +55,7 @@ MECHANISMS = [
 @pytest.mark.slow_cases(but=["bsr:4", "lambda_cgd:0.9", "toeplitz:4"])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_noise_of_every_family_is_that_of_the_strategy(mechanism):
-    """C times the noise equals the normals z, up to the rounding of released values."""
+    """The strategy matrix C maps the noise to the normals z, except for rounding."""
     plan = make_plan(mechanism, sampling=tf_bandmf.MinSep(4, 2))
     c = plan.strategy.matrix.to_dense()
     factory = CorrelatedNoiseFactory(plan, clients_per_round=4)
@@ -115,7 +115,7 @@ def test_keys_are_fresh_in_every_run_and_from_the_operating_system():
 
 @pytest.mark.parametrize("mechanism", ["bsr:3", "bisr:3"])
 def test_a_ring_buffer_too_large_for_the_state_is_refused(mechanism):
-    """A large ring buffer is refused, and a suggested mechanism runs at this size."""
+    """A ring buffer too large for the state is refused; a suggested mechanism runs."""
     plan, wide = make_plan(mechanism), tff.TensorType(np.float32, [3_000_000])
     factory = CorrelatedNoiseFactory(plan, 1.0)
     if mechanism == "bsr:3":
@@ -147,7 +147,7 @@ def test_wrong_plans_are_refused():
 
 
 def drop_in(mechanism):
-    """Returns the weights after 3 rounds of TFF's federated averaging."""
+    """Returns the weights after 3 rounds of TFF's averaging with correlated noise."""
     plan = make_plan(mechanism, noise_multiplier=0.01)
     aggregator = CorrelatedNoiseFactory(plan, 2.0)
     process = tff.learning.algorithms.build_unweighted_fed_avg(
@@ -164,13 +164,13 @@ def drop_in(mechanism):
 def test_drop_in_of_build_unweighted_fed_avg():
     actual, reference = drop_in("bsr:3"), drop_in("identity")
     assert np.abs(actual).max() > 0.01
-    # The noise is negligible, so both results are the mean of the clipped updates.
+    # The noise is negligible, so both runs apply the mean of the clipped updates.
     np.testing.assert_allclose(actual, reference, atol=0.2)
 
 
 @pytest.mark.parametrize(("rounds", "expected"), [(60, 35), (64, 67)])
 def test_a_tree_has_the_sensitivity_of_tff_s(rounds, expected):
-    """The squared sensitivity equals that of TensorFlow Privacy's accountant."""
+    """A "tree" plan has the squared sensitivity of TensorFlow Privacy's accountant."""
     plan = make_plan("tree", rounds, sampling=tf_bandmf.MinSep(12, 5))
     rho = tree_aggregation_accountant.compute_zcdp_single_tree(
         noise_multiplier=1.0,

@@ -1,4 +1,4 @@
-"""A federated run reserves its cost in a budget ledger before its first noise."""
+"""A federated run reserves its cost in a budget ledger before it draws any noise."""
 
 import pytest
 from plans import min_sep_plan
@@ -42,7 +42,7 @@ def test_a_run_that_crashed_reserves_once(tmp_path, ledger, plan):
     notes = [e.body["steps"] for e in ledger.history() if e.kind == "steps"]
     assert notes == [N]
     assert ledger.verify() == []
-    # A run in another folder is a second run.
+    # A run with the same plan in another folder reserves a second time.
     other = tmp_path / "other"
     other.mkdir()
     finish(other, make_devices(other, plan=plan), plan=plan)

@@ -1,4 +1,4 @@
-"""Clipping in NumPy: the norm is never underestimated."""
+"""Clipping in NumPy never underestimates the norm of an update."""
 
 import fractions
 
@@ -64,8 +64,8 @@ def test_what_was_clipped_is_not_clipped_again(size, scale, law):
 
 @pytest.mark.invariant(17)
 def test_a_quick_norm_decides_nothing_that_it_cannot_know():
-    # Norms are correct if squares underflow or overflow in float32, and if the norm is
-    # just above the clip norm.
+    # Clipping is correct even if squares underflow or overflow in float32, or if the
+    # norm is just above or just below the clip norm.
     assert clip_update([np.full(10_000, 1e-24, np.float32)], 1e-23).was_clipped
     assert clip_update([np.full(10_000, 1e20, np.float32)], 1e23).was_clipped is False
     update = [np.full(4, 0.5, np.float32)]
@@ -76,7 +76,7 @@ def test_a_quick_norm_decides_nothing_that_it_cannot_know():
 @pytest.mark.parametrize("small", [2.0**-12.5, 2.0**-12, 2.0**-11.9, 2.0**-64])
 @pytest.mark.invariant(17)
 def test_squares_that_a_sum_loses_are_in_the_norm(small):
-    # In float32, adding a small square to the large one changes nothing.
+    # In float32, adding a small square to a large one does not change the sum.
     update = np.full([50, 64], small, np.float32)
     update[:, 0] = 1.0
     for clip in (1.0, 7.0):
@@ -87,7 +87,7 @@ def test_squares_that_a_sum_loses_are_in_the_norm(small):
 
 @pytest.mark.invariant(17)
 def test_a_norm_is_rounded_up():
-    # The squared norm is computed exactly, as a fraction: float32 numbers are rational.
+    # float32 numbers are rational, so fractions give the squared norm exactly.
     values = np.random.default_rng(3).normal(size=70_000).astype(np.float32)
     exact = sum(fractions.Fraction(float(v)) ** 2 for v in values)
     actual = fractions.Fraction(norm_of([values, values[:1]]))

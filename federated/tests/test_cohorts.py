@@ -1,4 +1,4 @@
-"""Cohorts are selected among the available devices that the ledger allows."""
+"""Cohorts consist of available devices that, by the ledger, may take part."""
 
 import collections
 import random
@@ -22,7 +22,7 @@ def make(ledger, here=HERE, b=2, k=2, **options):
 
 
 def begin(cohorts, ledger, k):
-    """Selects the cohort of the next round, and begins it."""
+    """Selects the cohort of the next round, and records the start of the round."""
     number = len(ledger.rounds)
     actual = cohorts.select(number, k)
     begin_round(ledger, number, actual.names)
@@ -112,6 +112,6 @@ def test_selection_is_uniform_among_the_eligible(ledger, monkeypatch):
     for _ in range(2000):
         counts.update(cohorts.select(1, 2).names)
     assert not resting & set(counts)
-    # There are 4,000 choices among 8 devices, so each device is chosen about 500 times,
-    # with a standard deviation of about 20.
+    # 2,000 selections of 2 out of 8 devices select each device about 500 times, with a
+    # standard deviation of about 20.
     assert len(counts) == 8 and all(abs(n - 500) < 100 for n in counts.values())

@@ -1,4 +1,4 @@
-"""Engine-independent modules import no engine."""
+"""Some modules can be imported without TensorFlow Federated or Flower installed."""
 
 import importlib
 import pathlib
@@ -11,7 +11,7 @@ import tf_bandmf_federated
 
 ROOT = pathlib.Path(tf_bandmf_federated.__file__).parent
 ENGINES = ("tensorflow_federated", "tensorflow_privacy", "flwr")
-# Modules that must not depend on an engine.
+# All modules that contain no import of an engine.
 FREE = sorted(
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
     for path in ROOT.rglob("*.py")
@@ -54,6 +54,6 @@ def test_they_import_without_an_engine():
 
 def test_what_needs_the_engine_says_so():
     if importlib.util.find_spec("tensorflow_federated"):
-        pytest.skip("TensorFlow Federated is here")
+        pytest.skip("TensorFlow Federated is installed")
     with pytest.raises(ModuleNotFoundError, match="tensorflow_federated"):
         tf_bandmf_federated.build_fed_avg  # noqa: B018

@@ -1,4 +1,4 @@
-"""The sum of a round is exact in any order, and rounding makes no update larger."""
+"""A round's sum is exact in any order, and rounding never enlarges an update."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tf_bandmf_federated.clipping import clip_update
 from tf_bandmf_federated.exact_sum import ExactSum
 
 CLIP = 0.7
-MANY = [100, 1000]  # Numbers of updates whose sum needs int32 or int64.
+MANY = [100, 1000]  # Numbers of updates whose sums need int32 and int64.
 
 
 def updates(number, size, seed=0):
@@ -51,7 +51,7 @@ def test_what_is_added_has_at_most_the_clip_norm(values, clip, most):
     total.add([update])
     added = total.units.astype(np.longdouble) * np.longdouble(total.unit)
     assert np.sqrt(np.sum(added**2)) <= clip
-    # The result differs from the update by less than a unit in each coordinate.
+    # Each coordinate differs from the clipped update by at most about one unit.
     wanted = clip_update([update], clip).update[0].astype(np.longdouble)
     assert np.all(np.abs(added - wanted) <= total.unit * 1.5 + 1e-6 * np.abs(wanted))
 
@@ -59,8 +59,8 @@ def test_what_is_added_has_at_most_the_clip_norm(values, clip, most):
 @pytest.mark.parametrize("clip", [0.3, 1.0, 7.0])
 @pytest.mark.invariant(3)
 def test_one_device_more_does_not_round_the_others_otherwise(clip):
-    # The sum of 127 updates fits into 32 bits, that of 128 does not. Rounding errors of
-    # equal updates add up.
+    # The sum of 127 updates fits into 32 bits, and the sum of 128 updates does not.
+    # Equal updates have equal rounding errors, which add up.
     (update,) = updates(1, 10_000)
     sums = []
     for count in (127, 128):
@@ -77,7 +77,7 @@ def test_sums_have_room_for_the_last_update(most):
     total = ExactSum(2, clip, most)
     assert total.unit == 2.0**-23
     largest = np.float32(clip * (1.0 - 2.0**-16))
-    # The sum is set as if all updates but one had been added, each of maximum size.
+    # Set the sum as if all updates except one had been added, each of maximum size.
     before = (most - 1) * 2**24
     for sign in (1, -1):
         total = ExactSum(2, clip, most)
@@ -113,17 +113,17 @@ def test_the_mean_with_noise_is_that_of_float64(most):
     noise = np.random.default_rng(1).normal(size=size).astype(np.float32)
     sums = total.units * total.unit
     actual = total.mean_with([noise[:70_001], noise[70_001:]], 0.3, 5.0)
-    # The noise of the mean is 0.06: 2^-15 is the largest power of two below 0.06 /
-    # 1024.
+    # The noise in the mean has stddev 0.3 / 5 = 0.06. The mean is rounded to multiples
+    # of 2^-15, the largest power of two below 0.06 / 1024.
     rounded = np.rint((sums + 0.3 * noise.astype(np.float64)) / 5.0 * 2**15) / 2**15
     np.testing.assert_array_equal(actual, rounded.astype(np.float32))
 
 
 def impossible(weights, released, stddev, denominator):
-    """Counts released weights that cannot occur for a sum of zero, whatever the noise."""
+    """Counts released weights that no float32 noise can give if the sum is zero."""
 
     def after(words):
-        # Maps integers to float32 numbers, preserving the order.
+        # Map integers to float32 numbers, preserving their order.
         bits = np.where(words < 0, -(2**31) - words - 1, words).astype(np.int32)
         total = ExactSum(len(weights), CLIP, 1)
         return weights + total.mean_with([bits.view(np.float32)], stddev, denominator)
@@ -140,7 +140,7 @@ def impossible(weights, released, stddev, denominator):
 @pytest.mark.attack(
     "The last bits of released weights",
     tried="Adds an update to 200,000 weights, and counts the released weights that are "
-    "impossible without the update, whatever the float32 noise is.",
+    "impossible without the update, for any value of the float32 noise.",
     area="noise",
 )
 @pytest.mark.invariant(15)

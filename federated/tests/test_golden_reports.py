@@ -1,8 +1,8 @@
-"""Twenty reports of federated runs have the epsilons in golden/reports.json.
+"""Twenty reports of federated runs still have the epsilons in golden/reports.json.
 
-    python tests/test_golden_reports.py      # writes golden/reports.json anew
+    python tests/test_golden_reports.py      # rewrites golden/reports.json
 
-A commit that should not change numbers leaves the file as it is.
+Rewrite the file only in a commit that is meant to change the numbers.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tf_bandmf_federated.averaging import FederatedAveraging, Replies
 
 FILE = pathlib.Path(__file__).parent / "golden" / "reports.json"
 N, B, K, PER_ROUND = 9, 3, 3, 2
-# Optimized coefficients depend on numerical libraries; closed forms do not.
+# Optimized coefficients depend on the numerical libraries; closed forms do not.
 TOLERANCES = {"optimized": 1e-5, "closed": 1e-9}
 
 
@@ -32,7 +32,7 @@ def make_plan(mechanism="bsr:3", **options):
 
 
 def in_turns(n=N):
-    """Returns a record in which B groups of two clients take turns."""
+    """Returns a record of cohorts in which B groups of two clients take turns."""
     return {t: [f"{t % B} {i}" for i in range(PER_ROUND)] for t in range(n)}
 
 
@@ -42,7 +42,7 @@ def of_record(plan, record, num_rounds=None, delta=None):
 
 
 def run(folder, over_selection=1.0, answers=None, skips=False, sizes=(3, 1)):
-    """Runs simulated devices that take turns; returns the plan and the measurement."""
+    """Runs simulated devices; returns the plan, the measurement, and None for delta."""
     plan = make_plan()
     number = int(PER_ROUND * over_selection) * B
     devices = simulated.SimulatedDevices(f"{folder}/devices", plan, number)
@@ -75,7 +75,7 @@ def run(folder, over_selection=1.0, answers=None, skips=False, sizes=(3, 1)):
 
 
 def too_large(request, add):
-    """Sends large updates, which count as much as those of honest devices."""
+    """Sends oversized updates, which the server clips like those of honest devices."""
     for name in request.names:
         add(name, [np.full_like(w, 1e9) for w in request.weights])
     return Replies()
@@ -112,7 +112,7 @@ CASES = {
 
 
 def report(name, folder):
-    """Writes a report; returns the epsilons in its table and the exact numbers."""
+    """Writes a report; returns the row of epsilons in its table, and exact numbers."""
     plan, measured, delta = CASES[name](folder)
     path = pathlib.Path(folder) / "report.md"
     actual = write_report(path, plan, measured, delta=delta)

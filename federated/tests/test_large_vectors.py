@@ -1,4 +1,4 @@
-"""A forked process has threads of its own, and its results are in order."""
+"""`ahead` starts new threads in a forked process, and returns results in order."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
     assert threading.get_ident() not in here
 
     def child(say):
-        signal.alarm(20)  # Otherwise a broken child waits forever.
+        signal.alarm(20)  # Without the alarm, a broken child would wait forever.
         if list(ahead(lambda item: item + 1, range(9))) != list(range(1, 10)):
             os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Private federated averaging, end to end."""
+"""End-to-end tests of private federated averaging in TensorFlow Federated."""
 
 import functools
 
@@ -37,7 +37,7 @@ def build(plan, **options):
 
 
 def run(process, cohorts, state=None):
-    """Returns the flat weights after each round."""
+    """Runs one round per cohort; returns the flat weights after each, and the state."""
     state = process.initialize() if state is None else state
     weights = []
     for cohort in cohorts:
@@ -72,7 +72,7 @@ def test_updates_are_the_plan_s_noise_on_clipped_means():
     total = -np.cumsum(means_of_noise(plan), axis=0)
     np.testing.assert_allclose(none, total, rtol=1e-4, atol=2e-3)
     some, _ = run(in_state(), [first_time(0, 1)])
-    # Both updates were clipped to norm 1, and their sum was divided by 3.
+    # Both updates are clipped to norm 1, and their sum is divided by 3.
     assert 0.1 < np.linalg.norm(some[0] - none[0]) <= 2.0 / 3.0 + 1e-6
 
 
@@ -85,7 +85,7 @@ def test_rounds_are_counted_and_skipped():
     state = process.skip_round(state)
     assert process.round_number(state) == 2
     np.testing.assert_array_equal(weights_of(process, state), before)
-    # The noise of round 2 does not depend on the skipped round.
+    # Round 2 has the same noise as if round 1 had not been skipped.
     state = process.next(state, []).state
     actual = before - weights_of(process, state)
     expected = means_of_noise(make_plan())[2]
@@ -125,7 +125,7 @@ def test_wrong_arguments():
             build_fed_avg(wrong, make_plan(), OPTIMIZER, clients_per_round=3)
 
 
-# --- The noise of a round is used for only one result.
+# --- The noise of a round is used for one result only.
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_a_round_has_one_result(secret_process):
     with pytest.raises(ValueError, match="Round 0 already has a result"):
         process.next(state=first, client_data=first_time(1))
     process.next(output.state, [])
-    # A new run starts at round 0 again.
+    # A new run may use round 0 again.
     process.next(process.initialize(), first_time(1))
 
 
@@ -172,7 +172,7 @@ def test_a_round_that_failed_may_be_called_again(secret_process):
     process.next(skipped, [])
 
 
-# --- Plans that are bound to a budget ledger.
+# --- Plans bound to a budget ledger.
 
 
 @pytest.mark.invariant(19)
@@ -198,7 +198,7 @@ def test_a_bound_plan_reserves_before_its_first_noise(tmp_path):
         CorrelatedNoiseFactory(plan, 3)
 
 
-# --- Tags that do not match the round.
+# --- Data whose tags are for another round.
 
 
 @pytest.mark.invariant(2)

@@ -1,4 +1,4 @@
-"""The write-ahead ledger: entries that it accepts, refuses and restores."""
+"""The write-ahead ledger accepts, refuses and restores the right entries."""
 
 import collections
 import os
@@ -49,7 +49,7 @@ def test_every_entry_is_read_again_and_in_the_file_when_the_call_returns(
     with Ledger(path, RUN) as ledger:
         for number, act in enumerate(acts):
             act(ledger)
-            # A killed program would leave the file and its journal in this state.
+            # These copies are in the state that a killed program would leave behind.
             copied = str(tmp_path / f"{number}")
             for name in ("", "-wal"):
                 shutil.copy2(path + name, copied + name)
@@ -165,7 +165,7 @@ def test_a_changed_removed_or_added_row_is_seen(path, tmp_path, figure):
         with pytest.raises(ValueError, match="damaged or was changed"):
             with Ledger(copied, RUN) as ledger:
                 ledger.state(state(0))
-    with Ledger(path, RUN) as ledger:  # The unchanged ledger can be read.
+    with Ledger(path, RUN) as ledger:  # As a control, read the unchanged ledger.
         assert ledger.state(state(0))["round"] == 1
     figure(f"{len(DAMAGES)} changes, each refused")
 
@@ -190,7 +190,7 @@ def test_a_fork_does_not_write(path):
                 os._exit(7 if "fork" in str(error) else 1)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        with pytest.raises(BlockingIOError):  # The child has not freed the lock.
+        with pytest.raises(BlockingIOError):  # The child did not free the lock.
             Ledger(path, RUN)
         ledger.started(0, COHORT)
     assert len(rounds_of(path)) == 1
@@ -219,16 +219,16 @@ def test_another_process_neither_reads_nor_writes_an_open_file(path):
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     statements = ("SELECT * FROM entries", "DELETE FROM entries")
-    for _ in range(2):  # For a new file, and for a file that is only read.
+    for _ in range(2):  # Once with a new ledger, then with an existing ledger.
         with Ledger(path, RUN):
             with pytest.raises(BlockingIOError):
-                Ledger(path, RUN)  # This must not release the first ledger's lock.
+                Ledger(path, RUN)  # Must not release the first ledger's lock.
             assert [actual(one) for one in statements] == 2 * ["database is locked"]
     assert actual(statements[0]) == ""  # the control
 
 
 def connecting(statement):
-    """Makes `sqlite3.connect` run a statement on each new connection."""
+    """Returns a `sqlite3.connect` that runs a statement on each new connection."""
     real = sqlite3.connect
 
     def connect(*arguments, **options):
@@ -254,8 +254,8 @@ def test_a_round_that_cannot_be_written_is_not_begun(
         with Ledger(path, RUN) as ledger:
             with pytest.raises(OSError, match=match):
                 ledger.started(1, [f"device {i}" for i in range(2000)])
-            # The ledger's memory may differ from the disk, so it must write nothing
-            # more.
+            # The state in memory may now differ from the disk, so the ledger must not
+            # write any more.
             with pytest.raises(ValueError, match="is closed"):
                 ledger.started(1, COHORT)
     with Ledger(path, RUN) as ledger:

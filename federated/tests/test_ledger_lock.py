@@ -19,7 +19,7 @@ def folder(path):
 
 
 class Other:
-    """A process forked before any ledger was open, which opens a ledger on request."""
+    """A process, forked before any ledger is open, that opens a ledger on request."""
 
     def __init__(self, path):
         (reading, self._told), (self._answer, writing) = os.pipe(), os.pipe()
@@ -47,8 +47,8 @@ class Other:
 
 @pytest.mark.attack(
     "Two programs of one run (federated training)",
-    tried="A program copies its own folder, or reads its ledger's file, while it runs: "
-    "a second program is still refused.",
+    tried="While a program runs, it copies its folder and reads its ledger's file: a "
+    "second program is still refused.",
     area="faults",
 )
 @pytest.mark.invariant(8)
@@ -118,7 +118,7 @@ ledger.started(0, ("a", "b"))
 
 
 def test_a_fork_that_ends_leaves_the_journal_to_the_program(path):
-    # This needs a new process: a fork of this one cannot free TensorFlow's objects.
+    # Use a new process, because a fork of this one cannot free TensorFlow's objects.
     subprocess.run([sys.executable, "-c", PROGRAM, path], check=True)
     assert len(rounds_of(path)) == 1
 

@@ -1,4 +1,4 @@
-"""The client enforces b-min-separation before its update enters the sum."""
+"""Clients enforce b-min-separation before their updates enter the sum."""
 
 import collections
 import functools
@@ -44,7 +44,7 @@ traces = st.lists(
 
 
 def check_run(next_round, attempts):
-    """Runs a sequence of attempts; checks from the sums which clients contributed."""
+    """Runs a round per cohort; checks from the sum which clients contributed."""
     history = collections.defaultdict(list)
     for round_number, cohort in enumerate(attempts):
         cohort = sorted(cohort)
@@ -95,7 +95,7 @@ def test_an_early_contribution_has_no_influence_on_the_sum():
     ):
         early = early.astype(np.float32)
         records = ((0, 1), (1, 1), (5, 1), (-5, 0), (-1, 1), (-1, -7), (0, 0))
-        for record in (*records, None):  # None stands for a client without data.
+        for record in (*records, None):  # None: a client without data.
             tags = device_tags(*record, now=2) if record else device_tags(now=-1)
             both = devices().next(state, [early, on_time], [tags, device_tags(now=2)])
             np.testing.assert_array_equal(both.result, alone.result)

@@ -1,4 +1,4 @@
-"""The README's loop runs unchanged, and keeps the separation."""
+"""The README's training loop runs as printed, and keeps the min separation."""
 
 import pathlib
 import re
@@ -17,7 +17,7 @@ def the_loop():
 
 
 def test_the_loop_keeps_the_separation(capfd):
-    # Record when each device takes part.
+    # Insert a line that records when each device takes part.
     source = the_loop()
     names = {"__name__": "readme"}
     came = []

@@ -15,8 +15,7 @@ from tf_bandmf_federated import (
 N = 12
 AS_PLANNED = MeasuredParticipation(N, 30, 4, 3, 60)
 BELOW = MeasuredParticipation(N, 30, 2, 3, 60)
-# The items that a report must have according to arXiv:2306.08153, App. K.1, and two
-# further items.
+# The items that arXiv:2306.08153, App. K.1, requires in a report, and two more.
 TITLES = [
     "DP setting",
     "Data accesses covered",
@@ -58,7 +57,7 @@ def table(text):
 
 
 def numbers(text):
-    """Returns (rho, epsilon, delta) of each statement."""
+    """Returns the (rho, epsilon, delta) of each DP statement in a text."""
     pattern = r"([\d.e-]+)-zCDP and \(epsilon = ([\d.e-]+), delta = ([\d.e-]+)\)-DP"
     return [tuple(map(float, actual)) for actual in re.findall(pattern, text)]
 

@@ -1,4 +1,4 @@
-"""Runs that continue from copies of a server's folder share no noise."""
+"""Two runs that continue from copies of one server's folder share no noise."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ def make_plan(mechanism):
 def make_engine(
     plan, devices, sums, meanwhile=lambda round_number: None, scale=1.0, order=1, data=0
 ):
-    """Makes an engine whose devices add their own vectors; appends each sum to `sums`."""
+    """Makes an engine whose devices add vectors; stores each round's sum in `sums`."""
 
     def exchange(request, add):
         meanwhile(request.round_number)
@@ -52,7 +52,7 @@ def run(
     interrupted_round="replay",
     **options,
 ):
-    """Runs up to round `total`; returns the releases and the devices' sums."""
+    """Runs the first `total` rounds; returns the released weights and the sums."""
     sums, models = {}, Weights()
     engine = make_engine(plan, devices, sums, meanwhile, **options)
     begun = make_run(
@@ -69,9 +69,10 @@ def run(
 
 
 def noise_left(plan, rounds, *histories):
-    """Returns the standard deviation of the noise difference of two histories, per round.
+    """Returns, per round, the standard deviation of the noise difference of two runs.
 
-    The noise is the release minus the devices' sum, in units of the plan's noise.
+    The noise of a round is the released sum minus the devices' sum, divided by the
+    standard deviation of the plan's noise.
     """
     steps = [
         np.array([PER_ROUND * (left[t + 1] - left[t]) - sums[t] for t in rounds])
@@ -81,7 +82,7 @@ def noise_left(plan, rounds, *histories):
 
 
 def noise_of_two_histories(plan, folder):
-    """Returns the noise that remains in the difference of rounds 5 to 7 of two copies."""
+    """Returns `noise_left` of rounds 5 to 7 after two copies of a run continue."""
     devices = SimulatedDevices(str(folder / "devices"), plan, 40)
     before, _ = run(plan, folder / "first", 5, devices)
     histories = []
@@ -98,20 +99,20 @@ def noise_of_two_histories(plan, folder):
 @pytest.mark.attack(
     "A run continues from a backup of the server's folder",
     tried="Copies the folder after 5 rounds, continues from both copies with different "
-    "cohorts, and subtracts the devices' sums from the difference of both releases.",
+    "cohorts, and subtracts the devices' sums from the difference of the releases.",
     area="noise",
 )
 @pytest.mark.parametrize("mechanism", ["banded", "lambda_cgd", "bisr"])
 @pytest.mark.invariant(8)
 def test_two_histories_share_no_noise(mechanism, tmp_path, figure):
-    # Each round has 2000 noise differences, which contain independent new normals.
+    # A round has 2000 noise differences, all of which contain new independent normals.
     deviations = noise_of_two_histories(make_plan(mechanism), tmp_path)
     figure(f"{mechanism}: {deviations.min():.2f} times the noise remains")
     assert deviations.min() > 1.25 and deviations.max() < 3.0
 
 
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
-    # As a control, the noise depends only on the round.
+    # As a control, make the noise depend only on the round.
     monkeypatch.setattr(RoundNoise, "_digest", lambda *arguments: 0)
     deviations = noise_of_two_histories(make_plan("banded"), tmp_path)
     assert deviations.max() < 3e-3  # rounding to the grid
@@ -126,7 +127,7 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "control"])
 @pytest.mark.invariant(8)
 def test_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
-    if not is_bound:  # The noise depends only on the sum.
+    if not is_bound:  # Make the noise depend only on the sum.
         real = RoundNoise._digest
         monkeypatch.setattr(
             RoundNoise, "_digest", lambda *given: real(*given[:3], "no point")
@@ -180,8 +181,8 @@ def test_parts_of_a_backup(tmp_path, figure):
             continue
         twice = [t for t in again_sums if t in sums]
         again.setdefault(min(twice), left[min(twice)])  # The copy's initial state.
-        # The copy's first round began before the copy was made, so its devices, sum and
-        # noise are equal.
+        # The copy's first round began before the copy was made, so it has the same
+        # devices, sum and noise as in the original run.
         np.testing.assert_array_equal(again[min(twice) + 1], left[min(twice) + 1])
         if twice[1:]:
             deviations = noise_left(plan, twice[1:], (left, sums), (again, again_sums))
@@ -220,7 +221,7 @@ def test_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatch):
 
 
 def noise_after_a_skipped_round(plan, folder, devices):
-    """Returns the noise of round 6 if round 5 was begun, killed and skipped."""
+    """Kills a run in round 5, skips this round, and returns the noise of round 6."""
 
     def killed(round_number):
         if round_number == 5:
@@ -249,6 +250,6 @@ def test_histories_that_skip_a_round_share_no_normals(tmp_path, figure):
         rows.append(noise_after_a_skipped_round(plan, tmp_path / name, devices))
     actual = np.corrcoef(*rows)[0, 1]
     figure(f"correlation {actual:.3f}")
-    # Shared normals have a correlation of 0.81 / 1.81 = 0.45. Independent ones exceed
-    # this bound in 1 of 100,000 runs.
+    # Shared normals would give a correlation of 0.81 / 1.81 = 0.45. Without them, 1 of
+    # 100,000 runs exceeds this bound.
     assert abs(actual) < 4.4 / np.sqrt(SIZE)

@@ -1,4 +1,4 @@
-"""Runs that continue from the same TFF state share no noise."""
+"""Two rounds that continue from the same TFF state share no noise."""
 
 import functools
 
@@ -20,7 +20,7 @@ def make_plan(mechanism):
 
 
 def two_results(plan):
-    """Runs a round twice from one state, with two cohorts; returns both noises."""
+    """Runs a round twice from one state with two cohorts; returns the noise of each."""
     factory = CorrelatedNoiseFactory(plan, 1.0)
     process = factory.create(tff.TensorType(np.float32, [SIZE]))
 
@@ -52,7 +52,7 @@ def test_two_results_of_one_state_share_no_noise(mechanism, figure):
 
 
 def test_the_measure_sees_noise_that_is_reused(monkeypatch):
-    # As a control, the noise depends only on the round.
+    # As a control, make the noise depend only on the round.
     monkeypatch.setattr(
         state_noise.digests, "keyed_digest", lambda *_, **__: tf.zeros([2], tf.int32)
     )
@@ -103,11 +103,11 @@ def test_states_that_skip_a_round_share_no_normals():
     rounds = []
     state = make_process().initialize()
     for _ in range(2):
-        process = make_process()  # It is independent of the other history.
+        process = make_process()  # Shares nothing with the other process.
         skipped = process.skip_round(state)
         before = np.ravel(process.get_model_weights(skipped).trainable[0])
         rounds.append(model_after(process, skipped, "") - before)
     actual = np.corrcoef(*rounds)[0, 1]
-    # Shared normals have a correlation of 0.2. Independent ones exceed this bound in 1 of
-    # 100,000 runs.
+    # Shared normals would give a correlation of 0.2. Without them, 1 of 100,000 runs
+    # exceeds this bound.
     assert abs(actual) < 4.4 / np.sqrt(SIZE)

@@ -1,4 +1,4 @@
-"""Noise that the server draws without an engine."""
+"""Tests of `RoundNoise`, the noise of a server without TensorFlow Federated."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ PLANS = {
 
 
 class Made:
-    """Computes the noise of a run with `RoundNoise`, and with the core's generator."""
+    """Computes a run's noise by `RoundNoise` and, to compare, by `NoiseGenerator`."""
 
     def __init__(self, plan, size=D, state=None):
         self.plan, self.size, self.noise = plan, size, RoundNoise(plan, size)
@@ -30,12 +30,12 @@ class Made:
         return {**self.state, "digests": np.array(digests, np.int64)}
 
     def row(self, digests, point=""):
-        """Returns the noise of the round that follows `digests`, and all digests."""
+        """Returns the noise of the round after `digests`, and the digests after it."""
         parts, after = self.noise.bound_to(self.after(digests), np.zeros(D), point)
         return np.concatenate(list(parts)), after["digests"]
 
     def straight(self, digests):
-        """Returns the core's noise of all rounds, with keys bound to `digests`."""
+        """Returns `NoiseGenerator`'s noise for keys bound to `digests`, all rounds."""
         generator = noise.NoiseGenerator(self.plan.strategy, self.size)
         keys = generator.step_keys(self.noise._key)
         keys[: len(digests)] = generator.bound_key(keys[: len(digests)], digests)
@@ -52,7 +52,7 @@ class Made:
 def test_any_round_is_the_core_s_bit_for_bit(name):
     made, other = Made(PLANS[name]), Made(PLANS[name])
     digests = np.arange(N) + 3
-    # Rounds in order, repeated, skipped and in reverse.
+    # Rounds come in order, repeated, skipped and in reverse.
     for number in (0, 1, 4, 4, 2, 7, 0):
         actual, after = made.row(digests[:number], point=f"{number}")
         np.testing.assert_array_equal(actual, made.straight(after)[number])
@@ -83,7 +83,7 @@ def test_every_bit_of_a_large_sum_is_in_its_digest():
 
 @pytest.mark.invariant(11)
 def test_a_state_brings_its_key(tmp_path):
-    """A state carries its key, even into another run and after a restart."""
+    """A saved state contains its key, and gives the same noise in another instance."""
     made = Made(PLANS["ring buffer"])
     _, digests = made.row([], point="drawn")
     second, _ = made.row(digests, point="more")
@@ -143,7 +143,7 @@ def test_parts_of_a_row_are_the_row_bit_for_bit(name, monkeypatch):
     state = made.after([3, 4])
     parts, after = made.noise.bound_to(state, np.arange(size), "")
     actual = [next(parts)]
-    # The noise of another sum is requested before all parts of this one are read.
+    # Request the noise for another sum before all parts of this noise are read.
     others, other = made.noise.bound_to(state, np.arange(size) + 1, "")
     actual.extend(parts)
     for values, bound in ((actual, after), (list(others), other)):

@@ -1,7 +1,7 @@
 """After kills at random moments, no noise is reused, and no device is asked too early.
 
-The test runs this file as a program, which forks a child for each kill, so TensorFlow
-starts anew in each child.
+The test runs this file as a program that forks a child for each kill. Each child
+therefore starts TensorFlow anew.
 """
 
 import asyncio
@@ -58,9 +58,9 @@ def lines_of(path):
 
 
 def main(folder, kills):
-    """Starts `kills` children, which are killed, and one that finishes the run."""
+    """Starts `kills` children that kill themselves, and one that finishes the run."""
     random.seed(kills)
-    # There are about 60 moments at which a round can be killed.
+    # A round has about 60 moments at which a child can kill itself.
     end = max(2, 120 * N // (kills + 20))
     moments = [random.randrange(1, end) for _ in range(kills)]
     for moment in [*moments, None]:
@@ -77,7 +77,7 @@ def die_at(moment):
     connect = sqlite3.connect
 
     def connected(*arguments, **options):
-        # A kill can occur before each SQL statement and in the middle of a commit.
+        # A kill may occur before any SQL statement, or in the middle of a commit.
         database = connect(*arguments, **options)
         database.set_trace_callback(count(lambda statement: None))
         database.set_progress_handler(count(lambda: 0), 100)
@@ -87,7 +87,7 @@ def die_at(moment):
 
 
 def train(folder, moment):
-    # Each child makes the plan again, so the mechanism must be quick to plan.
+    # Each child computes the plan again, so use a mechanism that is fast to plan.
     plan = min_sep_plan(f"bsr:{B}", N, B, K, noise_multiplier=0.5)
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
     rng = random.Random()

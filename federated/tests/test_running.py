@@ -1,4 +1,4 @@
-"""Runs without an engine that are interrupted in various ways."""
+"""Interrupted runs of the NumPy server continue without a second model per round."""
 
 import asyncio
 import dataclasses
@@ -58,7 +58,7 @@ def flat(state):
 
 
 def check_one_content(devices, models):
-    """Checks that each round's model was sent and released with only one content."""
+    """Checks that only one model was sent and released for each round."""
     contents = {}
     for number, content, _ in devices.asked:
         contents.setdefault(number, set()).add(content)
@@ -193,7 +193,7 @@ def test_a_crash_gives_no_second_content(
     if skips:
         contents = dict(models.released + after.released)
         assert contents[3] == contents[2]
-    # The run is complete, so a further call releases nothing.
+    # The run is complete, so another call releases nothing.
     again = Models()
     finish(tmp_path, devices, models=again)
     assert again.released == []

@@ -1,4 +1,4 @@
-"""Random words that a TensorFlow graph reads from the operating system when it runs."""
+"""Tests of 64-bit words that a TensorFlow graph reads from the operating system."""
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +14,7 @@ def test_every_run_of_one_graph_draws_anew():
 
 
 def test_bytes_are_uniform_and_positions_independent():
-    # These bytes are not reproducible, so each test has a false-alarm rate of 1e-9.
+    # The bytes differ in every run, so each check allows a false alarm rate of 1e-9.
     words = fresh_words([40_000]).numpy()
     octets = words.view(np.uint8).reshape(-1, 8)
     counts = np.bincount(octets.ravel(), minlength=256)
@@ -22,9 +22,9 @@ def test_bytes_are_uniform_and_positions_independent():
     bits = np.unpackbits(octets, axis=1).astype(np.float64) - 0.5
     correlations = 4 * bits.T @ bits / len(bits)
     largest = np.abs(correlations[np.triu_indices(64, 1)]).max()
-    # The correlations of 2016 pairs are each normal with variance 1 / 40,000.
+    # Each of the 2016 correlations is about normal with variance 1 / 40,000.
     assert largest < stats.norm.isf(1e-9 / 2 / 2016) / np.sqrt(40_000)
-    # As a control, the test rejects bytes without line feed and carriage return.
+    # As a control, bytes without line feeds and carriage returns must fail the check.
     plain = octets[~np.isin(octets, (10, 13))]
     lacking = np.bincount(plain, minlength=256)
     assert stats.chisquare(lacking).pvalue < 1e-9

@@ -1,4 +1,4 @@
-"""Server optimizers agree with their formulas, and refuse invalid arguments."""
+"""Server optimizers agree with their published formulas."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ DIRECTIONS = np.random.default_rng(5).normal(size=(6, 3)).astype(np.float32)
 def run(optimizer):
     weights = [np.ones(3, np.float32)]
     state = optimizer.initial_state(weights)
-    for direction in DIRECTIONS.copy():  # Optimizers may reuse the memory.
+    for direction in DIRECTIONS.copy():  # Optimizers may overwrite a direction.
         weights, state = optimizer.apply(weights, [direction], state)
     assert weights[0].dtype == np.float32
     return weights[0]

@@ -1,4 +1,4 @@
-"""The Shakespeare example runs on a small made-up text."""
+"""The Shakespeare example runs on a short made-up text."""
 
 import csv
 import pathlib

@@ -1,4 +1,4 @@
-"""Simulated clients: availability, selection and tags."""
+"""Tests of `SimulatedClients`: availability, selection and tags."""
 
 import collections
 
@@ -36,7 +36,7 @@ def source_of(plan=PLAN, clients=None, **options):
 
 
 def select(source, ledger, size):
-    """Selects clients and begins a round; returns its number and the selection."""
+    """Selects clients and begins a round; returns the round and the selection."""
     number = len(ledger.rounds)
     selected = source.cohorts(ledger, size, 1).select(number, size)
     begin_round(ledger, number, selected.names)
@@ -44,7 +44,7 @@ def select(source, ledger, size):
 
 
 def tags(dataset):
-    """Returns a client's tags and value, which all elements of its data share."""
+    """Returns the tags and the value that all elements of a client's data share."""
     rows = {
         (*e["tags"].numpy().tolist(), float(e["example"][0][0, 0])) for e in dataset
     }
@@ -88,7 +88,7 @@ def test_takes_client_data_of_tff_and_preprocesses_it(ledger):
         assert batches[0][0, 0] == data[name]["x"][0, 0]
 
 
-# --- Too few clients, too many, and wrong arguments.
+# --- Too few clients.
 
 
 def test_too_few_clients_are_an_error_that_begins_nothing(ledger):
@@ -106,8 +106,8 @@ def test_too_few_clients_are_an_error_that_begins_nothing(ledger):
 
 @pytest.mark.parametrize(("size", "rounds", "needed"), [(4, N, 20), (5, 3, 15)])
 def test_says_beforehand_that_there_are_too_few_clients(ledger, size, rounds, needed):
-    # With b = 3 and k = 2, three consecutive rounds need different clients, and ten
-    # rounds need half as many clients as participations.
+    # With b = 3, no client takes part twice in three consecutive rounds. With k = 2,
+    # all rounds together need at least half as many clients as participations.
     for count in (needed, needed - 1):
         poor = source_of(clients=make_clients(count))
         if count == needed:

@@ -1,4 +1,4 @@
-"""TFF's training program satisfies the contract of the module `rounds`."""
+"""`train_model` with TFF keeps the guarantees of the module `rounds`."""
 
 import asyncio
 import contextlib
@@ -52,12 +52,12 @@ PLAN = make_plan(noise_multiplier=0.5)
 
 @pytest.fixture(scope="module")
 def process():
-    """Builds the TFF process once; simulated restarts reuse it."""
+    """Builds the TFF process once; simulated restarts of the program reuse it."""
     return build(PLAN)
 
 
 class Models(tff.program.ReleaseManager):
-    """Collects all releases in order."""
+    """Collects all released models in order."""
 
     def __init__(self):
         self.releases = []
@@ -76,7 +76,7 @@ class Metrics(tff.program.ReleaseManager):
 
 
 def train(path, process, models=None, metrics=None, dies=None, **more):
-    """Trains; `dies = (when, round)` raises before or after the round is written."""
+    """Trains; `dies = (when, round)` crashes before or after the round is recorded."""
     more.setdefault("clients_per_round", CLIENTS_PER_ROUND)
     wrote = Ledger.finished
 
@@ -115,7 +115,7 @@ def test_a_run_releases_every_model_and_measures_participation(tmp_path, process
     assert outcome.measured.min_separation >= B
     actual = measured_guarantee(PLAN, outcome.measured)
     assert actual.is_within_plan
-    # The run is complete, so a further call releases nothing.
+    # The run is complete, so another call releases nothing.
     again = Models()
     train(tmp_path, process, again)
     assert again.releases == []

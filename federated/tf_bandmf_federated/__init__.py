@@ -3,12 +3,16 @@
     plan = tf_bandmf.plan("banded", ..., sampling=tf_bandmf.MinSep(342, 6))
     process = tf_bandmf_federated.build_fed_avg(model_fn, plan, client_optimizer_fn=...)
 
-All public names are lazy imports, because importing TensorFlow Federated is slow.
+Public names are imported on first use, because importing TensorFlow Federated is slow.
 
-The modules form four layers, each of which imports only earlier layers: device
-(`device_policy`, `device_store`, `clipping`), ledger (`ledger`, `accounting`, `report`),
-rounds (`rounds`, `cohorts`, and a server in NumPy: `averaging`, `exact_sum`,
-`round_noise`), and engines (`flower/`, `tff/`).
+The modules form four layers, and each layer imports only the layers above it in this
+list:
+
+- device: `device_policy`, `device_store`, `clipping`
+- ledger: `ledger`, `accounting`, `report`
+- rounds: `rounds`, `cohorts`, and a server in NumPy (`averaging`, `exact_sum`,
+  `round_noise`)
+- engines: `flower/` for Flower, `tff/` for TensorFlow Federated
 """
 
 from __future__ import annotations

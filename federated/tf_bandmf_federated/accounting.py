@@ -1,23 +1,24 @@
-"""Accounting after a run: the guarantee for the measured participations.
+"""Accounting after a run: the privacy guarantee for the measured participation.
 
     measured = measure_participation({round: names of the clients})
     guarantee = measured_guarantee(plan, measured)
 
-After a run, the smallest separation b and the largest participation count k recorded
-for any device determine the guarantee of the plan's strategy and noise under MinSep(b,
-k). The production run in arXiv:2306.08153 (section 6, App. K.1) is reported in the same
-way. If the measured b is below the number of bands, the columns of C for the rounds of
-one device overlap. The sensitivity then comes from Theorem 3 (Alg. 4) or from a sharper
-bound; see `tf_bandmf.analysis.sensitivity`.
+The record of a run gives the minimum separation b and the maximum number of
+participations k of all devices. The measured guarantee is the guarantee of the plan's
+strategy and noise under MinSep(b, k). arXiv:2306.08153 (section 6, App. K.1) reports a
+production run in the same way. If the measured b is below the number of bands, the
+columns of C for the rounds of one device overlap. The sensitivity then comes from
+Theorem 3 (Alg. 4) of this paper or from a sharper bound; see
+`tf_bandmf.analysis.sensitivity`.
 
 Scope of the measured guarantee:
 
-- Neighboring data sets differ in what one device sent, not in when that device took
-  part. (The papers define adjacency in the same way: "the participation pattern does
-  not change".)
+- Neighboring data sets differ in the content of one device's updates, but not in the
+  rounds in which the device took part. (The papers define adjacency in the same way:
+  "the participation pattern does not change".)
 - Therefore neighboring data sets have the same b and k. However, b and k are computed
-  without noise from the rounds in which all devices took part, so the guarantee does
-  not cover publishing them. A plan's guarantee, which the devices enforce, does not
+  without noise from the participations of all devices, so the guarantee does not cover
+  their publication. The plan's own guarantee, which the devices enforce, does not
   depend on the measured b and k.
 - The record must contain every contribution that entered a sum. A record with
   additional entries, such as devices that dropped out, yields a larger epsilon, which
@@ -39,18 +40,18 @@ from tf_bandmf_federated.plan_checks import check_plan
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredParticipation:
-    """The participations of a run's clients, measured from the record of the run.
+    """A summary of the participations that the record of a run contains.
 
     Attributes:
-      num_rounds: number of completed rounds, from round 0, with or without clients.
+      num_rounds: number of completed rounds, including rounds without clients.
       num_clients: number of distinct clients that took part.
-      min_separation: smallest j - i over all pairs of rounds i < j in which the same
+      min_separation: minimum of j - i over all pairs of rounds i < j in which the same
         client took part; None if no client took part twice.
-      max_participations: largest number of participations of one client; 0 if nobody took
-        part.
+      max_participations: maximum number of participations of one client; 0 if no client
+        took part.
       num_participations: total number of participations over all clients and rounds.
-      skipped_rounds: number of rounds without a released result, although clients took
-        part; the numbers above include these rounds.
+      skipped_rounds: the rounds, from 0, that have no result although clients took
+        part. The counts above include these rounds.
     """
 
     num_rounds: int
@@ -106,17 +107,17 @@ NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # measurement before round 0
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredGuarantee:
-    """A run's guarantee for the measured participation, and its plan's guarantee.
+    """A run's guarantee for its measured participation, and the plan's guarantee.
 
     Attributes:
       plan: the run's plan.
-      measured: the measured b and k, and the size of the record.
-      participation: MinSep with the measured b and k, for which `guarantee` is computed.
+      measured: summary of the participations in the run's record.
+      participation: MinSep with the measured b and k; `guarantee` is for this.
       sensitivity: sensitivity of the plan's strategy under `participation`, exact or an
         upper bound.
-      guarantee: (epsilon, delta) and zCDP rho with the plan's noise. Its kind is
-        "exact" if the sensitivity is exact and all rounds of the plan were run, else
-        "bound".
+      guarantee: (epsilon, delta) and zCDP rho of the run, with the plan's noise. Its
+        kind is "exact" if the sensitivity is exact and all rounds of the plan were run,
+        else "bound".
       planned: the plan's guarantee at the same delta.
     """
 
@@ -135,9 +136,9 @@ class MeasuredGuarantee:
 
     @property
     def is_within_plan(self) -> bool:
-        """True if the record satisfies the plan's participation.
+        """True if the measured participation is within the limits of the plan.
 
-        If False, only the measured guarantee holds, not the plan's.
+        If False, the plan's guarantee does not hold; only the measured guarantee does.
         """
         plan, n = self.plan.participation, self.plan.num_steps
         b, k = self.measured.min_separation, self.measured.max_participations
@@ -151,14 +152,14 @@ def measure_participation(
     """Computes the minimum separation and the participation counts from a record.
 
     Args:
-      record: for each round, from 0, the names of the clients whose contribution entered
-        the sum. Rounds without clients may be missing.
-      num_rounds: number of rounds that were run; by default up to the last recorded round.
+      record: maps each round, from 0, to the names of the clients whose contributions
+        entered the sum. Rounds without clients may be missing.
+      num_rounds: number of rounds that were run. By default, the last round in the
+        record was the last round of the run.
 
     Raises:
-      ValueError: if a round is negative or past `num_rounds`, or if a client occurs
-        twice in one round, because the client then contributed twice as much as a plan
-        assumes.
+      ValueError: if a round is not in [0, `num_rounds`), or if a client occurs twice in
+        one round, because it then contributed twice as much as a plan assumes.
     """
     cohorts = {round_number: [*names] for round_number, names in record.items()}
     last_of_record = max(cohorts, default=-1)
@@ -177,7 +178,7 @@ def measure_participation(
             if last == round_number:
                 raise ValueError(
                     f"A client must take part at most once per round, found {client!r} "
-                    f"twice in round {round_number}, for which no plan accounts."
+                    f"twice in round {round_number}. No plan accounts for this."
                 )
             measured = measured.with_one(round_number, last, count)
             records[client] = (round_number, count + 1)
@@ -187,12 +188,12 @@ def measure_participation(
 def measured_guarantee(
     plan: Plan, measured: MeasuredParticipation, delta: float | None = None
 ) -> MeasuredGuarantee:
-    """Returns the guarantee of a plan's strategy and noise for the actual participation.
+    """Returns the guarantee of a run's strategy and noise for its participation.
 
     Args:
-      plan: the plan of the run; the run may have violated its participation.
+      plan: the plan of the run. The run may have violated the plan's participation.
       measured: the measured participation of the run.
-      delta: delta of the guarantee; by default the plan's.
+      delta: delta of the guarantee; by default the plan's delta.
 
     Raises:
       TypeError, ValueError: if the plan is not for federated learning; if more rounds
@@ -204,7 +205,7 @@ def measured_guarantee(
         raise ValueError("The record must have at least one participation, found none.")
     delta = plan.delta if delta is None else delta
     n = plan.num_steps
-    # If no client took part twice, even the maximum separation, n, is satisfied.
+    # If no client took part twice, even the maximum separation n is satisfied.
     separation = n if measured.min_separation is None else measured.min_separation
     participation = MinSep(separation, measured.max_participations)
     sensitivity = plan.strategy.sensitivity(participation)

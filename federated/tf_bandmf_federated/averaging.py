@@ -3,7 +3,7 @@
 The engine provides one function, `exchange`, which sends a round's model to devices and
 returns their answers. This module contains everything that the guarantee requires:
 updates are clipped again and added up as they arrive, with uniform weights
-(`exact_sum`); the noise of the round is added to the sum, no matter which devices
+(`exact_sum`). The noise of the round is added to the sum, no matter which devices
 answered, and the result is divided by a constant. Memory holds the model, one update,
 and the sum, which takes at most twice as much memory as the model.
 """
@@ -27,10 +27,10 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 @dataclasses.dataclass(frozen=True)
 class Replies:
-    """The numbers of replies in a round that contain no usable update.
+    """Numbers of devices' replies in a round that contain no usable update.
 
     Attributes:
-      refused: number of devices that refused because of their own participation record.
+      refused: number of devices that refused, by their own participation records.
       late: number of replies to earlier rounds that arrived in this round and were
         discarded.
       failed: number of devices that answered with an error, or without an update.
@@ -46,10 +46,10 @@ class Request:
     """The request that the server sends to the devices of a round.
 
     Attributes:
-      run: public name of the run.
-      round_number: the round, from 0.
+      run: name of the run, which is not secret.
+      round_number: number of the round, from 0.
       weights: weights of the model; read-only.
-      names: names of the addressed devices.
+      names: names of the devices that the request is for.
     """
 
     run: str
@@ -63,7 +63,7 @@ Exchange = Callable[[Request, Add], Replies]
 
 
 class FederatedAveraging:
-    """An `Engine` (see `rounds`) in which the server itself generates the noise.
+    """A server in NumPy, which implements `Engine` of the module `rounds`.
 
     Formal guarantee: see `tf_bandmf_federated.tff.learning.build_fed_avg`, which has the
     same mechanism: `(sum of clipped updates + stddev C^-1 Z) / clients_per_round`.
@@ -71,17 +71,18 @@ class FederatedAveraging:
     Args:
       plan: plan with `MinSep` participation.
       weights: weights before round 0, float32.
-      exchange: function that sends a request to the named devices. As soon as a device
-        answers, in any order, the function calls its second argument with the device's
-        name and update. The update need not be kept after that call. If `exchange`
-        raises, the round has no result and is run again.
-      clients_per_round: the public denominator; by default the plan's batch size.
+      exchange: function that sends its first argument, a `Request`, to devices. For
+        each device that answers, in any order, it calls its second argument with the
+        device's name and update, and need not keep the update afterwards. If
+        `exchange` raises an error, the round has no result and is run again.
+      clients_per_round: the constant by which each sum is divided; by default the
+        plan's batch size.
       optimizer: server optimizer; by default SGD with learning rate 1.
 
     Attributes:
       plan: plan of the run.
-      settings: the settings that, with the plan, define the run, as plain Python
-        values.
+      settings: the settings that, together with the plan, identify the run, as plain
+        Python values.
 
     Raises:
       TypeError: if a weight is not float32.
@@ -112,7 +113,7 @@ class FederatedAveraging:
             raise ValueError("The model must have weights, found none.")
         self._ends = np.cumsum(sizes)
         self._shapes = [weight.shape for weight in self._first]
-        ExactSum(0, plan.l2_norm_clip, 1)  # checks that the clip norm is in range
+        ExactSum(0, plan.l2_norm_clip, 1)  # Checks that the clip norm is in range.
         self._exchange = exchange
         self._optimizer = ServerSGD() if optimizer is None else optimizer
         self._denominator = clients_per_round_of(plan, clients_per_round)
@@ -141,11 +142,11 @@ class FederatedAveraging:
     async def weights(self, state: Any) -> list[np.ndarray]:
         weights = [np.asarray(w) for w in state["weights"]]
         for weight in weights:
-            weight.flags.writeable = False  # an engine cannot write to them by mistake
+            weight.flags.writeable = False  # Prevents accidental changes.
         return weights
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
-        """Runs one round: exchange, sum of clipped updates, noise, optimizer step."""
+        """Runs one round: asks devices, sums updates, adds noise, updates the weights."""
         weights = await self.weights(state)
         request = Request(
             self._noise.name_of(state["noise"]),
@@ -170,7 +171,7 @@ class FederatedAveraging:
             try:
                 arrays = [np.asarray(array) for array in update]
             except (TypeError, ValueError):
-                arrays = []  # a malformed update must not stop the training
+                arrays = []  # A malformed update must not stop the training.
             kinds = [(array.shape, array.dtype.kind) for array in arrays]
             if kinds != [(shape, "f") for shape in self._shapes]:
                 metrics["failed"] += 1
@@ -200,11 +201,10 @@ class FederatedAveraging:
         return after, metrics
 
     def no_metrics(self) -> collections.OrderedDict:
-        """Returns the metrics of a round without a result.
+        """Returns the metrics of a round without a result: `skipped` is 1, the rest 0.
 
-        `clipped_again` counts updates that arrived with a norm above the clip norm,
-        although devices clip their updates. `skipped` is 1 for a round without a
-        result.
+        In other rounds, `clipped_again` is the number of updates that arrived with a
+        norm above the clip norm, although devices should have clipped them.
         """
         names = (
             "available eligible selected reported refused late failed contributing "

@@ -1,4 +1,4 @@
-"""Clips updates in NumPy, on the device before sending, and again on the server."""
+"""Clips updates in NumPy, on the device and again on the server."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import numpy as np
 
 from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
-# Devices clip to slightly less than the clip norm. The margin, 1 - ROOM, exceeds the
-# relative error of products rounded to float32 and that of a quick norm, so the server
-# does not clip an update again that a device has clipped.
+# Clipping scales updates to slightly less than the clip norm. The margin, 1 - ROOM,
+# exceeds both the relative error of products rounded to float32 and the relative error
+# of a quick norm. Therefore the server does not scale down an update that a device has
+# already clipped.
 ROOM = 1.0 - 2.0**-17
 # Upper bound on the absolute error of a subnormal product rounded to float32.
 _TINY = float(np.finfo(np.float32).smallest_subnormal)
-# Upper bound on the relative error of a norm; see `norm_of`.
+# Upper bound on the relative error of the norm that `norm_of` computes.
 _NORM_ERROR = 2.0**-36
-# Upper bound on the relative error of a quick norm; see `_quick_norm`.
+# Upper bound on the relative error of the norm that `_quick_norm` computes.
 _QUICK_ERROR = 2.0**-18
-# The number of squares summed in float32 at a time.
+# Number of squares that `_quick_squares` sums in float32 at a time.
 _ROW = 64
 # If the mean of the squares is below this value, squares may have underflowed in
 # float32.
 _SMALLEST_MEAN = 2.0**-100
-# The length of dot products, small enough that BLAS does not start threads.
+# Length of dot products, which is small enough that BLAS does not start threads.
 _DOT = 1 << 13
 
 
@@ -34,10 +35,10 @@ class Bounded(NamedTuple):
 
     Attributes:
       update: float32 arrays.
-      factor: number in [0, 1]; 1.0 leaves the arrays unchanged, 0.0 replaces all
-        values, even NaN, by zero.
-      is_finite: True if all values and the norm are finite; otherwise the update adds
-        nothing.
+      factor: number in [0, 1]. A factor of 1.0 leaves the arrays unchanged. A factor of
+        0.0 replaces all values, even NaN, by zero.
+      is_finite: True if all values and the norm are finite. If False, the update adds
+        nothing to the sum.
       was_clipped: True if the norm exceeded the clip norm.
     """
 
@@ -65,7 +66,7 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
         norm = _quick_norm(arrays)
         if not (norm <= l2_norm_clip or norm > l2_norm_clip * (1.0 + 2.0**-16)):
-            # The quick norm is NaN, or too close to the clip norm to decide.
+            # The quick norm is NaN, or too close to the clip norm for a decision.
             norm = norm_of(arrays)
     if not math.isfinite(norm):
         return Bounded(arrays, 0.0, False, False)
@@ -80,9 +81,9 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
 def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
     """Returns `update * min(1, l2_norm_clip / norm)`, where the norm is rounded up.
 
-    If a value is not finite, the whole update is replaced by zeros. The factor in the
-    result is 1, because the clipping factor is already applied. For the arguments, see
-    `bound_update`.
+    If a value is not finite, the whole update is replaced by zeros. The `factor` of the
+    result is 1, because the clipping factor has already been applied. The arguments are
+    those of `bound_update`.
 
     Raises:
       TypeError: if an array does not contain real floats.
@@ -95,22 +96,23 @@ def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
 def norm_of(arrays: Sequence[np.ndarray]) -> float:
     """Returns the l2 norm over all arrays, rounded up; NaN if a value is not finite.
 
-    Squares are added up in float64, where squares of float32 numbers do not over- or
-    underflow: first within blocks of b numbers, with a relative error below b 2^-53,
-    then over the m block sums, with a relative error below m 2^-53 (Higham, "The
-    accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993, eq. 2.6). For
-    up to 10^9 numbers, the factor that rounds the norm up exceeds both errors.
+    Squares are added up in float64, where squares of float32 numbers neither overflow
+    nor underflow. The sum over each block of b numbers has a relative error below
+    b 2^-53, and the sum over the m block sums one below m 2^-53 (Higham, "The accuracy
+    of floating point summation", SIAM J. Sci. Comput. 14, 1993, eq. 2.6). For up to
+    10^9 numbers, the factor that rounds the norm up exceeds both errors.
     """
     total = math.fsum(in_chunks(_squares, arrays))
     return math.sqrt(total) * (1.0 + _NORM_ERROR) if math.isfinite(total) else math.nan
 
 
 def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
-    """Like `norm_of`, but five times as fast; NaN if float32 is insufficient.
+    """Returns the norm like `norm_of`, five times as fast; NaN if float32 cannot.
 
-    Squares are added up in float32, in rows of 64, with a relative error below 64 2^-24
-    (Higham, as in `norm_of`); therefore the relative error of the norm is below 2^-19.
-    The result is NaN if overflow or underflow of squares could make the error larger.
+    Squares are added up in float32, in rows of 64 numbers, with a relative error below
+    64 2^-24 (Higham, cited in `norm_of`). Therefore the relative error of the norm is
+    below 2^-19. The result is NaN if squares that overflow or underflow could make the
+    error larger.
     """
     total = math.fsum(in_chunks(_quick_squares, arrays))
     size = sum(array.size for array in arrays)
@@ -143,6 +145,6 @@ def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
     """Returns the product of an array and a factor, as float32."""
     if factor == 1.0:
         return array
-    if factor == 0.0:  # the result is 0 even where the array has NaN
+    if factor == 0.0:  # The result is 0 even where the array has NaN.
         return np.zeros_like(array)
     return (array.astype(np.float64) * factor).astype(np.float32)

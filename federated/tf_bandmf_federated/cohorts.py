@@ -1,4 +1,4 @@
-"""Selects the cohort of a round among the available and eligible devices."""
+"""Selects the cohort of a round from the devices that are available and eligible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import may_take_part
 from tf_bandmf_federated.ledger import Ledger
 
-_LOOKED_UP = 2_000  # number of devices per ledger query
+_LOOKED_UP = 2_000  # Number of devices per ledger query.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Selected:
         2]: last round (or `NEVER`), and number of participations.
       available: number of available devices.
       eligible: number of available devices that may take part. If more than 2,000
-        devices are available, this number is extrapolated from the devices that were
-        looked up before enough eligible ones were found.
+        devices are available, this number is an estimate from those that were looked up
+        until enough eligible devices were found.
     """
 
     names: tuple[str, ...]
@@ -40,24 +40,24 @@ class Selected:
 
 @dataclasses.dataclass(frozen=True)
 class Cohorts:
-    """Selects devices uniformly among the available devices that may take part.
+    """Selects devices uniformly at random from the available and eligible devices.
 
-    This class keeps no record of its own. The devices' earlier participations come from
-    the ledger, which also counts rounds without a result.
+    A device is eligible if the plan allows it to take part in the round. Its earlier
+    participations are read from the ledger, including those in rounds without a result.
 
     Args:
       ledger: the run's ledger.
       present: function that maps a round number to the names of the available devices.
-      participation: the plan's participation: b, and k if it is limited.
+      participation: the plan's min separation b and, if limited, its maximum number of
+        participations k.
       over_selection: factor >= 1 by which the number of wanted devices is multiplied.
       enough: minimum number of eligible devices to look for, even if fewer devices are
         selected.
-      wait: function of the number of available devices and the number of eligible
-        devices; returns True if the search should be repeated. The function may sleep,
-        and may raise an error.
-      search: function that returns True if the search for the devices of an interrupted
-        round should be repeated.
-      seed: seed of the random selection; no privacy is claimed from this randomness.
+      wait: function of the numbers of available and of eligible devices. If it returns
+        True, devices are looked up again. The function may sleep or raise an error.
+      search: function that is called while devices of an interrupted round are missing.
+        If it returns True, they are looked up again.
+      seed: seed of the selection; the privacy guarantee does not depend on it.
 
     Raises:
       ValueError: if `over_selection` is below 1 or not finite.
@@ -79,7 +79,7 @@ class Cohorts:
             )
 
     def select(self, round_number: int, wanted: int) -> Selected:
-        """Returns the devices for a round; fewer than wanted if too few are eligible.
+        """Returns the devices of a new round, or fewer if too few are eligible.
 
         Args:
           round_number: round, from 0.
@@ -124,9 +124,9 @@ class Cohorts:
     ) -> tuple[list[str], int]:
         """Returns eligible devices, and the number of devices that were looked up.
 
-        The devices are in random order, and every prefix is a uniform sample of all
-        eligible devices. There are at least `target` devices, unless fewer are
-        eligible.
+        The eligible devices are in random order, and every prefix of the list is a
+        uniform sample of all eligible devices. The list has at least `target` devices,
+        unless fewer are eligible.
         """
         free: dict[str, None] = {}  # ordered, without duplicates
         looked_at = 0
@@ -141,9 +141,9 @@ class Cohorts:
 
 
 def shuffled(size: int, seed: str | None = None) -> Iterator[int]:
-    """Yields the numbers below `size` in random order, one by one (Fisher and Yates)."""
-    # No privacy is claimed for this randomness. Without a seed, Python uses one from the
-    # operating system.
+    """Yields the integers 0, ..., size - 1 in random order (Fisher-Yates shuffle)."""
+    # The privacy guarantee does not depend on this randomness. Without a seed, Python
+    # takes one from the operating system.
     generator = random.Random(seed)
     moved: dict[int, int] = {}
     for i in range(size):

@@ -1,12 +1,12 @@
-"""Deploys Flower on one machine, and kills some processes with kill -9 midway.
+"""Deploys Flower on one machine, and kills some processes during the run.
 
     .venv-flower/bin/python federated/examples/flower/deploy.py --rounds 30
 
-Each SuperNode is a device with one speaker's lines and a separate store. The SuperLink
-and its server are killed once and restarted. Two SuperNodes are killed, and only one of
-them is restarted. All processes listen only on 127.0.0.1, without TLS. SuperLink stores
-the devices' updates only in memory, because it runs without `--database`. Only the user
-who runs this script may read its files.
+Each SuperNode is a device with one speaker's lines and a separate store. The script
+kills the SuperLink, with its server, by `kill -9` and restarts it. It also kills two
+SuperNodes, and restarts only one of them. All processes listen only on 127.0.0.1,
+without TLS. The SuperLink stores the devices' updates only in memory, because it runs
+without `--database`. Only the user who runs the script can read its output files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BIN = pathlib.Path(sys.executable).parent
 
 
 class Deployment:
-    """The processes of the deployment, by name; each has a separate process group."""
+    """The processes of a deployment, by name; each has a separate process group."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Deployment:
             self.start("warm", sys.executable, str(HERE / "warm.py"), str(folder))
 
     def start(self, name: str, *command: str, **environment: str) -> None:
-        """Starts a program, from BIN or a path, with output to the file NAME.log."""
+        """Starts a program (a path, or a name in `BIN`) with output to NAME.log."""
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -115,7 +115,7 @@ class Deployment:
         )
 
     def kill(self, name: str) -> None:
-        """Kills a process and its descendants with signal 9, so they cannot clean up."""
+        """Kills a process and its descendants with SIGKILL, so they cannot clean up."""
         process = self.processes.pop(name)
         for pid in _family(process.pid, warm.parents(self.folder)):
             with contextlib.suppress(ProcessLookupError):
@@ -154,14 +154,14 @@ class Deployment:
         raise SystemExit(f"flwr run failed: {done.stdout}\n{done.stderr}")
 
     def progress(self) -> list[list[str]]:
-        """Returns, for each completed round: round number, time, loss, accuracy."""
+        """Returns the round number, time, loss and accuracy of each completed round."""
         path = self.folder / "progress"
         if not path.exists():
             return []
         return [line.split() for line in path.read_text().splitlines()]
 
     def wait_for(self, rounds: int, limit: float) -> None:
-        """Waits until `rounds` rounds are completed, and prints their progress."""
+        """Waits for `rounds` completed rounds, and prints each loss and accuracy."""
         end = time.monotonic() + limit
         while True:
             lines = self.progress()
@@ -179,7 +179,7 @@ class Deployment:
             time.sleep(0.5)
 
     def summary(self) -> str:
-        """Waits for the report of the server, and returns its last lines."""
+        """Waits for the server's privacy report, and returns the last lines of it."""
         report = self.folder / "privacy.md"
         while not report.exists():
             time.sleep(0.5)
@@ -192,7 +192,7 @@ class Deployment:
 
 
 def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
-    """Returns the ids of a process and its descendants, even in other sessions.
+    """Returns the ids of a process and its descendants, including other sessions.
 
     Args:
       pid: id of the process.
@@ -204,7 +204,7 @@ def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
     running = dict(map(int, line.split()) for line in listed.stdout.splitlines())
     parents = [*running.items(), *(pair for pair in forked if pair[0] in running)]
     family = [pid]
-    for member in family:  # the loop appends to the list
+    for member in family:  # The loop appends to this list.
         family.extend(child for child, parent in parents if parent == member)
     return family
 
@@ -226,7 +226,7 @@ def write_plan(
 
 
 def participations(folder: pathlib.Path) -> list[int]:
-    """Returns each device's number of participations, from the device's store."""
+    """Returns the number of participations that each device's store has recorded."""
     stores = (folder / "devices").glob("*/*.device")
     records = [json.loads(Journal(str(path)).read()[0]) for path in sorted(stores)]
     return [record["participations"] for record in records]
@@ -284,7 +284,7 @@ def main() -> None:
             run.kill_now("superlink")
             run.kill_now("device 1")  # permanently
             run.start_link()
-            # The new SuperLink does not know the old SuperNodes, so they terminate.
+            # The new SuperLink does not know the old SuperNodes. Start new ones.
             for number in range(options.devices):
                 if number != 1:
                     if f"device {number}" in run.processes:

@@ -2,8 +2,9 @@
 
     python federated/examples/flower/on_nvflare.py --devices 4
 
-The sites are processes of NVFlare's simulator. Each site is a device, with its store in
-`OUT/devices`. The server, Flower mod, ledger and report are the same as in `deploy.py`.
+Each NVFlare site is a process of its simulator and represents one device, whose store
+is in the folder `devices` of `--out`. The server, Flower mod, ledger and report are the
+same as in `deploy.py`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     .venv-flower/bin/python -m pip install "flwr[simulation]==1.41.0"
     .venv-flower/bin/python federated/examples/flower/simulate.py --devices 200
 
-Each device has its store in `OUT/devices`, as in a deployment. The server, Flower mod,
-ledger and report are the same as in `deploy.py`.
+As in a deployment, each device has its own store, in the folder `devices` of `--out`.
+The server, Flower mod, ledger and report are the same as in `deploy.py`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def main() -> None:
     counts = deploy.participations(folder)
     print(f"{options.rounds} rounds in {time.monotonic() - began:.0f} s")
     print(
-        f"participations by the devices' records: {sum(counts)} of {len(counts)} "
-        f"devices, at most {max(counts)} of one device"
+        f"participations in the devices' records: {sum(counts)} by {len(counts)} "
+        f"devices, at most {max(counts)} by one device"
     )
     print(summary)
 

@@ -1,13 +1,14 @@
-"""Forks Flower's programs for devices from one process that has imported them.
+"""Forks Flower's device programs from one process that has already imported them.
 
-Flower starts a Python process for each message to a device, which takes 2 processor
-seconds, nearly all for imports. This is harmless on separate devices, but eight devices
-that share two processors hardly make progress. Therefore `deploy.py` puts
-small programs with the names of Flower's programs first on the nodes' PATH. Each small
-program asks the process of this script to fork; the child process runs Flower's program
-with the arguments and outputs of the small program.
+Flower starts a Python process for each message to a device. This takes 2 seconds of
+CPU time, almost all of them for imports. Real devices can afford it, but eight devices
+that share two CPUs make hardly any progress. Therefore `deploy.py` writes small
+programs with the names of Flower's programs, and puts them first on the nodes' PATH.
+Each small program sends a request to the process of this script, which forks a child.
+The child runs Flower's program with the arguments and output streams of the small
+program.
 
-    python warm.py FOLDER    # serves the programs of FOLDER/bin
+    python warm.py FOLDER    # serves requests from the programs in FOLDER/bin
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ server.recv(1)
 
 
 def write_programs(folder: pathlib.Path) -> pathlib.Path:
-    """Writes the small programs; returns their folder, which must come first on PATH."""
+    """Writes the small programs, and returns the folder to put first on PATH."""
     place = folder / "bin"
     place.mkdir(exist_ok=True)
     for name in PROGRAMS:
@@ -49,7 +50,7 @@ def write_programs(folder: pathlib.Path) -> pathlib.Path:
 
 
 def parents(folder: pathlib.Path) -> list[tuple[int, int]]:
-    """Returns the ids of each forked process and of the process that requested it."""
+    """Returns (id of a forked process, id of a process that requested it) pairs."""
     path = folder / "forked"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]

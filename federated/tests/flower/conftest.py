@@ -1,4 +1,4 @@
-"""Sets the ids of the sender of messages, which Flower's processes would set."""
+"""Sets the sender's ids for messages, which Flower's own processes would set."""
 
 from flwr.supercore.task_identity import TaskIdentity
 

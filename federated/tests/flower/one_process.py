@@ -1,4 +1,4 @@
-"""A Flower grid without a network: nodes are ClientApps in this process."""
+"""A Flower grid without a network, whose nodes are ClientApps in this process."""
 
 import os
 
@@ -17,7 +17,7 @@ def is_train(message):
 
 
 def on_updates(change):
-    """Returns a function that applies `change` only to replies with updates."""
+    """Returns a function that applies `change` only to replies that hold updates."""
     return lambda reply: change(reply) if is_train(reply) else reply
 
 
@@ -26,7 +26,7 @@ def initial_arrays():
 
 
 def adding(value, came):
-    """Returns a training function that adds a constant, and notes its rounds."""
+    """Returns a training function that adds `value`, and adds its rounds to `came`."""
 
     def train(message, context):
         came.append(message.content["config"]["tf-bandmf.round"])
@@ -38,11 +38,11 @@ def adding(value, came):
 
 
 class Node:
-    """A ClientApp that adds a constant to all weights; it has its own device store."""
+    """A ClientApp with its own device store, which adds a constant to all weights."""
 
     def __init__(self, folder, policy, number, value):
         self.number = number
-        self.came = []  # Rounds in which the app was called.
+        self.came = []  # Rounds in which the app trained.
         self.context = Context(1, number, {"store": folder}, RecordDict(), {})
         self.app = private_client_app(
             policy, lambda context: context.node_config["store"]
@@ -55,12 +55,12 @@ class OneProcess(Grid):
 
     Attributes:
       nodes: the nodes, by number.
-      silent: numbers of nodes that send their names, but no updates.
+      silent: numbers of nodes that send their device names, but no updates.
       slow: numbers of nodes that do not answer until they are removed from this set.
-      asked: (node, content) of each train message.
-      before_train: a function that is called with the requests for updates before they
+      asked: (node number, content) of each train message.
+      before_train: a function that is called with a round's train messages before they
         are sent.
-      change: a function that replaces each reply.
+      change: a function that is applied to each reply, and returns the reply to use.
     """
 
     def __init__(self, folder, plan, number):
@@ -75,7 +75,7 @@ class OneProcess(Grid):
         self._messages, self._count = {}, 0
 
     def restart(self, number, new_number):
-        """Restarts a node's process, with a new number and the same store."""
+        """Replaces a node by one with a new number and the same device store."""
         policy = DevicePolicy.from_plan(self._plan)
         del self.nodes[number]
         folder = os.path.join(self._folder, str(number))

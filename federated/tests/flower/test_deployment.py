@@ -1,4 +1,4 @@
-"""A real deployment on one machine, with processes, connections and `kill -9`."""
+"""A real Flower deployment on one machine completes its run despite `kill -9`."""
 
 import json
 import pathlib
@@ -38,12 +38,12 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
         timeout=1200 if kills else 240,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    # The program's error output must contain no log lines of TensorFlow.
+    # TensorFlow must not have written log lines to the error output.
     assert "absl::InitializeLog" not in done.stderr and "cuda" not in done.stderr
     killed = re.findall(r"kill -9 (.*)", done.stdout)
     assert killed == (["device 0", "superlink", "device 1"] if kills else [])
-    # No round is missing, whichever process was killed. A round is evaluated after it
-    # is saved, so a round that was interrupted by a kill may be evaluated twice.
+    # Every round is evaluated, whichever process was killed. A round that a kill
+    # interrupts may be evaluated twice, because rounds are saved before evaluation.
     evaluated = re.findall(r"^round (\d+):", done.stdout, re.MULTILINE)
     assert sorted(set(map(int, evaluated))) == list(range(1, rounds + 1))
     report = (tmp_path / "out" / "privacy.md").read_text()
@@ -52,11 +52,11 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
         r"\| epsilon at delta = 1e-05 \| (\S+) \| (\S+) \|", report
     ).groups()
     assert float(measured) <= 1.0001 * float(planned) <= 100.1
-    # Each device counts its participations in its own store.
+    # Read the number of participations from each device's own store.
     stores = sorted((tmp_path / "out" / "devices").glob("*/*.device"))
     counts = [
         json.loads(Journal(str(path)).read()[0])["participations"] for path in stores
     ]
-    assert len(counts) <= devices  # A late device may never be asked.
+    assert len(counts) <= devices  # A device that connects late may never be selected.
     assert 1 <= sum(counts) <= rounds
     assert max(counts) <= rounds // separation

@@ -1,4 +1,4 @@
-"""The README's programs for Flower run unchanged."""
+"""The README's programs for Flower run as printed."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""`PrivateFedAvg` and `ParticipationMod`, on a Flower grid simulated in this process."""
+"""Tests of `PrivateFedAvg` and `ParticipationMod` on an in-process Flower grid."""
 
 import dataclasses
 import functools
@@ -50,7 +50,7 @@ def start(strategy, grid, timeout=60.0, **options):
 
 
 def start_in_full(strategy, grid, **options):
-    """Runs the strategy; checks that every device that was asked has contributed."""
+    """Runs the strategy, and checks that every selected device has contributed."""
     result = start(strategy, grid, **options)
     for counts in result.train_metrics_clientapp.values():
         assert counts["contributing"] == PER_ROUND
@@ -78,10 +78,10 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
     actual = write_report(str(tmp_path / "privacy.md"), PLAN, strategy.measured)
     assert actual.is_within_plan
     assert actual.guarantee.epsilon <= PLAN.epsilon * 1.0001
-    # Flower counts rounds from 1, the plan from 0; the devices see Flower's number.
+    # Flower numbers rounds from 1, the plan from 0. Devices see Flower's numbers.
     rounds = [c["config"]["server-round"] for _, c in grid.asked]
     assert rounds == sorted(rounds) and set(rounds) == set(range(1, N + 1))
-    # The run is complete: another start asks no device, and returns the same result.
+    # The run is complete, so `start` asks no device again and returns the same result.
     again = start(make_strategy(tmp_path), grid)
     assert len(grid.asked) == len(rounds)
     assert flat(result.arrays).tobytes() == flat(again.arrays).tobytes()
@@ -89,7 +89,7 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
 
 @pytest.mark.invariant(14)
 def test_the_sum_is_uniform_and_the_denominator_constant(tmp_path):
-    """Every device adds a vector of norm 1, and the sum is divided by a constant."""
+    """Each device adds a vector of norm 1, and the sum is divided by a constant."""
     grid = make_grid(tmp_path, TEST_PLAN)
     result = start(make_strategy(tmp_path, TEST_PLAN), grid)
     silent = make_grid(tmp_path / "2", TEST_PLAN)
@@ -112,7 +112,7 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path):
     with pytest.raises(Crash):
         start(make_strategy(tmp_path, models=models), grid)
     grid.change = lambda reply: reply
-    # After the crash, the nodes restart with new numbers and the same stores.
+    # The nodes restart with new numbers and the same stores.
     for number in list(grid.nodes):
         grid.restart(number, number + 100)
     after = Models()
@@ -138,12 +138,12 @@ def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path, monkeyp
     start(make_strategy(tmp_path), grid)
     before = came(grid)
     assert all(len(rounds) == K for rounds in before.values())
-    # A server that lacks the record of the run learns this when devices send their
-    # names, before a round begins.
+    # A server that lost its record of the run is stopped before a round begins, because
+    # the devices report the earlier run together with their names.
     with pytest.raises(RuntimeError, match=r"4 claim .* has not begun"):
         start(make_strategy(tmp_path / "another"), grid)
     assert came(grid) == before
-    # If the server skips this check, the devices refuse.
+    # If the server skips this check, the devices themselves refuse to take part.
     monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
     result = start(make_strategy(tmp_path / "another"), grid)
     counts = result.train_metrics_clientapp
@@ -186,21 +186,21 @@ def test_a_receipt_ends_the_run_also_when_its_round_has_passed(tmp_path, monkeyp
 
 @pytest.mark.invariant(8)
 def test_a_refusal_shows_that_a_copy_runs_beside(tmp_path, monkeypatch):
-    # The check of names is skipped, as if both servers had asked for the names before
-    # the folder was copied.
+    # Skip the check of the devices' names, as if both servers had asked for the names
+    # before the folder was copied.
     monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
     grid, copies = make_grid(tmp_path, number=4), [tmp_path / "a", tmp_path / "b"]
     start(make_strategy(copies[0]), grid, num_rounds=1)
     shutil.copytree(*copies)
     start(make_strategy(copies[0]), grid, num_rounds=2)
-    # The copy asks the same two devices, which have a receipt for this round from the
-    # original.
+    # The server with the copied folder asks the same two devices. These already have a
+    # receipt for this round, from the server with the original folder.
     with pytest.raises(RuntimeError, match=r"receipt for round 1, .* 2 rounds"):
         start(make_strategy(copies[1]), grid)
 
 
 def says(**entries):
-    """Returns a function that changes entries of a device's report about itself."""
+    """Returns a function that changes what a device reports about itself."""
 
     def change(reply):
         about = dict(reply.content["tf-bandmf"])
@@ -267,7 +267,7 @@ def test_only_the_update_leaves_a_device(tmp_path):
 
 
 def trains(grid, function, numbers=None):
-    """Replaces the training function of the nodes `numbers`, or of all nodes."""
+    """Replaces the training function of the nodes `numbers` (default: all nodes)."""
     for number in numbers or grid.nodes:
         app = grid.nodes[number].app
         del app._registered_funcs["train.default"]
@@ -302,7 +302,7 @@ def test_over_selection_and_late_reports(tmp_path):
     late_round = {}
 
     def slow_first(server_round, arrays):
-        # Devices that did not answer in round 0 answer after its end.
+        # Devices that did not answer during round 0 answer after the end of the round.
         late_round.setdefault(server_round, set(grid.slow))
         grid.slow = set()
 
@@ -318,15 +318,15 @@ def test_over_selection_and_late_reports(tmp_path):
     assert counts[2]["contributing"] == counts[2]["selected"] > PER_ROUND
     assert len(late_round[1]) == 2
     assert counts[2]["late"] == 2
-    # Late devices count as participants, in the ledger and in their own records.
+    # The ledger counts late devices as participants too.
     assert strategy.measured.num_participations >= 4 + 2
 
 
 def sum_of_a_round(folder, victim):
-    """Returns the noiseless sum of a round that asks three devices and needs two.
+    """Returns the sum of a round that asks three devices and waits for two.
 
-    Device 1 answers at the first poll, and the others later. Devices for which the
-    server does not wait are not in the sum.
+    Device 1 normally answers at the first poll, and the other devices answer later. The
+    sum contains only the updates of devices for which the server waits.
     """
     grid, looks = make_grid(folder, TEST_PLAN, number=3), []
     policy = DevicePolicy.from_plan(TEST_PLAN)
@@ -354,8 +354,8 @@ def sum_of_a_round(folder, victim):
 
 @pytest.mark.attack(
     "One device that is slow or fails, with over-selection",
-    tried="Asks three devices where two suffice. One of them adds zeros, fails or is "
-    "slow: the released sum must change only by the update of this device.",
+    tried="Asks three devices although two suffice. One of them adds zeros, fails or "
+    "is slow: the released sum must change only by the update of this device.",
     area="faults",
 )
 @pytest.mark.invariant(16)
@@ -468,13 +468,13 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
         assert list(one) == list(first)
         for name in ("batches", "average"):
             np.testing.assert_array_equal(one[name], first[name])
-    # Only trained arrays count for the norm. It is 2, so updates are halved by clipping.
+    # The norm of an update's trained arrays is 2, so clipping to norm 1 halves it.
     plain = make_grid(tmp_path / "plain", TEST_PLAN)
     plain.silent = set(plain.nodes)
     nobody = start(make_strategy(tmp_path / "plain", TEST_PLAN), plain, timeout=0.0)
     moved = np.concatenate([actual["w0"].ravel(), actual["w1"]]) - flat(nobody.arrays)
     np.testing.assert_allclose(moved, N * 0.5, rtol=1e-3)
-    # A run cannot continue with other values for the arrays that are not trained.
+    # A run cannot continue if the arrays that are not trained have changed.
     with pytest.raises(ValueError, match="belongs to another run: not_trained"):
         changed = {**first, "batches": np.array(8, np.int64)}
         arrays = ArrayRecord({name: Array(value) for name, value in changed.items()})
@@ -491,7 +491,7 @@ def test_a_device_that_leaves_does_not_make_a_round_last(
     grid = make_grid(tmp_path, number=3)
     grid.silent = {1, 2, 3}
 
-    def leave(messages):  # One node leaves, and the others answer.
+    def leave(messages):  # One node disconnects; the others answer.
         del grid.nodes[messages[0].metadata.dst_node_id]
         grid.silent = set()
 
@@ -521,7 +521,7 @@ def test_a_node_that_does_not_say_its_name_delays_no_round(tmp_path):
 
 @pytest.fixture
 def lines(monkeypatch):
-    """Collects the logged lines."""
+    """Returns a list to which the strategy's log lines are appended."""
     made = []
     log = lambda level, text, *values: made.append(text % values)  # noqa: E731
     monkeypatch.setattr(strategy_module, "log", log)
@@ -541,8 +541,8 @@ def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, lines):
 
 @pytest.mark.attack(
     "A run's files in the bundle of a Flower app",
-    tried="A server's folder or a device's store within an app is refused. Flower's "
-    "builder does not bundle a finished run that is copied into an app.",
+    tried="Puts a server's folder or a device's store into an app, which is refused. "
+    "Copies a finished run into an app: Flower's builder does not bundle it.",
     area="secrets",
 )
 @pytest.mark.invariant(10)
@@ -552,7 +552,7 @@ def test_no_file_of_a_run_is_bundled(tmp_path, figure):
     app, run = tmp_path / "app", tmp_path / "output"
     app.mkdir()
     (app / "server.py").write_text("app = None\n")
-    (app / "secret.json").write_text("{}")  # A control file, which is bundled.
+    (app / "secret.json").write_text("{}")  # As a control, this file is bundled.
     (app / "pyproject.toml").write_text(
         '[project]\nname = "app"\nversion = "1.0.0"\ndescription = ""\n'
         'license = "Apache-2.0"\n[tool.flwr.app]\npublisher = "x"\n'

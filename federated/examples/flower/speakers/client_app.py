@@ -1,4 +1,4 @@
-"""The device's app, which trains on one speaker's lines within the plan's limits."""
+"""The ClientApp, which trains on one speaker's lines within the plan's limits."""
 
 import os
 
@@ -22,7 +22,7 @@ def _speaker(context: Context) -> int:
 
 
 def _store(context: Context) -> str:
-    """Returns the folder of the device's store; simulated devices use subfolders."""
+    """Returns the device's store; each simulated device has a separate subfolder."""
     path = context.node_config.get("store")
     return str(path or f"{os.environ['SPEAKERS_STORES']}/{_speaker(context)}")
 

@@ -1,4 +1,4 @@
-"""The server's app, which runs the remaining rounds of the plan."""
+"""The ServerApp, which runs all rounds of the plan that are not yet done."""
 
 import os
 
@@ -16,7 +16,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Begins the run, or continues an interrupted run."""
+    """Starts the run, or continues an interrupted run."""
     config = context.run_config
     folder = str(config["folder"])
     plan = Plan.load(os.path.join(folder, "plan.json"))
@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
         max_wait=float(config["wait"]),
         query_timeout=float(
             config["query-timeout"]
-        ),  # killed nodes stay in Flower's list for a while
+        ),  # Killed nodes stay in Flower's list for a while.
     )
     start = initial_weights(hidden=int(config["hidden"]))
     weights = dict(zip(NAMES, start, strict=True))

@@ -16,16 +16,16 @@ _WORDS = (
 
 
 def examples(path: str, speaker: int, limit: int = 600) -> tuple[np.ndarray, ...]:
-    """Returns the contexts and next characters of one device's speaker.
+    """Returns one speaker's examples: contexts, and the character after each context.
 
     Args:
       path: path of a file with speeches ("NAME:", lines, an empty line), or "" to
-        generate them.
-      speaker: number of the speaker; -1 for all speakers that no device has, for tests.
+        generate random text.
+      speaker: number of the speaker. For testing, -1 selects text that no device has.
       limit: maximum number of examples.
 
     Returns:
-      int64, shapes [examples, CONTEXT] and [examples].
+      Symbol numbers, int64, of shapes [examples, CONTEXT] and [examples].
     """
     text = _said(path, speaker) if path else _made_up(speaker, limit)
     numbers = {symbol: number for number, symbol in enumerate(ALPHABET)}
