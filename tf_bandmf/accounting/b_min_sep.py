@@ -1,7 +1,8 @@
 """Accounting of b-min-sep sampling by simulation, for banded strategies.
 
-This is the method of Dong and Ganesh, arXiv:2602.09338. `b_min_sep_passes` defines the
-distributions, and `b_min_sep_simulator` draws from them.
+In b-min-sep sampling, any two participations of an example are at least b steps apart.
+The accountant uses the method of Dong and Ganesh, arXiv:2602.09338. The module
+`b_min_sep_passes` defines the distributions, and `b_min_sep_simulator` draws from them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
-# NUM_DRAWS is the default number of draws per direction. A draw consists of one random
-# number per step, so long runs use fewer draws (but at least _LEAST_DRAWS), with about
-# _ENTRIES random numbers in total.
+# NUM_DRAWS is the default number of draws per direction of adjacency ("add" and
+# "remove"). A draw consists of one random number per step. Therefore long runs use
+# fewer draws, `_ENTRIES / num_steps`, but at least _LEAST_DRAWS.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
 # _LARGEST_WORK is the maximum of `num_steps * (bands + _STEP)`; a simulation of this
-# size takes about half a minute. _STEP is the fixed cost of a step, as a number of
-# bands.
+# size takes about half a minute. _STEP is the fixed cost of a step, expressed as the
+# number of bands that cost as much.
 _LARGEST_WORK, _STEP = 1_900_000, 250
 
 
@@ -45,7 +46,7 @@ class BMinSepAccountant(SimulatedAccountant):
     Args:
       matrix: the strategy `C`.
       separation: the minimum number of steps between two participations.
-      rate: the probability of a participation at a step.
+      rate: the unconditional probability that an example takes part at a given step.
       confidence: the confidence with which a simulated bound holds, or None for an
         estimate.
       num_draws: number of draws per direction ("add" and "remove") for an estimate;
@@ -84,9 +85,9 @@ class BMinSepAccountant(SimulatedAccountant):
         super().__init__(NAME, simulator, norm, confidence)
 
     def first_noise(self, epsilon: float, delta: float) -> float:
-        # The search starts at the geometric mean of two noise levels: one for Poisson
-        # sampling at each step, the other for cyclic Poisson sampling with b groups of
-        # examples.
+        # The search starts at the geometric mean of the noise levels of two other
+        # samplers: Poisson sampling from all examples at each step, and cyclic Poisson
+        # sampling from b groups of examples in turn.
         passes, n, b = self._passes, self._passes.num_steps, self._passes.separation
         norm = math.sqrt(passes.squares.max())
         alone = CyclicPoissonAccountant(n, passes.rate, norm)

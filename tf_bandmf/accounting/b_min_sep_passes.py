@@ -1,13 +1,18 @@
 """The dominating pair of b-min-sep sampling, and its likelihood ratio by a forward pass.
 
-Let S be the set of steps at which an example takes part. For `C >= 0` the dominating
-pair is `P = sum_S P(S) N(m_S, sigma^2 I)` against `Q = N(0, sigma^2 I)`, with `m_S` the
-sum of the columns of C in S (arXiv:2410.06266). If C has at most b bands, the columns
-of one S do not overlap, so `|m_S|^2 = sum_{i in S} |c_i|^2`. After a participation an
-example rests for b - 1 steps; in any other step it takes part with probability p. A
-forward pass computes the likelihood ratio at `y` step by step (compare Dong and Ganesh,
-arXiv:2602.09338). `F[t]` is the likelihood ratio of the steps before t, restricted to
-those sets S for which the example is not resting at step t:
+Let C be the strategy with columns `c_t`, sigma the standard deviation of the noise, S
+the set of steps at which an example takes part, and `P(S)` its probability. If C has no
+negative entries, the dominating pair is `P = sum_S P(S) N(m_S, sigma^2 I)` (the output
+with the example) against `Q = N(0, sigma^2 I)` (without it), with `m_S` the sum of the
+columns `c_t` for t in S (arXiv:2410.06266). If C has at most b bands, the columns of
+one set S do not overlap, so `|m_S|^2 = sum_{t in S} |c_t|^2`.
+
+After a participation, an example rests: it cannot take part in the next b - 1 steps. At
+any other step it takes part with probability p. A forward pass computes the likelihood
+ratio `dP/dQ` at an output `y` step by step (see Dong and Ganesh, arXiv:2602.09338).
+`F[t]` is the likelihood ratio of the steps before t, restricted to those sets S for
+which the example is not resting at step t; `v[t]` is the likelihood ratio of a
+participation at step t:
 
     F[t + 1] = (1 - p) F[t] + p F[t + 1 - b] v[t + 1 - b],
     v[t] = exp(<c_t, y> / sigma^2 - |c_t|^2 / (2 sigma^2)).
@@ -24,11 +29,12 @@ import scipy.sparse
 from tf_bandmf import matrices
 from tf_bandmf.matrices.threads import one_blas_thread
 
-# Sums are rescaled periodically, because one rescaling costs as much as b steps. The
-# period is b / 4 steps, limited to the range from _LEAST_PERIOD to _LARGEST_PERIOD. The
-# period is shorter if the sum `free` could fall below exp(-_LARGEST_DECAY), or sums
-# could grow by exp(_LARGEST_GROWTH). If an exponent is larger than _LARGEST_EXPONENT,
-# sums are computed in logarithms.
+# A forward pass rescales its sums so that they do not overflow or underflow. One
+# rescaling costs as much as b steps, so sums are rescaled only every b / 4 steps. This
+# period is limited to the range from _LEAST_PERIOD to _LARGEST_PERIOD. It is shorter if
+# the sum `free` could fall below exp(-_LARGEST_DECAY), or if sums could grow by
+# exp(_LARGEST_GROWTH). If the absolute value of an exponent is larger than
+# _LARGEST_EXPONENT, the pass adds logarithms instead.
 _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
 # The minimum number of columns of C that are multiplied in one operation.
@@ -38,15 +44,15 @@ _BLOCK = 24
 class Passes:
     """Draws participations and computes likelihood ratios for one strategy and sampler.
 
-    A pass processes N draws step by step. Therefore arrays of shape [N, n] (n steps)
-    are returned in Fortran order, with the N values of a step adjacent in memory, and
-    arguments in Fortran order are processed fastest.
+    A pass processes N draws of n steps, step by step. Therefore arrays of shape [N, n]
+    are returned in Fortran order, with the N values of a step adjacent in memory.
+    Arguments in Fortran order are processed fastest.
 
     Args:
       rows: the bands of the strategy, `rows[i, j] = C[i, i - j] >= 0`, of shape [n,
         bands].
       separation: b, the minimum number of steps between two participations; b >= bands.
-      rate: q, the probability of a participation at a step.
+      rate: q, the unconditional probability that an example takes part at a given step.
     """
 
     def __init__(self, rows: np.ndarray, separation: int, rate: float) -> None:
@@ -55,8 +61,8 @@ class Passes:
         (n, bands), size = rows.shape, max(_BLOCK, rows.shape[1])
         diagonals = matrices.columns_from_rows(rows), -np.arange(bands)
         strategy = scipy.sparse.dia_array(diagonals, shape=(n, n)).tocsc()
-        # Each pair consists of a slice of columns of C and a slice of the rows in which
-        # these columns may be non-zero; `_blocks` also contains the entries.
+        # Each pair in `places` consists of a slice of columns of C, and a slice of the
+        # rows in which these columns may be non-zero. `_blocks` adds the entries of C.
         places = [
             (slice(start, start + size), slice(start, start + size + bands - 1))
             for start in range(0, n, size)
@@ -92,15 +98,20 @@ class Passes:
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
     ) -> np.ndarray:
-        """Draws a random set S for each probability; returns the means, [N, n]."""
+        """Draws a random set S per probability; returns the means `m_S`, shape [N, n].
+
+        `probability`, shape [N], is the probability that an example takes part at a
+        step at which it does not rest.
+        """
         count, b = probability.size, self.separation
         uniform = generator.random(count)
-        # At the first step an example may be resting: each number of remaining steps
-        # from 1 to b - 1 has probability q.
+        # An example may be resting at the first step: each number of remaining steps of
+        # rest from 1 to b - 1 has probability q.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
-        # After its rest, an example waits a geometrically distributed number of steps.
+        # The number of steps from the end of a rest to the next participation has a
+        # geometric distribution.
         while rows.size:
             now = free + generator.geometric(probability[rows]) - 1
             within = now < self.num_steps
@@ -112,10 +123,10 @@ class Passes:
     def draw_weighted(
         self, generator: np.random.Generator, count: int, log_weights: np.ndarray
     ) -> np.ndarray:
-        """Draws random sets S from a weighted law; returns the means `m_S`, [count, n].
+        """Draws random sets S with weights; returns the means `m_S`, shape [count, n].
 
-        The law is `P(S) prod_{t in S} exp(log_weights[t]) / Z`, where `log_ratios` of
-        the log weights returns `log Z`.
+        The probability of S is `P(S) prod_{t in S} exp(log_weights[t]) / Z`. For the
+        exponents `log_weights`, `log_ratios` returns the log of the constant `Z`.
         """
         n, b = self.num_steps, self.separation
         # ahead[t] is the log of the expected weight from step t on, for an example that
@@ -141,10 +152,12 @@ class Passes:
     def log_ratios(
         self, exponents: np.ndarray, probabilities: Sequence[float]
     ) -> np.ndarray:
-        """Returns `log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, shape [len, N].
+        """Returns `log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, shape [R, N].
 
-        Row i is for the i-th probability (> 0) of a participation. The exponents, shape
-        [N, n], are overwritten.
+        Args:
+          exponents: shape [N, n]; the method overwrites them.
+          probabilities: R probabilities (> 0) of a participation at a step at which the
+            example does not rest; each one defines the `P(S)` of one row.
         """
         least, most = exponents.min(initial=0.0), float(exponents.max(initial=0.0))
         if not -_LARGEST_EXPONENT <= least <= most <= _LARGEST_EXPONENT:
@@ -160,11 +173,12 @@ class Passes:
     def _log_total_of(
         self, factors: np.ndarray, probability: float, largest: float
     ) -> np.ndarray:
-        """Returns a row of `log_ratios`, [N]; the sums are computed without logarithms.
+        """Returns one row of `log_ratios`, shape [N], without sums of logarithms.
 
         Args:
           factors: `probability * exp(exponents)`, shape [n, N].
-          probability: probability of a participation.
+          probability: probability of a participation at a step at which the example
+            does not rest.
           largest: an upper bound (>= 0) on all exponents.
         """
         (n, count), b = factors.shape, self.separation
@@ -176,9 +190,9 @@ class Passes:
         )
         period = int(min(max(_LEAST_PERIOD, min(b // 4, _LARGEST_PERIOD)), limit))
         free = np.full(count, max(1.0 - self.rate * (b - 1), 0.0))
-        # Row t mod b of `taken` is the sum over all S whose last participation is step
-        # t; it covers the last b steps. `free` is the sum over all S for which the
-        # example is not resting.
+        # `taken` has one row for each of the last b steps: row t mod b is the sum over
+        # all S whose last participation is at step t. `free` is the sum over all S for
+        # which the example is not resting.
         taken, logs = np.zeros((min(b, n), count)), np.zeros(count)
         for t in range(n):
             if t:

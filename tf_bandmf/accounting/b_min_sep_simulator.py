@@ -1,28 +1,32 @@
 """The simulator for b-min-sep sampling: tilts, draws and guaranteed bounds on weights.
 
-Importance sampling draws from mixtures of tilts (modified distributions); the weights
-of the draws are ratios of forward passes. `P` is the distribution with the example, `Q`
-without it, and `m_S` the mean for the participations S (see `b_min_sep_passes`). For
-the direction "remove", a tilt is a version of `P` with longer means and more
-participations. For "add", a tilt is a version of `Q` that is shifted in the direction
-opposite to the mean of all `m_S`.
+The simulator uses importance sampling: it draws from mixtures of tilts, which are
+modified versions of the simulated distribution, and weights each draw by a ratio of
+densities, which forward passes compute. The following symbols are defined in
+`b_min_sep_passes`: S is the set of steps at which an example takes part, `P(S)` its
+probability, `m_S` the mean of the output `y` given S, and sigma the noise level. `P` is
+the distribution of the output with the example, and `Q` without it. `L = dP/dQ` is the
+likelihood ratio, and `m = sum_S P(S) m_S` the expected mean. For the direction
+"remove", a tilt is a version of `P` with longer means and more participations. For
+"add", a tilt is a version of `Q` with the mean `-t m` for some t >= 0.
 
-If participations are rare, large privacy losses come from a few participations with
-much longer means. The tilts for this case (`rare_tilts`) imitate `P L^theta`, as if
-every step were sampled independently.
+If participations are rare, large privacy losses come from few participations with much
+longer means. `rare_tilts` returns tilts for this case. They approximate the
+distribution with a density proportional to `L^theta` relative to `P`, for some
+theta > 0, as if every step were sampled independently.
 
-A confidence bound needs a guaranteed bound on the weights. Let
-`v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))` be the likelihood ratio of the
-participations S, and `L = dP/dQ = sum_S P(S) v_S`:
+A confidence bound on delta needs a guaranteed bound on the weights. Let
+`v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))` be the likelihood ratio given S,
+so that `L = sum_S P(S) v_S`:
 
-- "remove": the tilt has the means `(1 + t) m_S`, with S from the law `P(S) w_S / Z`,
-  `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))`. Its density relative to Q is
-  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power means). Therefore its density
-  relative to P is at least `exp(t l) / Z` at the loss `l = log L`. As `|m_S|^2` is a
-  sum over the steps of S, one forward pass computes `Z`, and another pass draws from
-  the law.
-- "add": `log L >= sum_S P(S) log v_S` (Jensen). The tilt has the mean `-t m`, with `m`
-  the mean of all `m_S`. Its density relative to Q is
+- "remove": the tilt draws S with the probability `P(S) w_S / Z`, where
+  `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))` and `Z` normalizes the sum, and has the
+  means `(1 + t) m_S`. Its density relative to Q is
+  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power mean inequality). Therefore its
+  density relative to P is at least `exp(t l) / Z` at the loss `l = log L`. As `|m_S|^2`
+  is a sum over the steps of S, one forward pass computes `Z`, and another pass draws S.
+- "add": `log L >= sum_S P(S) log v_S` (Jensen's inequality). The tilt has the mean
+  `-t m`. Its density relative to Q is
   `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))`, which is at least
   `exp(t (l - sum_S P(S) |m_S|^2 / (2 sigma^2)) - t^2 |m|^2 / (2 sigma^2))` at the loss
   `l = -log L`.
@@ -41,21 +45,25 @@ import numpy as np
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# The maximum number of random numbers that are drawn per chunk, and that are cached for
-# the next noise level. The maximum is high because a step with many draws costs little
-# more than a step with few draws.
+# The maximum number of random numbers in a chunk of draws, and in a chunk that is
+# cached for other noise levels. The maximum is high because a step of a forward pass
+# takes little longer for many draws than for few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
-# The shifts of means that `certain_tilts` tries, in standard deviations of the draws.
+# The shifts of the means in `certain_tilts`, in standard deviations of the draws.
 _CERTAIN_STRENGTHS = tuple(
     s / 20 for s in (2, 4, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 120)
 )
 
 
-# Settings of a pilot run; of two values, the second one is for a rough pilot run.
-# _PILOT_DRAWS: the number of draws per tilt. For "remove", _LENGTHS: by how many
-# standard deviations means are lengthened; _RATES: factors of the probability p;
-# _RARITIES: negative log probabilities of large losses. For "add", _AGAINST: the shifts
-# in standard deviations.
+# Settings of a pilot run. Where a setting has two entries, the second one is for a
+# rough pilot run.
+# _PILOT_DRAWS: the number of draws per tilt.
+# _LENGTHS ("remove" only): the number of standard deviations by which a tilt lengthens
+# the means.
+# _RATES ("remove" only): the factors by which a tilt increases the probability p.
+# _RARITIES ("remove" only): the `rarities` of `rare_tilts`.
+# _AGAINST ("add" only): the shifts opposite to the expected mean, in standard
+# deviations.
 _PILOT_DRAWS = 150, 200
 _LENGTHS = (0.0, 1.5, 3.5)
 _RATES = (1.0, 1.5, 2.5), (1.0, 2.0)
@@ -66,9 +74,11 @@ _RARITIES = (2.0, 5.0, 9.0, 14.0, 21.0, 30.0, 42.0), (4.0, 11.0, 20.0, 36.0)
 _LOG_THETAS, _BISECTIONS, _NODES = (-4.0, 8.0), 24, 1000
 
 
-# N draws in a form that does not depend on the noise level and the scales of tilts: the
-# indices of the tilts, [N]; `<c_t, z>` for standard normal z, [N, n]; `<c_t, m>`, where
-# m are the means of the drawn participations, [N, n], or the mean of all `m_S`, [1, n].
+# N draws in a form that does not depend on the noise level or on the scales of tilts:
+# 1. the index of each draw's tilt, shape [N];
+# 2. `<c_t, z>` for the column `c_t` of C and standard normal noise z, shape [N, n];
+# 3. for "remove", `<c_t, m_S>` for the drawn S, shape [N, n]; for "add", `<c_t, m>` for
+#    the expected mean m, shape [1, n].
 _Draws = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -77,12 +87,12 @@ class Tilt:
     """One component of a proposal distribution for importance sampling.
 
     Attributes:
-      scale: for "remove", the component's mean as a multiple of the mean `m_S` of its
-        participations; for "add", as a multiple (at most 0) of the mean of all `m_S`.
-      probability: for "remove", the probability of a participation in this component,
-        in place of p.
-      is_weighted: for "remove", True if sets S are drawn with the weights `w_S`, for
-        which the density has a guaranteed bound.
+      scale: for "remove", the mean of the component is `scale * m_S`; for "add", it is
+        `scale * m` with the expected mean m, and `scale <= 0`.
+      probability: for "remove", the probability of a participation at a step at which
+        the example does not rest; it replaces p.
+      is_weighted: for "remove", True if sets S are drawn with the weights `w_S`, so
+        that the density has a guaranteed lower bound.
     """
 
     scale: float
@@ -119,15 +129,15 @@ class BMinSepSimulator(Simulator):
 
     @property
     def _squared(self) -> float:
-        """The squared norm of the mean of all `m_S`, divided by the noise variance."""
+        """The squared norm of the expected mean m, divided by the noise variance."""
         return float(self.passes.mean @ self.passes.mean) / self.noise**2
 
     @property
     def _unit(self) -> float:
-        """The scale of a tilt that moves draws by one standard deviation.
+        """The change of a tilt's scale that moves its draws by one standard deviation.
 
-        For "add", draws move along the mean of all `m_S`; for "remove", along the sum
-        of the columns of their participations.
+        For "add", draws move along the expected mean m; for "remove", along the mean
+        `m_S` of their participations.
         """
         if self.add:
             return 1.0 / math.sqrt(self._squared)
@@ -135,7 +145,7 @@ class BMinSepSimulator(Simulator):
         return self.noise / math.sqrt(max(expected, self.passes.squares.max()))
 
     def _log_weights(self, tilt: Tilt) -> np.ndarray:
-        """Returns the log of a participation's weight in `w_S` at each step, [n]."""
+        """Returns the log of a participation's factor in `w_S` for each step, [n]."""
         moved = 0.5 * tilt.scale * (tilt.scale - 1.0) / self.noise**2
         return moved * self.passes.squares
 
@@ -173,7 +183,7 @@ class BMinSepSimulator(Simulator):
             log_v -= half[:, None]
             log_v += means.T * (scales[choice] / noise**2)
             if self.add:
-                # The mean of all m_S is q times the sum of all columns.
+                # The expected mean m is q times the sum of all columns of C.
                 along = passes.rate * (log_v.sum(axis=0) + half.sum())
                 densities = np.outer(scales, along)
                 densities -= 0.5 * self._squared * scales[:, None] ** 2
@@ -193,6 +203,9 @@ class BMinSepSimulator(Simulator):
           log_v: `<c_t, y> / sigma^2 - |c_t|^2 / (2 sigma^2)` for each draw y, shape [n,
             N].
           half: `|c_t|^2 / (2 sigma^2)`, shape [n].
+
+        Returns:
+          The log densities of T tilts at N draws.
         """
         exponents, densities = np.empty_like(log_v), []
         for _, alike in itertools.groupby(tilts, lambda t: (t.scale, t.is_weighted)):
@@ -216,13 +229,14 @@ class BMinSepSimulator(Simulator):
         kept = self._kept.get((stage, self.add))
         if kept is not None and kept[0] == key:
             return kept[1]
-        # A pilot run only chooses the mixture for the main run, so single precision
-        # suffices, which halves the memory.
+        # A pilot run only chooses the mixture for the main run, so it stores its draws
+        # in single precision, which halves the memory.
         kind = np.float32 if stage == PILOT else np.float64
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)
         if kept is not None and kept[0][:2] == key[:2]:
-            # The same normals follow, whatever the tilts are.
+            # The choice of tilts takes as many random numbers for any tilts, so the
+            # generator would return the same normals again.
             normals, generator.bit_generator.state = kept[1][1], kept[2]
         else:
             normals = generator.standard_normal((number, passes.num_steps))
@@ -249,21 +263,33 @@ class BMinSepSimulator(Simulator):
 def rare_tilts(
     rate: float, unit: float, num_steps: int, rarities: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """Returns (scale, factor of the rate) of tilts that imitate `P L^theta`.
+    """Returns tilts for large losses if participations are rare.
 
-    The steps are treated as if they were sampled independently. For one step and a
-    standard normal `x`, let `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
-    `K(theta) = log E L^(1 + theta)`. Losses that are typical of `P L^theta` have a
-    probability of about `exp(-num_steps (theta K' - K))`, which determines theta. The
-    law of a step under `P L^theta` is approximated by a mixture of a normal
-    distribution and a shifted one, with the same first two moments. Factors are rounded
-    to powers of 2 so that a small change of the noise does not change them.
+    Large losses are typical draws from a distribution with a density proportional to
+    `L^theta` relative to `P`. Here `P` is the distribution of the output with the
+    example, `L = dP/dQ` its likelihood ratio relative to the distribution `Q` without
+    the example, and a larger theta > 0 gives larger losses. The function approximates
+    this distribution as if the n steps were sampled independently.
+
+    For one step and a standard normal `x`, let
+    `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
+    `K(theta) = log E L(x)^(1 + theta)`. In a draw from P, such large losses have a
+    probability of about `exp(-n (theta K'(theta) - K(theta)))`. The function computes
+    the theta for which this is a probability that the caller chooses. One step of the
+    distribution is then approximated by a mixture of a normal distribution and a
+    shifted one with the same first two moments. The weight of the shifted one is
+    rounded to q times a power of 2, so that it does not change if the noise changes a
+    little.
 
     Args:
-      rate: q, the probability of a participation at a step.
+      rate: q, the probability that an example takes part at a given step.
       unit: u, the norm of a column of C divided by sigma.
-      num_steps: n, the number of steps.
-      rarities: negative logarithms of the target probabilities of losses.
+      num_steps: n.
+      rarities: the negative logarithms of the probabilities of large losses.
+
+    Returns:
+      For each rarity at most one pair: the `scale` of a tilt, and the factor by which
+      it increases the probability of a participation.
     """
     leave = math.log1p(-rate) if rate < 1.0 else -math.inf
     wanted = np.array(rarities)

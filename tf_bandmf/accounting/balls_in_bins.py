@@ -1,8 +1,8 @@
 """Accounting of balls-in-bins sampling by simulation, for non-negative strategies.
 
-Before training, each example is assigned at random to one of `b` bins. In every epoch
-it takes part at the step of its bin (arXiv:2601.22334, section 5.1). `bins_simulator`
-describes the distributions.
+Before training, each example is assigned at random to one of `b` bins. An epoch has one
+step per bin, and an example takes part in every epoch at the step of its bin
+(arXiv:2601.22334, section 5.1). `bins_simulator` describes the distributions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BallsInBinsAccountant(SimulatedAccountant):
     `SimulatedAccountant` describes what the simulation guarantees.
 
     Args:
-      gram: G of `bins_simulator.gram_matrix`, shape [b, b].
+      gram: the result of `bins_simulator.gram_matrix` for the strategy, shape [b, b].
       confidence: the confidence with which a simulated bound holds, or None for an
         estimate.
       num_draws: number of draws per direction ("add" and "remove") for an estimate.

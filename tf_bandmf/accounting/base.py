@@ -2,16 +2,18 @@
 
 All functions take and return noise as `noise_stddev`, the standard deviation of the
 noise on the **raw** strategy `C` (not scaled to sensitivity 1) for l2_norm_clip = 1: a
-run releases `C x + noise_stddev * z`. Only `Plan` uses a noise multiplier.
+run releases `C x + noise_stddev * z`, where `x` are the clipped gradients and `z` is
+standard normal. Only `Plan` uses a noise multiplier.
 
-Other Gaussian mechanisms may release values of the same records between steps, and
-later steps may depend on these releases. Without amplification, the run composed with
-the releases is one Gaussian mechanism; its `1 / sigma^2` is the sum of the
-`1 / sigma^2` of the run and of each release (Dong, Roth, Su, 2019, arXiv:1905.02383,
-Corollary 3.3). With amplification, the dominating pair of the run is composed with the
-pairs of the releases (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10). This
-composition holds even though releases occur between the steps of a sampler that
-continues to use its earlier random numbers (Vadhan and Zhang, 2022, arXiv:2207.08335).
+During a run, other Gaussian mechanisms may release statistics of the same records, and
+later steps may depend on these releases. Without amplification by sampling, the run
+composed with the releases is one Gaussian mechanism. If sigma is the noise multiplier
+of a mechanism, the `1 / sigma^2` of the composition is the sum of the `1 / sigma^2` of
+the run and of each release (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary 3.3).
+With amplification, the dominating pair of the run is composed with the pairs of the
+releases (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10). This composition holds
+even though releases occur between the steps of a sampler that continues to use its
+earlier random numbers (Vadhan and Zhang, 2022, arXiv:2207.08335).
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from tf_bandmf.accounting.root_finding import log, near_root, smallest, to_safe_
 if TYPE_CHECKING:
     import dp_accounting
 
-# _LEAST_EPSILON is the minimum epsilon that a guarantee with amplification states.
-# _ROUGH_TOLERANCE is the tolerance of the log noise in a rough search, and _WIDTH the
-# step of the difference quotient that estimates its first slope.
+# _LEAST_EPSILON is the minimum epsilon of a guarantee with amplification by sampling.
+# _ROUGH_TOLERANCE is the tolerance of the log noise in `rough_noise_stddev`. _WIDTH is
+# the step of the difference quotient that estimates the initial slope of this search.
 _LEAST_EPSILON, _ROUGH_TOLERANCE, _WIDTH = 1e-6, 2e-3, 1e-3
 
 Self = TypeVar("Self", bound="Accountant")
@@ -53,29 +55,30 @@ class Accountant(abc.ABC):
     l2_norm_clip = 1.
     """
 
-    # The accountant name, kind and adjacency of the guarantees that this accountant can
-    # state: the first entry is with amplification, the last one without.
+    # The (accountant name, kind, adjacency) of the guarantees that this accountant can
+    # state: the first entry with amplification by sampling, the last one without it.
     claims: tuple[tuple[str, str, str], ...]
     # The sampling probability; 1 without amplification.
     sampling_probability = 1.0
-    # Sensitivity of the run as one Gaussian mechanism, without amplification.
+    # The sensitivity of the run without amplification, as one Gaussian mechanism.
     whole_sensitivity: float
     # The maximum distance between a privacy unit's contributions in two neighboring
-    # data sets, as a multiple of the clipping norm: 1 if the contribution becomes zero,
-    # 2 if the privacy unit is replaced.
+    # data sets, as a multiple of the clipping norm: 1 if the contribution becomes zero
+    # (zero-out adjacency), 2 if the privacy unit is replaced (replace-one adjacency).
     moved_by = 1.0
-    # The joint noise multiplier of all other Gaussian releases of the same records.
+    # The joint noise multiplier of other Gaussian mechanisms that release statistics of
+    # the same records (the "other releases"); infinity if there are none.
     releases = math.inf
     # The confidence of simulated bounds; None if nothing is simulated.
     confidence: float | None = None
 
     def beside(self: Self, releases: float) -> Self:
-        """Returns an accountant of this run composed with other Gaussian releases.
+        """Returns an accountant for the run composed with other Gaussian mechanisms.
 
         Args:
-          releases: the joint noise multiplier of the other releases, relative to their
-            zero-out sensitivity; `sigma / sqrt(R)` for R releases with noise multiplier
-            sigma.
+          releases: the joint noise multiplier of all releases of these mechanisms,
+            relative to their zero-out sensitivity. It is `sigma / sqrt(R)` for R
+            releases with the noise multiplier sigma.
         """
         check_positive("noise_multiplier", releases)
         both = copy.copy(self)
@@ -90,13 +93,15 @@ class Accountant(abc.ABC):
         return 1.0 / math.hypot(1.0 / alone, 1.0 / self.releases)
 
     def whole_delta(self, epsilon: float, noise_stddev: float) -> float:
-        """Returns delta at epsilon (>= 0) without amplification."""
+        """Returns delta at epsilon (>= 0) without amplification by sampling."""
         return gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
 
     def sampled_delta(
         self, epsilon: float, noise_stddev: float, rough: bool = False
     ) -> float:
-        """Returns an upper bound on delta with amplification, including the releases.
+        """Returns an upper bound on delta of the run with amplification by sampling.
+
+        The bound includes the other Gaussian releases of the same records.
 
         Args:
           epsilon: > 0.
@@ -109,9 +114,9 @@ class Accountant(abc.ABC):
         """Returns an upper bound on delta at epsilon.
 
         Args:
-          epsilon: > 0; without amplification, >= 0.
+          epsilon: > 0, or >= 0 for an accountant without amplification by sampling.
           noise_stddev: > 0.
-          rough: see `sampled_delta`.
+          rough: True for a cheaper approximation, for use in a search.
 
         Raises:
           ValueError: on invalid input.
@@ -123,7 +128,7 @@ class Accountant(abc.ABC):
         return min(whole, self.sampled_delta(epsilon, noise_stddev, rough))
 
     def epsilon(self, delta: float, noise_stddev: float) -> float:
-        """Returns an upper bound on epsilon at delta; 0 if epsilon = 0 holds at delta.
+        """Returns an upper bound on epsilon at delta; 0 if (0, delta)-DP holds.
 
         Raises:
           ValueError: on invalid input, or if epsilon is above `LARGEST_STATED_EPSILON`.
@@ -151,19 +156,22 @@ class Accountant(abc.ABC):
         )
 
     def largest_noise(self, epsilon: float, delta: float) -> float:
-        """Returns the noise needed without amplification, an upper bound.
+        """Returns the noise needed without amplification by sampling.
+
+        It is an upper bound on the noise needed with amplification.
 
         Raises:
-          ValueError: on invalid input, if no useful noise meets the budget, or if the
-            other releases use up the budget.
+          ValueError: on invalid input, if no practical noise level meets the budget, or
+            if the other Gaussian releases use up the budget.
         """
         multiplier = gaussian.calibrate_noise_stddev(epsilon, delta)
         if self.releases < math.inf:
             left = multiplier**-2 - self.releases**-2
             if left <= 0.0:
                 raise ValueError(
-                    f"The other releases use up the budget, found epsilon = "
-                    f"{epsilon:g}, delta = {delta:g} in total. Reserve less for them."
+                    f"The other releases of the same records use up the budget, "
+                    f"found epsilon = {epsilon:g}, delta = {delta:g}. Use a larger "
+                    f"budget, or more noise for the other releases."
                 )
             whole = self.whole_sensitivity
             multiplier = to_safe_side(
@@ -175,12 +183,12 @@ class Accountant(abc.ABC):
     def rough_noise_stddev(
         self, epsilon: float, delta: float, near: float = 0.0
     ) -> float:
-        """Returns the noise for the budget with an accuracy of 1%, to compare runs.
+        """Returns the noise for a budget with an accuracy of 1%, to compare runs.
 
         Args:
           epsilon: > 0.
           delta: in (0, 1).
-          near: noise at which the search starts; 0 for `first_noise`.
+          near: the noise at which the search starts; 0 for the result of `first_noise`.
         """
         largest = self.largest_noise(epsilon, delta)
         if self.sampling_probability == 1.0:
@@ -191,15 +199,15 @@ class Accountant(abc.ABC):
             reached = self.delta(epsilon, math.exp(log_noise), rough=True)
             return log(reached) - log(delta)
 
-        # At the start of the search, log delta is assumed to fall with the noise as fast
-        # as it does without amplification.
+        # The initial slope of the search is that of log delta without amplification, as
+        # a function of the log noise.
         less = self.whole_delta(epsilon, largest * math.exp(-_WIDTH))
         slope = (log(delta) - log(less)) / _WIDTH
         edges = math.log(near), math.log(largest)
         return math.exp(near_root(excess, *edges, _ROUGH_TOLERANCE, slope))
 
     def first_noise(self, epsilon: float, delta: float) -> float:
-        """Returns the noise at which a search starts."""
+        """Returns the noise at which a search for the required noise starts."""
         # If the required noise is large, it is approximately the noise without
         # amplification times the sampling probability.
         least = min(1.5 * self.sampling_probability, 1.0)
@@ -208,10 +216,10 @@ class Accountant(abc.ABC):
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """Returns the minimum noise that meets the budget, rounded up.
 
-        The result is checked: `self.delta(epsilon, result.noise_stddev) <= delta`.
+        The method checks that `self.delta(epsilon, result.noise_stddev) <= delta`.
 
         Raises:
-          ValueError: on invalid input, or if no useful noise meets the budget.
+          ValueError: on invalid input, or if no practical noise level meets the budget.
         """
         noise = self.largest_noise(epsilon, delta)
         if self.sampling_probability < 1.0:
@@ -225,7 +233,7 @@ class Accountant(abc.ABC):
         return Calibration(noise, self.stated(epsilon, delta, noise))
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        """Returns the guarantee at delta of a run with this noise.
+        """Returns the (epsilon, delta) guarantee of a run with this noise.
 
         Raises:
           ValueError: if delta is so large that epsilon would be 0.
@@ -234,7 +242,7 @@ class Accountant(abc.ABC):
         return self.stated(epsilon, delta, noise_stddev)
 
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
-        """Returns the guarantee; it claims amplification only if necessary."""
+        """Returns a guarantee, which claims amplification only if it has to."""
         is_whole = self.whole_delta(epsilon, noise_stddev) <= delta
         name, kind, adjacency = self.claims[-1 if is_whole else 0]
         return Guarantee(epsilon, delta, kind, name, adjacency, self.confidence)
@@ -245,7 +253,7 @@ class Accountant(abc.ABC):
         return reached <= guarantee.delta * (1.0 + 1e-6)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        """Returns the run and the other releases as one dp-accounting event.
+        """Returns the run and the other Gaussian releases as one dp-accounting event.
 
         Raises:
           ValueError: if dp-accounting has no event for this sampler.
@@ -257,29 +265,30 @@ class Accountant(abc.ABC):
         )
 
     def validate(self, noise_stddev: float, guarantee: Guarantee) -> None:
-        """Raises ValueError unless this accountant can confirm the guarantee."""
+        """Raises ValueError unless the noise gives the guarantee of a stored plan."""
         claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
         if claim not in self.claims:
             raise ValueError(
-                f"Guarantees must be from {self.claims[0]}, found {claim}. Plan again."
+                f"Guarantees must be from {self.claims[0]}, found {claim}. Make the "
+                f"plan again."
             )
         if not self.confirms(noise_stddev, guarantee):
             raise ValueError(
                 f"noise_stddev = {noise_stddev} (on the raw strategy, for l2_norm_clip "
-                f"= 1) gives at epsilon = {guarantee.epsilon} a delta above the plan's "
-                f"{guarantee.delta}: the plan was damaged. Make the plan again."
+                f"= 1) gives, at epsilon = {guarantee.epsilon}, a delta above the "
+                f"plan's {guarantee.delta}: the plan was damaged. Make the plan again."
             )
 
 
 class GaussianAccountant(Accountant):
-    """The accountant without amplification, for which a run is one Gaussian mechanism.
+    """An accountant without amplification, for a run that is one Gaussian mechanism.
 
     Args:
       sensitivity: the sensitivity of C under the participation pattern, or an upper
         bound on it.
-      is_exact: False if `sensitivity` is an upper bound; the guarantees are then
-        bounds, too.
-      name: the accountant's name in guarantees; None for `gaussian.NAME`.
+      is_exact: False if `sensitivity` is only an upper bound. Guarantees then have the
+        kind "bound" instead of "exact".
+      name: the name of the accountant in guarantees; None for `gaussian.NAME`.
     """
 
     def __init__(
@@ -306,14 +315,14 @@ class EpsilonIsZero(ValueError):
 
 
 def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
-    """Returns epsilon if it is > 0, since a guarantee cannot state epsilon = 0.
+    """Returns epsilon if it is > 0, because a guarantee needs a positive epsilon.
 
     Raises:
       EpsilonIsZero: if epsilon is 0.
     """
     if epsilon == 0.0:
         raise EpsilonIsZero(
-            f"noise_stddev = {noise_stddev} gives epsilon = 0 at delta = {delta}: a "
-            f"guarantee needs epsilon > 0. Use a smaller noise_multiplier or delta."
+            f"A guarantee needs epsilon > 0, but noise_stddev = {noise_stddev} gives "
+            f"epsilon = 0 at delta = {delta}. Use a smaller noise_multiplier or delta."
         )
     return epsilon

@@ -1,19 +1,21 @@
 """The dominating pair of balls-in-bins sampling, and how to draw from it.
 
 Each example is assigned at random to one of `b` bins and takes part at the steps of its
-bin. For a strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)`
-against `Q = N(0, sigma^2 I)`, where `m_j` is the sum of the columns of `C` that belong
-to bin `j` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta: "Near exact privacy
-amplification for matrix mechanisms", arXiv:2410.06266; used in arXiv:2601.22334,
-section 5.1).
+bin: steps j, j + b, j + 2 b and so on for bin j. For a strategy `C` without negative
+entries and noise with the standard deviation sigma, the dominating pair is
+`P = mean_j N(m_j, sigma^2 I)` (with the example) against `Q = N(0, sigma^2 I)` (without
+it), where `m_j` is the sum of the columns of `C` for the steps of bin j
+(Choquette-Choo, Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification for
+matrix mechanisms", arXiv:2410.06266; used in arXiv:2601.22334, section 5.1).
 
-The privacy loss depends only on the `b` inner products `u_j = <m_j, x> / sigma^2`. They are
-jointly Gaussian with covariance `G / sigma^2`, `G[i, j] = <m_i, m_j>`, so the cost of a
-draw does not depend on the number of steps.
+The privacy loss of an output `x` depends only on the `b` inner products
+`u_j = <m_j, x> / sigma^2`. Given the bin, they are jointly Gaussian with the covariance
+`G / sigma^2`, where `G[i, j] = <m_i, m_j>`. Therefore the cost of a draw does not
+depend on the number of steps.
 
-Importance sampling draws from mixtures of tilted versions of `P` (or `Q`), in which
-rare losses occur often; the log weight of each draw is a difference of log-sum-exps
-over the bins.
+The simulator uses importance sampling: it draws from a mixture of tilts, which are
+modified versions of `P` (or `Q`) in which rare losses occur often. The log weight of
+each draw is a difference of log-sum-exps over the bins.
 """
 
 from __future__ import annotations
@@ -31,24 +33,26 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
 # The shifts of the draws (in standard deviations) in a pilot run and in a rough pilot
-# run, and the numbers of draws per tilt in these two kinds of runs.
+# run, and the numbers of draws per tilt in a pilot run and in a rough pilot run.
 _STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
 _ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
 _PILOT_DRAWS = 400, 250
-# The shifts of means that `certain_tilts` tries, in standard deviations of the draws.
+# The shifts of the means in `certain_tilts`, in standard deviations of the draws.
 _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
-# The maximum number of entries of the n x b matrix (sums of columns for each bin) that
-# is built for a strategy that is neither Toeplitz nor banded.
+# The maximum number of entries of the n x b matrix with the columns `m_j`, which is
+# built for a strategy that is neither Toeplitz nor banded.
 _LARGEST_COLUMNS = 100_000_000
-# For a strategy with more than b bands, the n x b matrix is faster than sums over the
-# diagonals of the Gram matrix if it has at most this many entries.
+# For a strategy with more than b bands, G is computed from the n x b matrix of `m_j` if
+# this matrix has at most _FEW_COLUMNS entries: this is faster than sums over the
+# diagonals of `C^T C`.
 _FEW_COLUMNS = 4_000_000
 _LARGEST_BINS = 8_192
 # The maximum number of array entries in one chunk of draws.
 _CHUNK = 300_000
-# The maximum bytes of Gaussian draws that are cached for use at other noise levels.
+# The maximum size in bytes of a run's Gaussian draws that are cached for other noise
+# levels.
 _CACHE = 400_000_000
-# Above this exponent, single precision is not accurate enough for the privacy loss.
+# If exponents exceed this limit, the privacy loss is computed in double precision.
 _SINGLE_PRECISION_LIMIT = 300.0
 
 
@@ -63,11 +67,11 @@ def check_bins(num_bins: int) -> None:
 
 
 def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
-    """Returns `G[i, j] = <m_i, m_j>`, shape [b, b], `m_j = sum_e C[:, e b + j]`.
+    """Returns `G[i, j] = <m_i, m_j>`, shape [b, b], with `m_j = sum_e C[:, e b + j]`.
 
     Args:
-      matrix: `C`, n x n, non-negative.
-      num_bins: b <= n.
+      matrix: the strategy `C` of n steps, without negative entries.
+      num_bins: b, the number of bins, at most n.
 
     Raises:
       ValueError: if an entry of `C` is negative (the dominating pair is then unknown),
@@ -115,8 +119,8 @@ class Tilt:
 
     Attributes:
       single: `single * m_j`, for the bin j of the draw, is added to the mean of the
-        target distribution.
-      common: `common` times the average of all `m_j` is added to the mean.
+        target distribution (the untilted one).
+      common: `common` times the average of all `m_j` is added to that mean.
     """
 
     single: float = 0.0
@@ -158,7 +162,7 @@ class BinsSimulator(Simulator):
         return self._grid(_ROUGH_STRENGTHS if is_rough else _STRENGTHS)
 
     def _grid(self, strengths: Sequence[float]) -> list[Tilt]:
-        """Returns the target distribution, then one or more tilts of each strength."""
+        """Returns the untilted `Tilt()`, and one or more tilts per strength (shift)."""
         unit = 1.0 / math.sqrt(2.0 * float(self.half.max()))
         common = 1.0 / math.sqrt(self.common_squared)
         if self.add:
@@ -172,7 +176,7 @@ class BinsSimulator(Simulator):
     def certain_tilts(self) -> list[Tilt]:
         tilts = self._grid(_CERTAIN_STRENGTHS)[1 : len(_CERTAIN_STRENGTHS) + 1]
         if self.add:
-            # Stronger tilts are needed to reach large losses.
+            # For "add", only stronger tilts reach large losses.
             tilts += [
                 Tilt(common=factor * t.common) for t in tilts for factor in (2, 4)
             ]
@@ -185,7 +189,14 @@ class BinsSimulator(Simulator):
     def log_density(
         self, tilt: Tilt, u: np.ndarray, average: np.ndarray, losses: np.ndarray
     ) -> np.ndarray:
-        """Returns a tilt's log density relative to Q; `average` is the mean of u."""
+        """Returns the log density of a tilt relative to Q, shape [N].
+
+        Args:
+          tilt: one of the tilts of a proposal.
+          u: inner products `u_j`, shape [N, b].
+          average: the mean of each row of u, shape [N].
+          losses: `self.losses(u)`, shape [N].
+        """
         along = tilt.common * average - 0.5 * tilt.common**2 * self.common_squared
         if self.add:
             return along
@@ -199,12 +210,14 @@ class BinsSimulator(Simulator):
         return _log_mean_exp(exponents - offset.astype(u.dtype)) + along
 
     def certain_density(self, tilt: Tilt) -> tuple[float, float] | None:
-        """Returns the guaranteed bound that `Simulator.certain_density` describes.
+        """Returns slope and offset of a lower bound on a tilt's density, or None.
 
-        Let `v_j` be the likelihood ratio of bin j. The bound for "remove" follows from
-        the power mean inequality, `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`, and is
-        `exp(t l - t (1 + t) max_j |m_j|^2 / 2)` at the loss `l`, with `m_j` divided by
-        the noise level. The bound for "add", whose loss is `-log dP/dQ`, follows from
+        `Simulator.certain_density` describes the result. Let `v_j` be the likelihood
+        ratio given bin j, so that `dP/dQ = mean_j v_j`. The bound for "remove" and a
+        tilt with `single = t` follows from the power mean inequality,
+        `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`. It is
+        `exp(t l - t (1 + t) max_j |m_j|^2 / (2 sigma^2))` at the loss `l`. The bound
+        for "add", whose loss is `l = -log dP/dQ`, follows from Jensen's inequality,
         `log mean_j v_j >= mean_j log v_j`.
         """
         t = -tilt.common if self.add else tilt.single
@@ -261,9 +274,9 @@ class BinsSimulator(Simulator):
 def factorize(gram: np.ndarray) -> np.ndarray:
     """Returns `L` with `L L^T = G`, shape [b, b] or [b, rank of G].
 
-    If G is diagonal, the result is the vector of L's diagonal. If G is not singular, L is
-    lower triangular and a smooth function of G, so the same random numbers give similar
-    draws for similar strategies.
+    If G is diagonal, the result is only the diagonal of L, shape [b]. If G is not
+    singular, L is lower triangular and a smooth function of G. Therefore the same
+    random numbers give similar draws for similar strategies.
 
     Raises:
       ArithmeticError: if G is not positive semidefinite.
@@ -285,7 +298,7 @@ def factorize(gram: np.ndarray) -> np.ndarray:
 
 
 def _log_mean_exp(exponents: np.ndarray) -> np.ndarray:
-    """Returns `log(mean(exp(exponents)))` over the last axis; overwrites its argument."""
+    """Returns `log(mean(exp(exponents)))` over the last axis; overwrites the array."""
     top = exponents.max(axis=-1, keepdims=True)
     exponents -= top
     np.exp(exponents, out=exponents)

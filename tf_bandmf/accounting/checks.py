@@ -10,11 +10,11 @@ import numpy as np
 
 _LARGEST_NUMBER = sys.float_info.max
 # The minimum delta of a plan. The noise generator (`noise.box_muller`) omits the outer
-# tails of the normal distribution; their probability is below a thousandth of this
-# delta, and so is the probability of guessing a 128-bit key.
+# tails of the normal distribution. Their probability is below a thousandth of this
+# delta. So is the probability of guessing the generator's 128-bit key.
 SMALLEST_DELTA = 1e-20
 # The maximum epsilon of a plan (a larger epsilon is meaningless), and the maximum
-# epsilon that may be stated if a plan is evaluated at another delta.
+# epsilon that an accountant returns for a delta other than the plan's.
 LARGEST_EPSILON, LARGEST_STATED_EPSILON = 1e4, 1e5
 
 
@@ -33,14 +33,14 @@ def check_nonnegative(name: str, value: Any) -> None:
 def whole_number(
     name: str, value: Any, least: int = 1, most: int | None = None, most_is: str = ""
 ) -> int:
-    """Returns the value as an int.
+    """Returns the value as an int, after checking that it is a whole number in range.
 
     Args:
-      name: name of the value, for the error message.
-      value: anything.
+      name: name of the value in the error message.
+      value: the value to check, of any type.
       least: the minimum.
       most: the maximum, or None for no maximum.
-      most_is: what the maximum is called in the error message, such as "num_steps".
+      most_is: name of the maximum in the error message, such as "num_steps".
 
     Raises:
       ValueError: unless the value is a whole number from `least` to `most`.
@@ -82,7 +82,7 @@ def check_planned_delta(delta: Any) -> None:
     if delta < SMALLEST_DELTA:
         raise ValueError(
             f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: "
-            f"generated noise has no tails of smaller probability. Use a larger delta."
+            f"generated noise lacks tails of smaller probability. Use a larger delta."
         )
 
 

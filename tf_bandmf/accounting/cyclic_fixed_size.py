@@ -8,8 +8,9 @@ example is replaced by another**. The contributions then differ by up to twice t
 clipping norm, so each query is accounted for with half of its noise. Setting an
 example's contribution to zero is such a replacement, so zero-out adjacency is included.
 
-Without amplification, the run is one Gaussian mechanism; the better of the two bounds
-is used. Poisson sampling is a different sampler, with different results.
+The accountant returns the better of two bounds: the bound with amplification by
+sampling, and the bound without it, for which the run is one Gaussian mechanism. Results
+for Poisson sampling do not hold for this sampler.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ with probability `q`. If the strategy `C` has at most `b` bands, a run of `n` st
 as private as `ceil(n / b)` Poisson-sampled Gaussian queries (arXiv:2306.08153, Theorem
 4 and Theorem 5), each with sensitivity `kappa`, the largest column norm of `C`.
 
-`tilted` composes the queries; its numerical errors increase delta, but only by a small
-fraction.
+The module `tilted` composes the queries. Its numerical errors only increase delta, by a
+small fraction.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
         return
     if matrix.bands >= matrix.num_rows:
         raise ValueError(
-            f"Cyclic sampling amplifies only banded strategies, found {matrix.bands} "
-            f"bands in {matrix.num_rows} steps (as with DP-lambda-CGD and BISR). Use "
+            f"Cyclic sampling needs a banded strategy, found {matrix.bands} bands for "
+            f"{matrix.num_rows} steps (as DP-lambda-CGD and BISR have). Use "
             f"BallsInBins, or a banded strategy (bsr, banded Toeplitz)."
         )
     raise ValueError(
@@ -51,13 +51,13 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
 
 
 class ComposedQueries(Accountant):
-    """A composition of different Gaussian queries on samples of the same data.
+    """The accountant for a composition of Gaussian queries on samples of the same data.
 
     Args:
-      given: the queries, with noise as a multiple of `noise_stddev`.
+      given: the queries; the `noise` of each query is a multiple of `noise_stddev`.
 
     Attributes:
-      kinds: the queries; equal queries are merged into one, and their counts are added.
+      kinds: the distinct queries; the counts of equal queries are added.
     """
 
     claims: tuple[tuple[str, str, str], ...] = ((NAME, "bound", ZERO_OUT),)
@@ -72,7 +72,7 @@ class ComposedQueries(Accountant):
         self.sampling_probability = min(query.probability for query in given)
 
     def queries(self, noise_stddev: float) -> list[tilted.Query]:
-        """Returns the different queries, with their noise at this `noise_stddev`."""
+        """Returns the distinct queries, with their noise for this `noise_stddev`."""
         scaled = ((query, noise_stddev * query.noise) for query in self.kinds)
         return [dataclasses.replace(query, noise=noise) for query, noise in scaled]
 
@@ -84,7 +84,7 @@ class ComposedQueries(Accountant):
 
 
 class SampledQueries(ComposedQueries):
-    """Gaussian queries, each on a sample that contains an example with probability q.
+    """The accountant for Gaussian queries that sample each example with probability q.
 
     Args:
       num_queries: `ceil(n / b)`, the number of steps that can sample one example.
@@ -109,7 +109,8 @@ class SampledQueries(ComposedQueries):
         Args:
           matrix: `C`.
           num_parts: b, the number of parts of the data.
-          sample: the constructor's arguments between `num_queries` and `column_norm`.
+          sample: the arguments that describe the samples: those of the constructor
+            between `num_queries` and `column_norm`.
 
         Raises:
           ValueError: if the strategy has more than `num_parts` bands, or if its column
@@ -152,14 +153,15 @@ class CyclicPoissonAccountant(SampledQueries):
     equivalent to zero-out for these queries. Errors of discretization and truncation
     only increase epsilon and delta.
 
-    Example F.1 of arXiv:2306.08153 divides by `floor(n / b)` and composes `ceil(m / b)`
-    times, that is, it swaps n and m. The correct count is `ceil(n / b)` queries, each
-    on a part of `floor(m / b)` of the m examples.
+    Example F.1 of arXiv:2306.08153 swaps the number n of steps and the number m of
+    examples: it composes `ceil(m / b)` queries on parts of `floor(n / b)` examples.
+    The correct composition has `ceil(n / b)` queries on parts of `floor(m / b)`
+    examples.
 
     Args:
       num_queries: `ceil(n / b)`, the number of steps that can sample one example.
-      sampling_probability: q in (0, 1], the probability that a step samples an example of
-        its part.
+      sampling_probability: q in (0, 1], the probability that a step samples a given
+        example of its part.
       column_norm: kappa, the sensitivity of each query.
     """
 
@@ -188,7 +190,7 @@ class CyclicPoissonAccountant(SampledQueries):
         )
         if sampled <= delta:
             raise ValueError(
-                f"delta = {delta:g} is at least the probability {sampled:.3g} that an "
-                f"example is ever sampled: no noise is needed. Use a smaller delta."
+                f"delta = {delta:g} is not below {sampled:.3g}, the probability that "
+                f"an example is ever sampled: no noise is needed. Use a smaller delta."
             )
         return super().largest_noise(epsilon, delta)

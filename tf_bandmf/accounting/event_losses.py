@@ -22,10 +22,11 @@ from tf_bandmf.accounting.checks import whole_number
 
 Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 
-# Allowances for rounding errors of Fourier convolutions: the minimum, and the amount
-# per query.
+# The amount by which `repeated` increases delta to allow for rounding errors of Fourier
+# convolutions: the minimum, and the amount per query.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
-# Rounding errors may put a delta from dp-accounting outside [0, 1] by this amount.
+# The distance from [0, 1] at which a delta from dp-accounting is still accepted,
+# because rounding errors can explain it.
 _TOLERANCE = 1e-12
 
 
@@ -56,7 +57,8 @@ def of_event(
 
     Args:
       event: any event that dp-accounting supports.
-      interval: interval of the discretization, whose errors only increase delta.
+      interval: the spacing of the discretized losses; discretization errors only
+        increase delta.
       is_replaced: True if neighboring data sets differ by the replacement of one
         privacy unit, False if one is added or removed.
 
@@ -97,11 +99,11 @@ def _loss_of(query: tilted.Query, interval: float) -> Loss:
 
 
 def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Profile:
-    """Returns the privacy profile (delta at epsilon) that dp-accounting gives an event.
+    """Returns an event's privacy profile (delta as a function of epsilon).
 
-    The function uses the first of dp-accounting's accountants that supports the event.
-    For zero-out adjacency, it tries the accountants for add-or-remove before the one
-    for REPLACE_SPECIAL.
+    The profile comes from the first of dp-accounting's accountants that supports the
+    event. For zero-out adjacency (`is_replaced` is False), the accountants for
+    add-or-remove adjacency come before the one for dp-accounting's REPLACE_SPECIAL.
 
     Raises:
       ValueError: if no accountant supports the event for this adjacency.
@@ -116,8 +118,8 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
     if accountant is None:
         neighbors = "replaced" if is_replaced else "added or removed"
         raise ValueError(
-            f"no accountant supports this event for neighboring data sets in which a "
-            f"unit is {neighbors}. Specify the event's epsilon and delta, or its rho."
+            f"no accountant of dp-accounting supports this event if a privacy unit is "
+            f"{neighbors}. Specify the epsilon and delta of the event, or its rho."
         )
     accountant.compose(event)
 
@@ -136,8 +138,8 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
 def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
     """Returns `count` Gaussian events as a `Query`; None if the event is not Gaussian.
 
-    A Gaussian event is a Gaussian query on all examples, or on a Poisson or fixed-size
-    sample.
+    Gaussian events are Gaussian queries on all examples, on a Poisson sample, or on a
+    sample of fixed size.
     """
     single, probability = getattr(event, "event", event), 1.0
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
@@ -158,9 +160,9 @@ def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
 def repeated(loss: Loss, count: int, interval: float) -> Loss:
     """Returns the privacy loss of `count` independent copies of a mechanism.
 
-    Rounding errors may reduce delta. Therefore the result includes an additional
-    mechanism that reveals everything with a small probability. This probability is four
-    times the largest rounding error that was measured.
+    The rounding errors of dp-accounting's composition may reduce delta. Therefore the
+    result includes an additional mechanism that reveals everything with a small
+    probability: four times the largest rounding error that was measured.
     """
     if count == 1:
         return loss

@@ -6,9 +6,9 @@ A run with correlated noise, of any length, is one Gaussian mechanism: it releas
 functions are for a mechanism of sensitivity 1; `base.GaussianAccountant` applies them
 to a strategy.
 
-Every result is rounded up and then checked with the delta that follows from the
-privacy loss. Before rounding up, this delta is equal to dp-accounting's to the last
-bit.
+Every result is rounded up, and then checked against the delta that `gaussian_delta`
+computes from the privacy loss. Except for its rounding up, this delta is equal to
+dp-accounting's to the last bit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import functools
 import math
 
 import numpy as np
-import scipy  # loads `optimize` and `special` when they are used: they take 0.3 s
+import scipy  # imports `optimize` and `special` on first use, which takes 0.3 s
 
 from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
@@ -43,8 +43,9 @@ _EPSILON, _LARGEST_PLACE = 2.0**-52, 40.0
 def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
     """Returns the smallest delta of the Gaussian mechanism at epsilon, rounded up.
 
-    Delta is a difference of two tails (Balle and Wang, 2018, arXiv:1805.06530, Theorem 8;
-    arXiv:2505.12128, Theorem 2). The result includes a bound on its rounding error.
+    Delta is computed from the difference of two tail probabilities of the normal
+    distribution (Balle and Wang, 2018, arXiv:1805.06530, Theorem 8; arXiv:2505.12128,
+    Theorem 2). The sensitivity is 1. The result includes a bound on its rounding error.
 
     Raises:
       ValueError: if noise_stddev is not positive and finite, or epsilon negative.
@@ -69,8 +70,8 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
     tail = scipy.special.ndtr((cut + 1.0) / noise_stddev)
     deltas = tail - np.exp(epsilons + scipy.special.log_ndtr(cut / noise_stddev))
     place = epsilons * noise_stddev - 0.5 / noise_stddev
-    # The relative error of the larger tail at z grows with z^2 and with the rounding
-    # error of z, which is a difference of two numbers.
+    # The larger tail probability at z standard deviations has a relative error that
+    # grows with z^2 and with the rounding error of z, a difference of two numbers.
     far = np.clip(place, 0.0, _LARGEST_PLACE)
     apart = epsilons * noise_stddev + 0.5 / noise_stddev
     rounded = tail * _EPSILON * (32.0 + 4.0 * far * (far + np.minimum(apart, 1e9)))
@@ -78,10 +79,10 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
 
 
 def gaussian_excess(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
-    """Returns `E (1 - exp(epsilon - L))_+` for the mechanism's privacy loss L.
+    """Returns `E (1 - exp(epsilon - L))_+` for the Gaussian mechanism's privacy loss L.
 
-    Epsilons may have any sign: for epsilon = e < 0 the result is, by symmetry,
-    `1 - exp(e) + exp(e) delta(-e)`. With infinite noise, L is 0.
+    For epsilon >= 0, this expectation is delta at epsilon. For epsilon = e < 0 it is,
+    by symmetry, `1 - exp(e) + exp(e) delta(-e)`. If the noise is infinite, L is 0.
     """
     excess = -np.expm1(np.minimum(epsilons, 0.0))
     if noise_stddev == math.inf:
@@ -122,15 +123,15 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
       delta: in (0, 1).
 
     Returns:
-      The noise standard deviation; `gaussian_delta(result, epsilon) <= delta` has
-      been checked.
+      The noise standard deviation, after a check of
+      `gaussian_delta(result, epsilon) <= delta`.
 
     Raises:
       ValueError: on invalid input, or if the budget is so small that the noise would
         have to exceed 10**9 times the sensitivity.
     """
-    # The checks precede the cache lookup, which treats True as 1.0 and does not accept
-    # lists.
+    # These checks come before the cached function, because the cache treats True as 1.0
+    # and does not accept lists.
     check_positive("epsilon", epsilon)
     check_delta(delta)
     return _calibrated(float(epsilon), float(delta))
@@ -141,14 +142,14 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
 def _calibrated(epsilon: float, delta: float) -> float:
     if gaussian_delta(_LARGEST_NOISE, epsilon) > delta:
         raise ValueError(
-            f"No useful noise gives epsilon = {epsilon}, delta = {delta}: more "
-            f"than {_LARGEST_NOISE:g} times the sensitivity would be needed. Use a "
-            f"larger budget."
+            f"No useful noise gives epsilon = {epsilon}, delta = {delta}: noise of "
+            f"more than {_LARGEST_NOISE:g} times the sensitivity would be needed. Use "
+            f"a larger budget."
         )
     if gaussian_delta(_LEAST_NOISE, epsilon) <= delta:
         raise ValueError(
-            f"epsilon = {epsilon} gives no meaningful privacy: it needs less noise than "
-            f"{_LEAST_NOISE:g} times the sensitivity. Choose a smaller epsilon."
+            f"epsilon = {epsilon} gives no meaningful privacy: noise of less than "
+            f"{_LEAST_NOISE:g} times the sensitivity gives it. Use a smaller epsilon."
         )
 
     def excess(log_noise: float) -> float:
@@ -170,9 +171,12 @@ def grid_of(noise_stddev: float) -> float:
 
     A float32 sum plus float32 noise cannot take every float32 value, and the set of
     missing values depends on the sum. Therefore the last bits of a released value would
-    rule out some sums with certainty (Mironov, 2012, doi:10.1145/2382196.2382264). For
-    any sum, each value on the grid results from rounding thousands of float32 noise
-    values. It is not proven that rounding to the grid changes every probability by at
-    most delta.
+    rule out some sums with certainty (Mironov, 2012, doi:10.1145/2382196.2382264).
+    Rounding to the grid prevents this: for any sum, each value on the grid results from
+    thousands of float32 noise values. However, it is not proven that rounding to the
+    grid changes every probability by at most delta.
+
+    Args:
+      noise_stddev: sigma, the standard deviation of the noise.
     """
     return math.ldexp(1.0, math.frexp(noise_stddev)[1] - 11)

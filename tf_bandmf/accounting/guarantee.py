@@ -7,7 +7,7 @@ import dataclasses
 from tf_bandmf.accounting import checks
 
 KINDS = ("exact", "bound", "estimate")
-# Suffix of the accountant's name in guarantees without amplification by sampling.
+# The suffix of an accountant's name in a guarantee without amplification by sampling.
 UNAMPLIFIED = "without amplification (exact Gaussian mechanism)"
 ZERO_OUT = (
     "Zero-out: the contribution of one unit is replaced by zero (add-or-remove with a "
@@ -24,7 +24,7 @@ class Guarantee:
     """An (epsilon, delta)-DP guarantee, and how certain its values are.
 
     Attributes:
-      epsilon, delta: the guarantee.
+      epsilon, delta: the parameters of the guarantee.
       kind: "exact" if epsilon and delta are those of the mechanism itself, up to
         numerical errors that only increase them; "bound" for a proven upper bound that
         may be loose; "estimate" for a simulated value that may be too small.
@@ -32,7 +32,8 @@ class Guarantee:
       adjacency: definition of neighboring data sets.
       confidence: None, or the probability (over the accountant's simulation, not over
         the mechanism) with which a simulated bound holds.
-      zcdp_rho: rho of zero-concentrated DP if computed without amplification; else None.
+      zcdp_rho: rho of zero-concentrated DP for a guarantee without amplification by
+        sampling; else None.
     """
 
     epsilon: float
@@ -52,7 +53,7 @@ class Guarantee:
         checks.check_confidence(self.confidence)
         if self.confidence is not None and self.kind != "bound":
             raise ValueError(
-                f"Only a bound can have a confidence, found kind {self.kind!r}."
+                f"Only a bound can have a confidence, found the kind {self.kind!r}."
             )
 
     @property
@@ -62,7 +63,7 @@ class Guarantee:
 
     @property
     def certainty(self) -> str:
-        """The kind, or "simulated" for a bound that holds with the `confidence`."""
+        """The kind, or "simulated" for a bound that holds only with a `confidence`."""
         is_simulated = self.confidence is not None and not self.is_unamplified
         return "simulated" if is_simulated else self.kind
 

@@ -1,7 +1,7 @@
 """Monte Carlo draws of a privacy loss, and values of delta computed from them.
 
-A Monte Carlo value is never returned as a plain float: `MonteCarloValue` also says whether
-it is an estimate, or a bound at a stated confidence.
+Simulated values of delta and epsilon have the type `MonteCarloValue`, a float that also
+has a standard error.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ import scipy.optimize
 
 from tf_bandmf.accounting import gaussian
 
-# Allowance for rounding errors of losses and log weights in single precision. Sums of
-# losses and log weights reach 300, so this is several times `300 * 2^-24`.
+# The allowance for rounding errors of losses and log weights in single precision. Sums
+# of losses and log weights reach 300, with a relative rounding error of 2^-24. The
+# allowance is several times `300 * 2^-24`.
 _ROUNDING = 1e-4
-# Simulated values are rounded up to powers of exp(_GRID) to compute a bound from them.
+# `betting_upper_bound` rounds positive values up to powers of exp(_GRID), so that few
+# distinct values remain.
 _GRID = 5e-4
-# The bets of `betting_upper_bound`, as fractions of the maximum bet, and each bet's
-# share of the initial wealth.
+# The bets of `betting_upper_bound`, as fractions of the maximum bet, and the share of
+# the initial wealth for each bet.
 _BETS = 0.999 * 3.0 ** -np.arange(12.0)
 _STAKES = np.concatenate([[0.5], np.full(11, 0.5 / 11)])
 
 
 class MonteCarloValue(float):
-    """A simulated value with its uncertainty.
+    """A simulated delta or epsilon (an estimate or a bound), with its standard error.
 
     Formal guarantee of a bound: over the randomness of the simulation, the true value
     exceeds the bound with probability at most 1 minus the accountant's confidence. An
-    estimate may be too small.
+    estimate may be smaller than the true value.
 
     Attributes:
       standard_error: standard error of an estimate, computed from its own draws; 0 for
@@ -52,8 +54,8 @@ class Run:
     Attributes:
       losses: the drawn privacy losses, shape [N].
       log_weights: the logarithms of the importance weights of the draws, shape [N].
-      releases: the joint noise multiplier of other Gaussian releases. The privacy
-        losses of the other releases are integrated, not drawn.
+      releases: the joint noise multiplier of other Gaussian releases of the same
+        records. The expectation over their privacy loss is computed, not simulated.
     """
 
     losses: np.ndarray
@@ -61,9 +63,9 @@ class Run:
     releases: float = math.inf
 
     def values(self, epsilon: float) -> np.ndarray:
-        """Returns the weight times `(1 - exp(epsilon - loss))_+` of each draw, shape [N].
+        """Returns `weight * (1 - exp(epsilon - loss))_+` for each draw, shape [N].
 
-        The expectation of the values is delta.
+        Each of these values has the expectation delta.
         """
         short = epsilon - self.losses
         reached = short < (0.0 if self.releases == math.inf else math.inf)
@@ -82,14 +84,20 @@ class Run:
     ) -> float:
         """Returns an upper bound on delta at confidence `1 - beta`.
 
-        Losses and weights have single precision. Each value is computed as if rounding
-        had reduced both of them by `_ROUNDING`. Then it is clipped to `largest`, an
-        upper bound on the exact value.
+        Losses and log weights have single precision. Therefore each value is computed
+        as if rounding had reduced the loss and the log weight by `_ROUNDING` each.
+
+        Args:
+          epsilon: the epsilon of the bound.
+          largest: a proven upper bound on all exact values; values are clipped to it.
+          beta: the probability in (0, 1) with which the bound may be wrong.
+          resolution: positive values below `resolution` are rounded up to it.
         """
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
             raise ArithmeticError(
-                f"Values must be <= {largest}, a proven bound, found {most} instead."
+                f"Simulated values must be <= {largest}, their proven upper bound, "
+                f"found {most} instead."
             )
         values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
         values = np.minimum(values, largest)
@@ -102,13 +110,13 @@ def betting_upper_bound(
     """Returns an upper confidence bound on the mean of independent draws.
 
     This is a betting bound (Waudby-Smith, Ramdas, 2024, arXiv:2010.09686). For the true
-    mean `mu`, the wealth `prod_i (1 + bet (mu - values[i]))` has expectation 1, so it
-    reaches `1 / beta` with probability at most `beta`. The same holds for the mean
-    wealth over several bets. The bound is the value of `mu` above which the mean wealth
-    is at least `1 / beta`.
+    mean `mu` and any fixed `bet`, the wealth `prod_i (1 + bet (mu - values[i]))` has
+    expectation 1, so it reaches `1 / beta` with probability at most `beta`. The same
+    holds for the mean wealth over several bets. The bound is the value of `mu` above
+    which the mean wealth is at least `1 / beta`.
 
-    The bound is monotone in every value, so a bound on a monotone function of the draws
-    may be inverted without a union bound.
+    The bound increases with every value. Therefore, if the values decrease as epsilon
+    increases, a bound on their mean can be solved for epsilon without a union bound.
 
     Args:
       values: N independent and identically distributed draws >= 0, shape [N].
@@ -122,7 +130,7 @@ def betting_upper_bound(
     if not (0.0 < beta < 1.0):
         raise ValueError(f"beta must be in (0, 1), found {beta}.")
     values = np.asarray(values, dtype=np.float64)
-    # The comparisons are False for NaN.
+    # For NaN, these comparisons are False, so the function raises the error.
     if not (
         values.size and values.min() >= 0.0 and values.max() <= largest * (1 + 1e-4)
     ):
