@@ -190,7 +190,7 @@ class CyclicPoissonAccountant(SampledQueries):
         )
         if sampled <= delta:
             raise ValueError(
-                f"delta = {delta:g} is not below {sampled:.3g}, the probability that "
-                f"an example is ever sampled: no noise is needed. Use a smaller delta."
+                f"delta = {delta:g} is at least the probability {sampled:.3g} that an "
+                f"example is ever sampled: no noise is needed. Use a smaller delta."
             )
         return super().largest_noise(epsilon, delta)

@@ -1,11 +1,11 @@
-"""Privacy profiles, and privacy losses that dominate all mechanisms with one profile.
+"""Privacy profiles, and the privacy loss that dominates all mechanisms with a profile.
 
-A profile is delta as a function of epsilon >= 0, an upper bound on the hockey-stick
-divergence between the outputs on any two neighboring data sets, in both directions. Two
-mechanisms with known profiles compose, even adaptively, like pairs of distributions
-that have these profiles (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10).
-`dominating_loss` returns the privacy loss of such a pair, which dp-accounting can
-compose with any other privacy loss.
+A privacy profile is delta as a function of epsilon >= 0. It is an upper bound on the
+hockey-stick divergence between a mechanism's outputs on any two neighboring data sets,
+in both directions. Two mechanisms with known profiles compose, even adaptively, like
+two pairs of distributions that have these profiles (Zhu, Dong, Wang, 2022,
+arXiv:2106.08567, Theorem 10). `dominating_loss` returns the privacy loss of such a
+pair, which dp-accounting can compose with any other privacy loss.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 # A function from epsilons >= 0 to deltas of the same shape.
 Profile = Callable[[np.ndarray], np.ndarray]
 
-# The number of points at which a profile is evaluated; the maximum probability mass
-# that is moved to an infinite loss; the maximum finite loss (its exponential does not
-# overflow).
+# Limits of `dominating_loss`: the number of points at which it evaluates a profile, the
+# maximum probability that it moves to the infinite loss, and the maximum finite loss
+# (whose exponential must not overflow).
 _POINTS, _NEGLIGIBLE, _LARGEST_LOSS = 2_048, 1e-17, 500.0
 _LENGTHS, _BISECTIONS = 512, 60
 
@@ -30,9 +30,9 @@ _LENGTHS, _BISECTIONS = 512, 60
 def pair_profile(epsilon: float, delta: float) -> Profile:
     """Returns a profile that holds for any (epsilon, delta)-DP mechanism.
 
-    The profile is that of the worst such mechanism, which reveals everything with
-    probability delta and otherwise performs randomized response (Kairouz, Oh,
-    Viswanath, 2015, arXiv:1311.0776, Theorem 3.3).
+    It is the profile of the worst (epsilon, delta)-DP mechanism, which reveals
+    everything with probability delta and otherwise performs randomized response
+    (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 3.3).
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
@@ -46,15 +46,16 @@ def pair_profile(epsilon: float, delta: float) -> Profile:
 def zcdp_profile(rho: float) -> Profile:
     """Returns a profile that holds for any rho-zCDP mechanism.
 
-    The mechanism's Renyi divergence of order alpha is at most `rho alpha`. For each
-    order alpha, delta is at most
+    The Renyi divergence of order alpha between the mechanism's outputs on two
+    neighboring data sets is at most `rho alpha`. Therefore, for each order alpha > 1,
+    delta is at most
 
         exp((alpha - 1) (rho alpha - epsilon)) (1 - 1 / alpha)^alpha / (alpha - 1)
 
-    (Canonne, Kamath, Steinke, 2020, arXiv:2004.00010, Proposition 12). The bound holds
-    for any order. At the best order, the derivative of the exponent,
+    (Canonne, Kamath, Steinke, 2020, arXiv:2004.00010, Proposition 12). The smallest
+    bound is at the order at which the derivative of its logarithm,
     `(2 alpha - 1) rho - epsilon + log(1 - 1 / alpha)`, is 0. The derivative increases
-    with alpha, so bisection finds the best order.
+    with alpha, so bisection finds this order.
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
@@ -65,7 +66,7 @@ def zcdp_profile(rho: float) -> Profile:
         for _ in range(_BISECTIONS):
             middle = 0.5 * (lower + upper)
             order = np.exp(middle)
-            # This is log(1 - 1 / alpha) for alpha = 1 + order.
+            # For alpha = 1 + order, `-log1p(1 / order)` is log(1 - 1 / alpha).
             slope = (2.0 * order + 1.0) * rho - excess - np.log1p(1.0 / order)
             lower = np.where(slope < 0.0, middle, lower)
             upper = np.where(slope < 0.0, upper, middle)
@@ -81,10 +82,14 @@ def zcdp_profile(rho: float) -> Profile:
 
 
 def twice(profile: Profile) -> Profile:
-    """Returns a mechanism's profile for pairs of data sets with a common neighbor.
+    """Returns a mechanism's profile for two data sets that have a common neighbor.
 
-    By group privacy, the hockey-stick divergences D of the outputs P, Q and R (Q on the
-    common neighbor) satisfy `D_(2 e)(P, R) <= D_e(P, Q) + exp(e) D_e(Q, R)`.
+    Let P and R be the distributions of the outputs on the two data sets, Q the
+    distribution on their common neighbor, and `D_e` the hockey-stick divergence at
+    epsilon = e. By group privacy, `D_(2 e)(P, R) <= D_e(P, Q) + exp(e) D_e(Q, R)`.
+
+    Args:
+      profile: the mechanism's profile for neighboring data sets.
     """
 
     def doubled(epsilons: np.ndarray) -> np.ndarray:
@@ -104,19 +109,19 @@ def dominating_loss(
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     """Returns a discrete privacy loss that dominates every mechanism with this profile.
 
-    The true profile of a mechanism is convex in `exp(epsilon)`. Therefore, upper bounds
-    on it at some points imply that it is at most the lower convex hull of these points.
-    The points at negative epsilon `-e` come from the profile with the neighbors
-    swapped, `1 - exp(-e) + exp(-e) delta(e)`. The hull is the profile of a pair of
-    distributions whose losses are these points (arXiv:2207.04380, Algorithm 1). Because
-    one profile bounds both directions, the loss `-e` has `exp(-e)` times the
-    probability of the loss `e`.
+    The true profile of a mechanism is convex in `exp(epsilon)`. Therefore, if upper
+    bounds on the profile are known at some values of epsilon, the profile is at most
+    the lower convex hull of these points. At a negative epsilon `-e`, the upper bound
+    is `1 - exp(-e) + exp(-e) delta(e)`, which holds for swapped neighbors. The hull is
+    the profile of a pair of distributions whose privacy losses are the epsilons of the
+    points (arXiv:2207.04380, Algorithm 1). Because the given profile bounds both
+    directions, the loss `-e` has `exp(-e)` times the probability of the loss `e`.
 
     Args:
-      profile: an upper bound on delta for each epsilon >= 0; about 2,000 points of it
-        are evaluated.
-      interval: all losses are multiples of `interval`.
-      kinks: values of epsilon where the profile has a corner.
+      profile: an upper bound on delta for each epsilon >= 0; the function evaluates it
+        at about 2,000 values of epsilon.
+      interval: the spacing of the losses, which are multiples of `interval`.
+      kinks: values of epsilon at which the profile is not smooth.
     """
     largest = _largest(profile, interval)
     index = np.round(np.linspace(0, largest, _POINTS)).astype(np.int64)
@@ -138,7 +143,7 @@ def dominating_loss(
     above, bends = index[after] > 0, np.maximum(np.diff(slopes, append=0.0), 0.0)
     places, bends = index[after][above].tolist(), bends[above]
     probabilities = dict(zip(places, (weights[after][above] * bends).tolist()))
-    # The probability mass at a loss l is exp(l) times the mass at -l.
+    # The probability of a loss l is exp(l) times the probability of the loss -l.
     probabilities.update(zip((-place for place in places), bends.tolist()))
     rest = 1.0 - math.fsum(probabilities.values()) - float(deltas[-1])
     probabilities[0] = max(rest, 0.0)
@@ -152,10 +157,10 @@ def dominating_loss(
 
 
 def _largest(profile: Profile, interval: float) -> int:
-    """Returns the index (epsilon / interval) beyond which the profile hardly decreases.
+    """Returns the index `epsilon / interval` beyond which the profile hardly decreases.
 
-    A computed profile may even increase there, because `twice` multiplies the rounding
-    errors of small deltas.
+    Beyond this index, a computed profile may even increase, because `twice` multiplies
+    the rounding errors of small deltas.
     """
     tried = np.append(0.0, np.geomspace(4.0 * interval, _LARGEST_LOSS, _LENGTHS))
     deltas = np.asarray(profile(tried), np.float64)

@@ -1,29 +1,35 @@
-"""Root finding for noise and epsilon, with results that are rounded up to be safe."""
+"""Root finding for noise and epsilon; results are rounded up, so that delta is met."""
 
 from __future__ import annotations
 
 import math
 from typing import Callable
 
-# After root finding, the result is increased until it is safe, at first by this
-# fraction.
+# The fraction by which `to_safe_side` increases a value in its first attempt.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
-# The tolerance of a rough root, and the step of the difference quotient that estimates
-# the slope.
+# For the rough search of `smallest`: the tolerance of the root, and the step of the
+# difference quotient that estimates the slope there.
 _ROUGH_TOLERANCE, _WIDTH = 1e-3, 1e-3
 # Settings of the secant method for log delta as a function of log noise. _FIRST_SLOPE
-# is the initial slope, and estimated slopes are at most _LEAST_SLOPE. _LONGEST_STEP
-# limits a step; where delta is rounded to 0 (an excess below _ROUNDED_TO_ZERO), the
-# limit is _LONGEST_FROM_ZERO. A value farther than _FAR from 0 is not used to estimate
-# the slope near 0.
+# is the initial slope, and estimated slopes are at most _LEAST_SLOPE. A step is at most
+# _LONGEST_STEP long, or at most _LONGEST_FROM_ZERO where delta is rounded to 0 (an
+# excess below _ROUNDED_TO_ZERO). A value of `excess` with an absolute value above _FAR
+# is not used to estimate the slope near the root.
 _FIRST_SLOPE, _LEAST_SLOPE = -12.0, -1.0
 _LONGEST_STEP, _LONGEST_FROM_ZERO, _ROUNDED_TO_ZERO = 0.5, 1.0, -300.0
 _FAR, _MOST_SECANTS = 30.0, 100
 
 
 def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
-    """Returns the value after increasing it by small amounts until it is safe.
+    """Increases a noise or epsilon in small steps until `is_safe` returns True for it.
+
+    Args:
+      value: result of root finding, > 0.
+      is_safe: returns True if a value meets the target delta.
+
+    Returns:
+      The smallest of the tried values that is safe.
 
     Raises:
       ArithmeticError: if the value is not safe after an increase by about 0.1%.
@@ -33,12 +39,12 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
         value *= 1.0 + step
         step *= 8.0
         if step > 8e-3:
-            raise ArithmeticError(f"Calibration: no value near {value:g} is safe.")
+            raise ArithmeticError(f"No value near {value:g} meets the target delta.")
     return value
 
 
 def log(x: float) -> float:
-    """Returns the logarithm of x; for x = 0, a finite value below any log delta."""
+    """Returns the logarithm of x, but of 1e-300 if x is smaller, such as 0."""
     return math.log(max(x, 1e-300))
 
 
@@ -49,20 +55,20 @@ def near_root(
     tolerance: float,
     slope: float = _FIRST_SLOPE,
 ) -> float:
-    """Returns the root of a decreasing function of log noise (secant method).
+    """Returns the root of a decreasing function of log noise, by the secant method.
 
-    The function is evaluated only a few times, most of them near the root.
+    The method needs only a few evaluations, most of them near the root.
 
     Args:
-      excess: returns log delta minus the log of the target delta; smooth and
-        decreasing.
-      start: value at which the search starts.
-      largest: the upper limit of the search; returned if `excess` is >= 0 there.
+      excess: returns log delta minus the log of the target delta, for a log noise (or
+        log epsilon); smooth and decreasing.
+      start: the log noise at which the search starts.
+      largest: the maximum log noise; it is the result if `excess(largest) >= 0`.
       tolerance: the search ends after a step of at most this length.
-      slope: slope of `excess` that is assumed for the first step.
+      slope: the slope of `excess` that is assumed for the first step.
 
     Raises:
-      ArithmeticError: if no root was found.
+      ArithmeticError: if the search does not end within 100 steps.
     """
     x = min(start, largest)
     before: tuple[float, float] | None = None
@@ -77,7 +83,10 @@ def near_root(
         before, x = (x, value), min(x + move, largest)
         if abs(move) <= tolerance:
             return x
-    raise ArithmeticError("The noise has no lower limit: calibration failed.")
+    raise ArithmeticError(
+        "The search for the minimum noise (or epsilon) did not converge: even values "
+        "near 0 seem to meet the target delta. Use a smaller delta."
+    )
 
 
 def smallest(
@@ -89,17 +98,18 @@ def smallest(
 ) -> float:
     """Returns the smallest noise (or epsilon) x with `fine(x) <= delta`, rounded up.
 
-    The relative tolerance is about 1e-5.
+    The result exceeds the exact root by a fraction of about 1e-5.
 
     Args:
       rough: a cheap approximation of `fine`.
-      fine: returns an upper bound on delta at x; decreasing in x, and slow to compute.
+      fine: returns an upper bound on delta at x. It decreases as x increases, and may
+        be slow to compute.
       delta: in (0, 1).
       start: value (> 0) at which the search starts.
       largest: a value of x with `fine(x) <= delta`.
 
     Raises:
-      ArithmeticError: if no safe value was found.
+      ArithmeticError: if the search fails.
     """
 
     def excess(function: Callable[[float], float], at: float) -> float:

@@ -8,8 +8,9 @@ eta >= 0 and parameter gamma in (0, 1]; special cases are the logarithmic (eta =
 the geometric distribution (eta = 1). See Papernot and Steinke, 2022, arXiv:2110.03620,
 Definition 1.
 
-`profile_epsilon` bounds the epsilon of this selection, given one run's epsilon as a
-function of delta (Koskela, Redberg and Wang, 2024, arXiv:2402.06701).
+`profile_epsilon` computes an upper bound on the epsilon of releasing the best run from
+the epsilon of a single run as a function of delta (Koskela, Redberg and Wang, 2024,
+arXiv:2402.06701).
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ _SMALLEST_GAMMA = 1e-12
 _SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
 # The default number of values of delta' that `profile_epsilon` tries.
 _TRIED_DELTAS = 24
-# The maximum relative amount by which rounding may reduce an epsilon.
+# A bound on the relative error by which rounding may reduce an epsilon.
 _RELATIVE_MARGIN = 1e-9
 
 
 def shape_of(distribution: str | float) -> float:
-    """Returns the shape eta of a distribution of K, the number of runs.
+    """Returns the shape eta of the distribution of K, the number of runs.
 
     Args:
-      distribution: a name in `DISTRIBUTIONS`, or eta of a truncated negative binomial
-        distribution: 0, or from 0.001 to 1000.
+      distribution: a name in `DISTRIBUTIONS`, or the shape eta of a truncated negative
+        binomial distribution, which is 0 or from 0.001 to 1000.
 
     Raises:
-      ValueError: for anything else.
+      ValueError: if `distribution` is neither such a name nor such a number.
     """
     if isinstance(distribution, str):
         if distribution in DISTRIBUTIONS:
@@ -56,15 +57,20 @@ def shape_of(distribution: str | float) -> float:
 
 
 def check_expected_runs(name: str, value: float) -> float:
-    """Returns E[K] as a float; raises ValueError unless it is in [1, 10**6]."""
+    """Returns an expected number of runs as a float, after checking its range.
+
+    Raises:
+      ValueError: unless the value is a number from 1 to 10**6.
+    """
     if not is_number(value) or not 1.0 <= value <= 1e6:
         raise ValueError(f"{name} must be a number from 1 to 10**6, found {value!r}.")
     return float(value)
 
 
 def gamma_of_mean(mean: float, shape: float) -> float:
-    """Returns gamma of the truncated negative binomial distribution, rounded down.
+    """Returns the gamma that gives the number K of runs this mean, rounded down.
 
+    K has a truncated negative binomial distribution with the parameter gamma, and
     E[K] = eta (1 - gamma) / (gamma (1 - gamma^eta)), with the limit
     (1/gamma - 1) / log(1/gamma) for eta = 0 (arXiv:2110.03620, Definition 1).
 
@@ -84,11 +90,12 @@ def gamma_of_mean(mean: float, shape: float) -> float:
     lower = math.log(_SMALLEST_GAMMA)
     if excess(lower) <= 0.0:
         raise ValueError(
-            f"No truncated negative binomial distribution with shape {shape:g} has the "
-            f"mean {mean:g} and gamma >= {_SMALLEST_GAMMA:g}. Use fewer runs."
+            f"A truncated negative binomial distribution with shape {shape:g} and mean "
+            f"{mean:g} needs gamma < {_SMALLEST_GAMMA:g}. Use a smaller expected "
+            f"number of runs."
         )
     log_gamma = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)
-    # Gamma is rounded down because a smaller gamma gives a larger mean of K.
+    # Gamma is rounded down to be safe: a smaller gamma gives a larger mean of K.
     return math.exp(log_gamma - 1e-12)
 
 
@@ -100,7 +107,7 @@ def _mean(log_gamma: float, shape: float) -> float:
 
 
 def draw_number(mean: float, shape: float, rng: np.random.Generator) -> int:
-    """Draws the number of runs K >= 1 for this mean and shape parameter."""
+    """Draws the number K >= 1 of runs from the distribution of this mean and shape."""
     gamma = gamma_of_mean(mean, shape)
     if gamma == 1.0:
         return 1
@@ -119,31 +126,32 @@ def profile_epsilon(
     delta: float,
     num_tried: int = _TRIED_DELTAS,
 ) -> float:
-    """Returns epsilon at delta for releasing the best of K runs.
+    """Returns epsilon at delta for releasing only the best of K runs.
 
-    K has a truncated negative binomial distribution. For every delta' in (0, 1) and
-    `e' = epsilon_at(delta')`, releasing the best run is (epsilon, delta)-DP with
-    (arXiv:2402.06701)
+    K has a truncated negative binomial distribution with the parameters eta and gamma.
+    By arXiv:2402.06701, for every delta' in (0, 1) and `e' = epsilon_at(delta')`,
+    releasing the best run is (epsilon, delta)-DP with
 
         epsilon = epsilon_at(delta / E[K])
                   + (eta + 1) log(exp(e') + (1 - gamma) / gamma * delta').
 
-    Sketch of the proof: let f be the generating function of K, Q the distribution of
-    one run's output, q its density, Q' the distribution on a neighboring data set, and
-    S(y) the set of outputs that score less than y. The density of the released output
-    is f'(Q(S(y))) q(y), where f'(x) is proportional to (1 - (1 - gamma) x)^-(eta + 1)
-    and at most E[K]. The ratio of f'(Q(S(y))) to f'(Q'(S(y))) is at most
+    Sketch of the proof: let f be the probability generating function of K, and f' its
+    derivative. Let Q be the distribution of one run's output, q its density, Q' the
+    distribution on a neighboring data set, and S(y) the set of outputs with a lower
+    score than y. The density of the released output is f'(Q(S(y))) q(y), where f'(x) is
+    proportional to (1 - (1 - gamma) x)^-(eta + 1) and at most E[K]. The ratio of
+    f'(Q(S(y))) to f'(Q'(S(y))) is at most
     (exp(e') + (1 - gamma) / gamma * delta')^(eta + 1), because the event that the
-    output is not in S(y) satisfies (e', delta')-DP. The remaining term is E[K] times
-    the delta of one run.
+    output is not in S(y) satisfies (e', delta')-DP. The factor q(y) adds the epsilon of
+    one run, and its delta is multiplied by at most E[K].
 
     Args:
-      epsilon_at: returns epsilon >= 0 of one run at a delta in (0, 1), for both orders
-        of two neighboring data sets.
+      epsilon_at: returns an epsilon >= 0 of one run for any delta in (0, 1). It must
+        hold for both directions of adjacency.
       mean: the expected number of runs, E[K] >= 1.
       shape: the shape parameter eta of the distribution of K.
       delta: in (0, 1).
-      num_tried: number of values of delta' that are tried; the smallest is delta / mean.
+      num_tried: number of values of delta' to try; the smallest is `delta / mean`.
     """
     check_delta(delta)
     gamma = gamma_of_mean(mean, shape)

@@ -30,21 +30,23 @@ from tf_bandmf.accounting.simulator import (
     TooManyDraws,
 )
 
-# The safety margin of estimates in calibrations and guarantees, in standard errors.
+# The safety margin that calibrations and guarantees add to an estimate, in standard
+# errors.
 SAFETY = 2.0
-# A check of an earlier estimate uses few draws. Therefore it tolerates a delta that is
-# larger by _CHECK_ERRORS standard errors and by the factor CHECK_FACTOR.
+# When a stored guarantee is checked, delta is estimated from few draws. Therefore the
+# estimate may exceed the guarantee's delta by _CHECK_ERRORS standard errors and by the
+# factor CHECK_FACTOR.
 _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
-# The minimum delta that a simulated bound aims at; for a smaller delta, the bound is
-# about this value.
+# The minimum delta for which the number of draws of a simulated bound is chosen. If the
+# true delta is smaller, the bound is about _LEAST_BOUNDED.
 _LEAST_BOUNDED = 1e-6
-# The last step of a search has a length of at most _PRECISION in log noise.
+# A search for the noise ends after a step of at most _PRECISION in log noise.
 _PRECISION = 1e-4
-# A search omits a direction ("add" or "remove") if its delta plus _ERRORS standard
-# errors is below _MINOR times the delta of the other direction.
+# A search for the noise stops simulating a direction ("add" or "remove") if its delta
+# plus _ERRORS standard errors is below _MINOR times the delta of the other direction.
 _ERRORS, _MINOR = 5.0, 0.5
-# The maximum number of noise levels that are checked with fresh draws, and the relative
-# increase of the noise after the first failed check.
+# The maximum number of noise levels that a calibration checks with fresh draws, and the
+# relative increase of the noise after the first failed check.
 _ATTEMPTS, _MORE_NOISE = 8, 1e-3
 # The step in epsilon of the difference quotient that estimates the slope of delta.
 _WIDTH = 1e-4
@@ -55,22 +57,23 @@ class SimulatedAccountant(Accountant):
 
     Formal guarantee: with a `confidence`, each method returns a bound. In each call,
     the true value exceeds the bound with probability at most `1 - confidence` over the
-    simulation. The results hold for both directions of zero-out or add-or-remove
-    adjacency: an example's contribution is replaced by zero ("remove"), or the reverse
-    ("add"). If a bound would take too many draws, the result is the bound without
-    amplification, for which the run is one Gaussian mechanism.
+    randomness of the simulation. The results hold for both directions of zero-out or
+    add-or-remove adjacency: the neighboring data set replaces an example's contribution
+    by zero ("remove"), or zero by a contribution ("add"). If a bound would take too
+    many draws, epsilon and the calibrated noise are those without amplification by
+    sampling, where the run is one Gaussian mechanism.
 
     Args:
       name: name of the accountant, for guarantees.
       simulator: simulator of the privacy loss.
-      norm: the largest l2 norm of an example's contribution `C x`, which is the sensitivity
-        of the run as one Gaussian mechanism without amplification.
+      norm: the maximum l2 norm of an example's contribution `C x`. This is the
+        sensitivity of the run as one Gaussian mechanism, without amplification.
       confidence: the confidence of bounds, for example `1 - 1e-6`, or None for
         estimates.
     """
 
-    # The base class accounts for amplification, because this probability is below 1. Its
-    # value only determines where a search for the noise starts.
+    # A value below 1 tells the base class that this accountant has amplification by
+    # sampling. Apart from that, the value only determines where searches start.
     sampling_probability = 1.0 / 3.0
 
     def __init__(
@@ -97,8 +100,8 @@ class SimulatedAccountant(Accountant):
         Args:
           epsilon: >= 0.
           noise_stddev: > 0.
-          rough: True for an estimate from a few draws that are the same at every noise
-            level.
+          rough: True for an estimate from a few draws, which are the same at every
+            noise level.
 
         Raises:
           ValueError: on invalid input, or if a bound would take too many draws.
@@ -114,15 +117,15 @@ class SimulatedAccountant(Accountant):
         return self._delta_bound(epsilon, noise_stddev, beta, aim, MAIN)
 
     def epsilon(self, delta: float, noise_stddev: float) -> MonteCarloValue:
-        """Returns epsilon at delta; 0 if epsilon = 0 holds at delta.
+        """Returns epsilon at delta; 0 if (0, delta)-DP holds.
 
         Raises:
           ValueError: on invalid input, or if epsilon without amplification exceeds 10**5.
         """
         checks.check_delta(delta)
         checks.check_positive("noise_stddev", noise_stddev)
-        # Epsilon without amplification is an upper bound, because the distribution P of
-        # the outputs is a mixture over the participations.
+        # Epsilon without amplification is an upper bound, because the distribution of
+        # the outputs is a mixture over the possible participations of an example.
         upper = gaussian.gaussian_epsilon(self.multiplier(noise_stddev), delta)
         rough_runs = self._simulator.rough_runs(noise_stddev)
         rough = _falling_root(lambda e: worst(rough_runs, e), delta, upper)
@@ -139,18 +142,19 @@ class SimulatedAccountant(Accountant):
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """Returns the minimum noise that meets the budget, rounded up.
 
-        An estimate of delta from the draws of the search, plus two standard errors, is
-        within the budget, and so is an estimate from independent draws. With a
-        `confidence`, a bound on delta at this confidence is within the budget; it is
-        computed from draws that the search did not use.
+        Without a `confidence`, the noise meets two conditions. An estimate of delta
+        from the draws of the search, plus two standard errors, is at most `delta`, and
+        so is an estimate from independent draws. With a `confidence`, a bound on delta
+        at this confidence is at most `delta`. It is computed from draws that the
+        search did not use.
 
         Raises:
           ValueError: on invalid input.
           ArithmeticError: if the simulation overflows.
         """
         largest = self.largest_noise(epsilon, delta)
-        # A bound exceeds delta by about BOUND_SLACK * delta, or by more if draws are
-        # unlucky.
+        # A bound exceeds the true delta by about BOUND_SLACK * delta, or by more if the
+        # draws are unlucky. Therefore the search aims at a smaller delta.
         is_estimate = self.confidence is None
         aim = delta if is_estimate else delta / (1.0 + 1.1 * BOUND_SLACK)
         near = min(self.rough_noise_stddev(epsilon, aim), largest)
@@ -174,7 +178,7 @@ class SimulatedAccountant(Accountant):
         return least <= guarantee.delta * CHECK_FACTOR
 
     def proposals(self, epsilon: float, noise_stddev: float) -> list[Proposal]:
-        """Returns a proposal per direction, for computing delta at epsilon."""
+        """Returns the proposal for each direction with which delta is simulated."""
         both = (self._simulator.at(noise_stddev, add) for add in (False, True))
         return [one.propose(epsilon) for one in both]
 
@@ -186,18 +190,19 @@ class SimulatedAccountant(Accountant):
         near: float,
         safety: float = 0.0,
     ) -> float:
-        """Returns the noise whose estimated delta plus a safety margin is `delta`.
+        """Returns the noise at which the estimated delta plus a margin equals `delta`.
 
         The random numbers are the same at every noise level. For balls-in-bins
         sampling, they are also the same for every accountant with the same number of
         bins.
 
         Args:
-          proposals: what `proposals` of this accountant, or of a similar one, returned.
+          proposals: result of the method `proposals` of this accountant, or of an
+            accountant for a similar strategy.
           epsilon: > 0.
           delta: in (0, 1).
-          near: noise at which the search starts.
-          safety: safety margin in standard errors.
+          near: the noise at which the search starts.
+          safety: the safety margin, in standard errors.
         """
         directions = [False, True]
 
@@ -209,8 +214,8 @@ class SimulatedAccountant(Accountant):
             }
             deltas = {add: run.estimate(epsilon) for add, run in runs.items()}
             larger = max(deltas.values())
-            # Near this noise, a direction whose delta is far below the other
-            # direction's delta does not matter. The final result is checked in both
+            # If the delta of one direction is far below the other delta, the rest of
+            # the search omits this direction. The final noise is checked in both
             # directions.
             directions[:] = [
                 add
@@ -244,14 +249,14 @@ class SimulatedAccountant(Accountant):
             if reached <= delta:
                 return noise
             noise *= 1.0 + _MORE_NOISE * 2**attempt
-        # The noise `largest` suffices even without amplification, so it needs no
-        # simulation.
+        # The noise `largest` meets the budget even without amplification, so it needs
+        # no check.
         return largest
 
     def _delta_bound(
         self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
     ) -> MonteCarloValue:
-        """Returns a bound on delta in both directions, at joint confidence 1 - beta."""
+        """Returns a bound on the delta of both directions, at confidence 1 - beta."""
         runs = self._simulator.bound_runs(epsilon, noise, beta, aim, stage)
         value = max(
             run.bound(epsilon, largest, part, 1e-12) for run, largest, part in runs
@@ -262,8 +267,8 @@ class SimulatedAccountant(Accountant):
         self, delta: float, noise: float, rough: float, upper: float, beta: float
     ) -> MonteCarloValue:
         """Returns a bound on epsilon at delta; `rough` is an estimate of epsilon."""
-        # The upper bound on the simulated values is valid for every epsilon >= `least`,
-        # and `least` does not depend on the draws of the main run.
+        # The bound on the simulated values (`largest`) holds for every epsilon >=
+        # `least`. The value of `least` must not depend on the draws of the main run.
         least = 0.97 * rough
         try:
             runs = self._simulator.bound_runs(least, noise, beta, delta, MAIN)
@@ -288,14 +293,17 @@ def _warn(error: TooManyDraws) -> None:
 
 
 def worst(runs: Sequence[Run], epsilon: float) -> MonteCarloValue:
-    """Returns the largest delta at epsilon of several runs, one for each direction."""
+    """Returns the maximum of the deltas that several runs estimate at epsilon."""
     return max(run.estimate(epsilon) for run in runs)
 
 
 def _falling_root(
     function: Callable[[float], float], delta: float, upper: float, lower: float = 0.0
 ) -> float:
-    """Returns the epsilon in [lower, upper] at which a decreasing function is delta."""
+    """Returns the epsilon in [lower, upper] at which a falling function equals delta.
+
+    The result is `lower` or `upper` if the function does not reach delta in between.
+    """
 
     def excess(epsilon: float) -> float:
         return log(function(epsilon)) - math.log(delta)

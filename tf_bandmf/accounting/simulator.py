@@ -1,9 +1,16 @@
 """The base class of simulators, which draw privacy losses with importance sampling.
 
-The draws of the main run come from a proposal, which is a mixture of tilted versions of
-the simulated distribution. A pilot run chooses the mixture. For an estimate, it is the
-mixture with the smallest variance. For a bound, it is the mixture that needs the fewest
-draws among mixtures whose weights have a guaranteed bound.
+In a simulation, P is the distribution of a mechanism's output with an example, and Q is
+the distribution without it. The target distribution is P for the direction of adjacency
+"remove", and Q for "add". Instead of the target distribution, a simulator draws from a
+proposal, a mixture of the target distribution and of tilts. A tilt is a modified
+version of the target distribution in which large privacy losses occur more often. The
+weight of a draw is the density of the target distribution relative to the proposal.
+
+A pilot run chooses the proposal for the main run. For an estimate of delta, it is the
+mixture with the smallest variance. For a confidence bound, it is the mixture that needs
+the fewest draws. A bound also needs tilts with a guaranteed lower bound on their
+density, because these limit the weights ("certain" in the names of methods).
 """
 
 from __future__ import annotations
@@ -21,31 +28,34 @@ import numpy as np
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.monte_carlo import Run
 
-# Each stage of a simulation has its own random numbers; the i-th check with fresh draws
-# is the stage (CHECK, i).
+# The stages of a simulation, each of which has its own random numbers: the pilot run,
+# the main run, and the i-th check with fresh draws, which is the stage (CHECK, i).
 PILOT, MAIN, CHECK = (0, 0), (1, 0), 2
 Stage = tuple[int, int]
 
 # The amount by which a confidence bound may exceed delta, as a fraction of delta.
 BOUND_SLACK = 0.3
-# The share of the failure probability that the direction with the smaller delta gets.
+# The fraction of a bound's failure probability that is assigned to the direction with
+# the smaller delta.
 _MINOR_PART = 0.1
 _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
-# The mixture for an estimate has no tilts with a share of the draws below _LEAST_SHARE.
-# The untilted target distribution gets at least the share _DEFENSIVE, in case the pilot
-# run is misleading.
+# In the mixture for an estimate, tilts get no share of the draws below _LEAST_SHARE:
+# they are omitted instead. The target distribution gets at least the share _DEFENSIVE,
+# in case the pilot run is misleading.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-# For a bound, mixtures with these shares of the target distribution are tried, and with
-# these shares of a tilt from `certain_tilts` in the rest of the mixture. The target
-# distribution has at least the share _LEAST_TARGET, and tilts with shares below
-# _LEAST_KEPT are omitted.
+# For a bound, `propose_for_bound` tries mixtures with the share _TARGET_SHARES of the
+# target distribution. In the rest of the mixture, a tilt from `certain_tilts` has the
+# share _CERTAIN_PARTS, and the other components have the shares with the least
+# variance. These include the target distribution with at least the share
+# _LEAST_TARGET. Tilts with shares below _LEAST_KEPT are omitted.
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01
-# The number of share updates in `_least_variance`.
+# The number of iterations of `_least_variance`, which updates the shares.
 _UPDATES = 100
-# The values of loss - epsilon at which `largest_value` evaluates the weight.
+# The values of `loss - epsilon` at which `largest_value` evaluates the weight of a
+# draw.
 _BEYOND = np.geomspace(1e-4, 60.0, 4000)
 
 Self = TypeVar("Self", bound="Simulator")
@@ -57,11 +67,12 @@ class TooManyDraws(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A mixture of tilts, the first of which is the target distribution (share > 0).
+    """A mixture of distributions from which a simulator draws (importance sampling).
 
     Attributes:
-      tilts: the components of the mixture.
-      shares: the share of the draws for each tilt, shape [len(tilts)], sum 1.
+      tilts: the components of the mixture. The first one is the target distribution.
+      shares: the share of the draws for each component, shape [len(tilts)]. The sum is
+        1, and the first share is positive.
     """
 
     tilts: tuple[Any, ...]
@@ -74,7 +85,7 @@ class Proposal:
 
     @classmethod
     def of_shares(cls, tilts: Sequence[Any], shares: np.ndarray) -> Proposal:
-        """Returns the proposal with these shares, without the tilts whose share is 0."""
+        """Returns a proposal of the tilts that have a positive share."""
         positive = shares > 0.0
         chosen = tuple(tilt for tilt, keep in zip(tilts, positive) if keep)
         return cls(chosen, shares[positive] / shares[positive].sum())
@@ -83,21 +94,24 @@ class Proposal:
 class Simulator(abc.ABC):
     """Simulates the privacy loss of one strategy under one sampler.
 
-    The method `at` sets the noise level and the direction of adjacency of the draws.
+    A simulator can draw after the method `at` has set the noise level and the direction
+    of adjacency.
 
     Args:
-      entries: number of random numbers in a draw.
+      entries: number of random numbers per draw.
       num_draws: number of draws per direction in a main run.
-      pilot_draws: number of draws per tilt, in a pilot run and in a rough pilot run.
+      pilot_draws: two numbers of draws per tilt, for a pilot run and for a rough pilot
+        run.
       seed: equal seeds give equal draws.
 
     Attributes:
       noise: sigma, the noise level on the raw `C` (not scaled to sensitivity 1).
-      add: False for the direction "remove" (draws from P), True for "add" (from Q).
+      add: False for the direction "remove" (the target distribution is P), True for
+        "add" (it is Q).
       releases: the joint noise multiplier of other Gaussian releases, as in `Run`.
     """
 
-    # The method `at` sets `noise` and `add`; without them a simulator cannot draw.
+    # The method `at` sets `noise` and `add`, which are required for drawing.
     noise: float
     add: bool
     releases = math.inf
@@ -109,7 +123,7 @@ class Simulator(abc.ABC):
         self._entries, self._pilot_draws = entries, pilot_draws
 
     def at(self: Self, noise: float, add: bool) -> Self:
-        """Returns a copy for this noise and direction; copies share cached draws."""
+        """Returns a copy for this noise and direction, with the same cached draws."""
         there = copy.copy(self)
         there.noise, there.add = noise, add
         return there
@@ -120,39 +134,44 @@ class Simulator(abc.ABC):
 
     @abc.abstractmethod
     def certain_tilts(self) -> list[Any]:
-        """Returns tilts whose density `certain_density` can bound."""
+        """Returns tilts for which `certain_density` has a guaranteed lower bound."""
 
     @abc.abstractmethod
     def certain_density(self, tilt: Any) -> tuple[float, float] | None:
         """Returns slope (> 0) and offset of a lower bound on a tilt's density, or None.
 
-        The density of the tilt relative to the target distribution is at least
-        `exp(slope l + offset)` at every loss `l`. None means that no bound is known.
+        At every output with the privacy loss `l`, the density of the tilt relative to
+        the target distribution is at least `exp(slope * l + offset)`. The result is
+        None if no such bound is known.
         """
 
     @abc.abstractmethod
     def chunks(
         self, proposal: Proposal, stage: Stage, count: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields chunks of draws as (privacy losses, log densities of the tilts).
+        """Yields `count` draws in chunks of (privacy losses, log densities of tilts).
 
-        For N draws and T tilts, the losses are `log dP/dQ`, shape [N], and the log
-        densities are relative to Q, shape [T, N].
+        In a chunk of N draws and for T tilts, the losses are `log dP/dQ`, shape [N].
+        The log densities of the tilts are relative to Q and have the shape [T, N].
         """
 
     def generator(self, *which: int) -> np.random.Generator:
-        """Returns the random generator for a stage and chunk, given as integers."""
+        """Returns the random generator for a stage, direction and chunk.
+
+        Args:
+          which: integers that identify the stage, the direction and the chunk.
+        """
         # SFC64 is twice as fast as NumPy's default. These random numbers need not be
         # secret.
         seed = np.random.SeedSequence([self.seed, *which])
         return np.random.Generator(np.random.SFC64(seed))
 
     def rough_runs(self, noise: float) -> list[Run]:
-        """Returns one short run per direction, with draws for every epsilon."""
+        """Returns one short run per direction, with draws that suit any epsilon."""
         return [self.at(noise, add)._pilot(is_rough=True)[1] for add in (False, True)]
 
     def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
-        """Returns one run per direction, each from a proposal chosen for epsilon."""
+        """Returns one run per direction, with a proposal that is chosen for epsilon."""
         both = (self.at(noise, add) for add in (False, True))
         return [one.simulate(one.propose(epsilon), stage) for one in both]
 
@@ -163,9 +182,11 @@ class Simulator(abc.ABC):
     def largest_value(self, proposal: Proposal, epsilon: float) -> float:
         """Returns a guaranteed upper bound on all values that `Run.values` returns.
 
-        The density of the proposal relative to the target distribution is at least
-        `sum_i exp(slope_i l + offset_i)` at every loss `l`. The bound is the supremum
-        over `l` of the value for this density; it decreases as `epsilon` increases.
+        At every privacy loss `l`, the density of the proposal relative to the target
+        distribution is at least `sum_i exp(slope_i l + offset_i)`, with slopes and
+        offsets from `certain_density`. A draw with exactly this density has the largest
+        value that is possible at its loss. The bound is the supremum of these values
+        over `l`; it decreases as `epsilon` increases.
         """
         slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
@@ -177,9 +198,9 @@ class Simulator(abc.ABC):
         if self.releases < math.inf:
             beyond = np.append(-_BEYOND[::-1], beyond)
         terms = np.outer(slopes, epsilon + beyond) + np.array(offsets)[:, None]
-        # The grid `beyond` divides the losses into cells. In each cell, including the
-        # first and the last one, the weight is largest at the left end, and the excess
-        # is largest at the right end.
+        # The grid `beyond` divides the losses into cells. In each cell, the weight is
+        # largest at the left end, and the excess is largest at the right end. This also
+        # holds for the unbounded first and last cells.
         log_weights = np.append(-offsets[0], -np.logaddexp.reduce(terms, axis=0))
         excess = np.append(gaussian.gaussian_excess(self.releases, -beyond), 1.0)
         return float(np.max(excess * np.exp(log_weights))) * (1.0 + 1e-9)
@@ -198,19 +219,20 @@ class Simulator(abc.ABC):
     ) -> tuple[Proposal, float, int]:
         """Returns the proposal that needs the fewest draws for a confidence bound.
 
-        A pilot run evaluates the proposals. A bound exceeds the mean by about
-        `S L / N + sqrt(2 V L / N)`, where `S` is the largest possible value, `V` the
-        second moment, `L` the `log_odds` and `N` the number of draws. A tilt with a
-        guaranteed bound on its weights keeps `S` small; the other tilts keep `V` small.
+        A pilot run evaluates several proposals. Each draw has a value whose mean is
+        delta. A confidence bound on the mean of N values exceeds it by about
+        `S L / N + sqrt(2 V L / N)`, where `S` is the maximum possible value, `V` the
+        second moment of the values, and `L` the `log_odds`. A tilt with a guaranteed
+        bound on its density keeps `S` small; the other tilts keep `V` small.
 
         Args:
-          epsilon: the epsilon at which a bound on delta is wanted, or the smallest of
-            several.
+          epsilon: the epsilon of the bound on delta, or the smallest epsilon if there
+            are several bounds.
           log_odds: `log(1 / p)` for the probability p with which the bound may fail.
-          slack: amount by which the bound may exceed delta.
+          slack: the amount by which the bound may exceed delta.
 
         Returns:
-          The proposal, the largest possible value, and the number of draws needed.
+          The proposal, the maximum possible value, and the number of draws needed.
         """
         target = self.pilot_tilts()[0]
 
@@ -243,11 +265,12 @@ class Simulator(abc.ABC):
     def bound_runs(
         self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
     ) -> list[tuple[Run, float, float]]:
-        """Returns (run, largest value, failure probability) for each direction.
+        """Returns (run, maximum value, failure probability) for each direction.
 
-        No value of the run is above the largest value, for any epsilon >= `epsilon`.
-        The failure probabilities add up to `beta`. The number of draws is chosen so
-        that a bound on delta exceeds a delta of `aim` by about `BOUND_SLACK * aim`.
+        `Run.values` of the run is never above the maximum value, for any epsilon >=
+        `epsilon`. The failure probabilities of the two directions add up to `beta`. The
+        number of draws is chosen so that, if delta is `aim`, a bound exceeds it by
+        about `BOUND_SLACK * aim`.
 
         Raises:
           TooManyDraws: if a run would need too many draws.
@@ -257,8 +280,8 @@ class Simulator(abc.ABC):
         runs = []
         for add in (False, True):
             part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
-            # `betting_upper_bound` divides the wealth among several bets, which costs a
-            # factor of 2.
+            # `betting_upper_bound` divides the initial wealth among several bets, which
+            # has about the effect of half of the failure probability.
             log_odds, there = math.log(2.0 / part), self.at(noise, add)
             proposal, largest, count = there.propose_for_bound(
                 epsilon, log_odds, BOUND_SLACK * aim
@@ -269,8 +292,8 @@ class Simulator(abc.ABC):
             ):
                 raise TooManyDraws(
                     f"A bound at delta = {aim:.3g} and confidence 1 - {beta:.2g} would "
-                    f"take {count:.3g} draws of {self._entries} numbers. Use a larger "
-                    f"delta or an estimate (confidence=None)."
+                    f"take {count:.3g} draws of {self._entries} random numbers each. "
+                    f"Use a larger delta or an estimate (confidence=None)."
                 )
             runs.append((there.simulate(proposal, stage, count), largest, part))
         return runs
@@ -278,10 +301,11 @@ class Simulator(abc.ABC):
     def _pilot(
         self, is_rough: bool = False, more: tuple[Any, ...] = ()
     ) -> tuple[tuple[Any, ...], Run, np.ndarray]:
-        """Makes a pilot run; returns its tilts, its draws, and density ratios.
+        """Makes a pilot run; returns its T tilts, its N draws, and density ratios.
 
-        The draws come from all tilts in equal shares. The ratios, shape [T, N], are the
-        densities of the T tilts relative to this mixture.
+        The pilot run draws from a mixture of all tilts, those of `pilot_tilts` and
+        `more`, with equal shares. The density ratios, shape [T, N], are the densities
+        of the tilts relative to this mixture.
         """
         tilts = (*self.pilot_tilts(is_rough), *more)
         even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
@@ -294,8 +318,8 @@ class Simulator(abc.ABC):
     ) -> tuple[Run, np.ndarray]:
         """Returns a run of `count` draws, and log densities relative to the proposal.
 
-        The log densities have shape [rows, count]: one row for each of the first `rows`
-        components, of which the first one is the target distribution.
+        The log densities have the shape [rows, count]: one row for each of the first
+        `rows` components of the proposal, starting with the target distribution.
         """
         log_shares = np.log(np.asarray(proposal.shares))[:, None]
         losses, ratios = np.empty(count), np.empty((rows, count))
@@ -315,12 +339,14 @@ def _least_variance(
 ) -> np.ndarray:
     """Returns the shares of T components that minimize a second moment, shape [T].
 
-    Multiplicative updates minimize `mean(squares / (shares @ ratios))`, which is a
-    convex problem. The first share stays >= `defensive`.
+    The second moment of the values in a mixture with these shares is estimated by
+    `mean(squares / (shares @ ratios))`, which is convex in the shares. The function
+    minimizes it by multiplicative updates and keeps the first share >= `defensive`.
 
     Args:
-      ratios: density of each component relative to the pilot run, shape [T, N].
-      squares: squared values of the pilot run, shape [N]. If all squares are 0, the
+      ratios: density of each component relative to the mixture of the pilot run, at
+        the N draws of the pilot run, shape [T, N].
+      squares: squares of the N values (`Run.values`), shape [N]. If all are 0, the
         result is equal shares.
       defensive: the minimum of the first share, in (0, 1).
     """

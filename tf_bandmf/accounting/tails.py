@@ -3,14 +3,13 @@
 All accountants use these functions instead of differences of the cumulative
 distribution function: in float64, 1 - 1e-17 is 1, so such differences are 0 beyond 8.3
 standard deviations. These functions compute the probability of an interval from the
-tail on its side of 0. Results are **never below the true value**: a bound on the error
-of `scipy.special.ndtr` is added.
+tail probabilities on its side of 0. Results are **never below the true value**: a bound
+on the error of `scipy.special.ndtr` is added.
 
-The tails of `ndtr` are accurate to a few units in the last place, except for the
-rounding of `z^2 / 2`, which gives `exp(-z^2 / 2)` a relative error of `2^-53 z^2`. Up
-to `|z| = 37` this error is below 2e-13; `RELATIVE_ERROR` is five times as much. For
-larger `|z|`, tails are below 1e-300, which is the value of `LEAST`, an absolute
-allowance.
+Tail probabilities from `ndtr` are accurate to a few units in the last place, except for
+the rounding of `z^2 / 2`, which gives `exp(-z^2 / 2)` a relative error of `2^-53 z^2`.
+Up to `|z| = 37` this error is below 2e-13; `RELATIVE_ERROR` is five times as much. For
+larger `|z|`, tail probabilities are below `LEAST` (1e-300), which is also added.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
 
 
 def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns upper bounds on probabilities of intervals, and bounds on their errors.
+    """Returns bounds on the probabilities of consecutive intervals, and their errors.
 
     Each tail at `z` has a relative error of at most `2^-51 (8 + z^2)`. It consists of a
     few units in the last place, the rounding of `z^2 / 2`, and the rounding of the

@@ -1,52 +1,63 @@
 """Composition of (sampled) Gaussian queries with an exponentially tilted transform.
 
-The privacy loss of one query is the loss
-`l(x) = log(1 - q + q exp((x - 1/2) / sigma^2))` of
-`P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)` against `Q = N(0, sigma^2)`. In the
-direction "add", P and Q are swapped and the loss is `-l`. For `k` independent queries
+A query with the sampling probability q and the noise sigma has the dominating pair
+`P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)` (with the example) against
+`Q = N(0, sigma^2)` (without it). Its privacy loss at an output `x` is
+`l(x) = log(1 - q + q exp((x - 1/2) / sigma^2))`. In the direction "add", P and Q are
+swapped and the loss is `-l(x)`. For `k` independent queries with losses l_1, ..., l_k
 
     delta(epsilon) = E (1 - exp(epsilon - L))_+,   L = l_1 + ... + l_k.
 
-If samples have a fixed size and adjacency replaces one example, delta is at most the
-delta of `P` and `Q` at each epsilon >= 0, in both directions (Balle, Barthe, Gaboardi,
-2018, arXiv:1807.01647, Theorem 9; sigma is then the noise level divided by the change
-that a replacement causes). Such queries compose like the pair of distributions that has
-this profile in both directions (arXiv:2106.08567, Theorem 10). The losses of that pair
-above 0 are the losses of `P`, its losses below 0 are the losses of `Q` with the sign
-changed, and the rest of the probability, `(1 - q) P(|x| < 1/2)` for `x` from `Q`, has
-the loss 0.
+**Fixed-size samples.** If samples have a fixed size and neighboring data sets differ by
+the replacement of one example, a query's delta is at most that of `P` against `Q` at
+each epsilon >= 0, in both directions (Balle, Barthe, Gaboardi, 2018, arXiv:1807.01647,
+Theorem 9). Here sigma is the noise level divided by the change of the query's value
+that a replacement causes. Such queries compose like a pair of distributions that has
+this delta in both directions (arXiv:2106.08567, Theorem 10). The positive losses of
+that pair are the positive losses `l(x)` for `x` from `P`. Its negative losses are
+`-l(x)` for those `x` from `Q` for which `l(x) > 0`. The remaining probability,
+`(1 - q) P(|x| < 1/2)` for `x` from `Q`, has the loss 0.
 
-**Discretization.** Losses are moved to multiples of `h`: losses inside a cell move to
-its two ends, so that the mass and `E exp(-l)` of the cell do not change. As a function
-of each `y = exp(-l)`, `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and decreasing.
-Therefore delta, the mean of this function, can only grow if `y` is moved to the ends of
+**Discretization.** Losses are moved to multiples of a spacing `h`. A cell is the
+interval between two consecutive multiples; the losses in a cell move to its two ends,
+so that the probability and `E exp(-l)` of the cell do not change. As a function of each
+`y_i = exp(-l_i)`, `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and decreasing.
+Therefore delta, the mean of this function, can only grow if `y_i` moves to the ends of
 an interval and keeps its mean (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi,
-arXiv:2207.04380, "connect the dots"). The allowances for rounding add mass and move
-mass to the upper end, so they also increase delta. Losses above the last cell become
-infinite; losses below the first cell are moved up to it.
+arXiv:2207.04380, "connect the dots"). The allowances for rounding errors add
+probability and move probability to the upper end of a cell, so they also increase
+delta. Losses above the last cell become infinite; losses below the first cell are
+moved up to it.
 
 **Composition.** A Fourier transform has an absolute error of about `k 2^-53`, which can
-exceed a small delta. Therefore the distribution `p` of each loss is tilted first:
-`w_i = p_i exp(theta l_i) / M`. The convolution `W` of all `w` has its mass around
-epsilon if theta minimizes the Chernoff bound `M_1 ... M_k exp(-theta epsilon)`, and
+exceed a small delta. Therefore the probabilities `p_i` of the discrete losses `l_i` of
+each query are tilted first: `w_i = p_i exp(theta l_i) / M`, where M is the sum of all
+`p_i exp(theta l_i)`. Let `W(s)` be the convolution of the `w` of all k queries at the
+loss `s h`. Its mass is around epsilon if theta minimizes the Chernoff bound
+`M_1 ... M_k exp(-theta epsilon)`, and
 
     delta = M_1 ... M_k sum_s W(s) exp(-theta s h) (1 - exp(epsilon - s h))_+.
 
 An error of W therefore causes an error of delta that is proportional to the Chernoff
-bound. Any theta and any M > 0 are valid.
+bound. The formula holds for any theta and any M > 0.
 
-**Errors.** A bound on each of these errors is added to delta. Circular convolution
-moves mass of W from outside the window of N places into it, which only adds to delta.
-The part of delta that is lost above the end `a` of the window is at most
-`M^k exp(-theta a) P_theta(L >= a)`, where `P_theta` is the tilted distribution and
-`P_theta(L >= a) <= M(theta + t)^k exp(-t a) / M^k`. The transform `F` of `w` has an
-error of at most `eta = 8 log2(N) 2^-53` at each frequency: every output is a sum of the
-`w_i`, whose sum is 1, times products of twiddle factors along a path of additions and
-multiplications (Higham, Accuracy and Stability, 2002, section 24.1, entry by entry).
-Therefore the error of a product of powers `F^k` is at most the product of the
-`(|F| + eta)^k` times the sum of the `k eta / (|F| + eta)`, plus the rounding error of
-the product. The error of each entry of W is at most the mean of this error over the
-frequencies, plus eta times the mean of the product's absolute value.
+**Errors.** The transform computes W for a window of N consecutive losses. A bound on
+each of the following errors is added to delta; k queries with equal M are assumed.
+
+- Circular convolution moves mass of W from outside the window into it, which only
+  increases delta.
+- Let `a` be the loss at the upper end of the window. The part of delta that is lost
+  above it is at most `M^k exp(-theta a) P_theta(L >= a)`, where `P_theta` is the tilted
+  distribution. For any t > 0, `P_theta(L >= a) <= M(theta + t)^k exp(-t a) / M^k`,
+  where `M(theta + t)` is M for theta + t instead of theta.
+- The transform `F` of `w` has an error of at most `eta = 8 log2(N) 2^-53` at each
+  frequency: the sum of all `w_i` is 1, and every output is a sum of the `w_i` times
+  products of twiddle factors (Higham, Accuracy and Stability, 2002, section 24.1,
+  applied to each entry). Therefore the error of a product of powers `F^k` is at most
+  the product of the `(|F| + eta)^k` times the sum of the `k eta / (|F| + eta)`, plus
+  the rounding error of the product. The error of each entry of W is at most the mean
+  of this error over the frequencies, plus eta times the mean of the product's absolute
+  value.
 """
 
 from __future__ import annotations
@@ -62,13 +73,14 @@ import scipy.optimize
 
 from tf_bandmf.accounting import tails
 
-# The amounts by which discretization may increase log delta: FINE for results, ROUGH
-# for searches.
+# The amounts by which discretization may increase log delta: FINE is for results, ROUGH
+# is for searches.
 FINE, ROUGH = 0.0005, 0.05
-# Losses that need noise beyond this many standard deviations count as infinite.
+# Losses that only occur if the noise exceeds this many standard deviations count as
+# infinite.
 _REACH = 12.0
-# Half of the width of the window of the Fourier transform, in standard deviations of
-# the sum of the losses under the tilted distribution.
+# Half of the width of the Fourier transform's window, in standard deviations of the sum
+# of the losses under the tilted distribution.
 _WINDOW = 9.0
 # The length of the window has a soft limit _USUAL_PLACES and a hard limit _MOST_PLACES.
 # To stay within the soft limit, discretization may increase log delta by up to
@@ -80,8 +92,8 @@ _LEAST_PLACES = 2**12
 _UNIT = 2.0**-53
 # The number of nodes of the quadrature that chooses theta.
 _NODES = 4_001
-# The minimum of log theta, and the maximum of theta times epsilon (beyond it, delta is
-# 0).
+# The minimum of log theta, and the maximum of theta * epsilon. If theta * epsilon is
+# larger, delta is rounded to 0.
 _LEAST_LOG_THETA, _MOST_EXPONENT = -7.0, 2_000.0
 
 
@@ -113,17 +125,17 @@ class Law:
 
     @property
     def is_bounded(self) -> bool:
-        """True if no loss is below `log(1 - q)` (if `add`, above `-log(1 - q)`)."""
+        """True if losses are above `log(1 - q)` (if `add`, below `-log(1 - q)`)."""
         return self.query.probability < 1.0 and not self.query.is_replaced
 
     @property
     def range(self) -> tuple[float, float]:
         """The smallest loss and the largest finite loss that the discretization covers.
 
-        If `add`, no loss exceeds `-log(1 - q)`. With large noise, however, no x within
-        _REACH standard deviations comes near that limit, and a discretization step in
-        proportion to the limit would be too wide. Therefore the property returns the
-        largest loss within _REACH.
+        If `add`, no loss exceeds `-log(1 - q)`. With large noise, however, the losses
+        of all x within _REACH standard deviations are far below this limit, and a
+        discretization step in proportion to the limit would be too wide. Therefore the
+        property returns the largest loss within _REACH standard deviations.
         """
         reach = _REACH * self.query.noise
         lowest, highest = self.losses(np.array([-reach, 1.0 + reach]))
@@ -137,7 +149,7 @@ class Law:
 
     @property
     def drop(self) -> float:
-        """How far losses extend below 0; if `add`, how far they extend above 0."""
+        """The maximum absolute value of negative losses; if `add`, of positive ones."""
         if self.is_bounded:
             return -math.log1p(-self.query.probability)
         return max(map(abs, self.range))
@@ -146,8 +158,9 @@ class Law:
     def rounding(self) -> float:
         """A bound on the rounding error of the loss at the end of a cell of the grid.
 
-        Where terms of `exp(l) - 1 + q` cancel, the error of this sum is the rounding
-        error of q. The error of the loss l is this error divided by `exp(l) >= 1 - q`.
+        The method `place` computes this end from `exp(l) - 1 + q`. Where these terms
+        cancel, the error of the sum is the rounding error of q. It changes the loss l
+        by this error divided by `exp(l) >= 1 - q`.
         """
         least = 1.0 - self.query.probability if self.is_bounded else 1.0
         return 32.0 * _UNIT * self.drop / least
@@ -176,12 +189,12 @@ class Law:
 
     @property
     def centre(self) -> float:
-        """An upper bound on the probability of the loss 0 if an example is replaced."""
+        """An upper bound on the probability of the loss 0, if `is_replaced`."""
         around = np.array([-0.5, 0.5]) / self.query.noise
         return (1.0 - self.query.probability) * float(tails.cells(around)[0][0])
 
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns losses and log weights of a quadrature for the choice of theta."""
+        """Returns the losses and log weights of the quadrature that chooses theta."""
         s, is_replaced = self.query.noise, self.query.is_replaced
         # The nodes cover the whole range of the discretization, because with a large
         # theta the largest losses have the largest weights.
@@ -200,9 +213,11 @@ class Law:
         return losses, weights - np.logaddexp.reduce(weights)
 
     def discretized(self, step: float) -> tuple[int, np.ndarray, float]:
-        """Returns (index of the first loss, probabilities, probability of infinity).
+        """Returns upper bounds on the probabilities of losses on a grid.
 
-        The loss with the index i is `i * step`. The probabilities are upper bounds.
+        The loss with the index i is `i * step`. The result is a tuple of the index of
+        the first loss, the probabilities of all losses from the first one, and the
+        probability of an infinite loss.
         """
         lowest, highest = self.range
         first, last = math.floor(lowest / step), math.ceil(highest / step)
@@ -224,7 +239,7 @@ class Law:
         moved, moved_error = tails.cells((x - 1.0) / s)
         mixed = (1.0 - q) * none + q * moved
         mixed_error = (1.0 - q) * none_error + q * moved_error
-        # Probabilities of the values below and above the grid.
+        # The probabilities of values x below and above the grid.
         none_ends = tails.upper_tail(np.array([-x[0], x[-1]]) / s)
         moved_ends = tails.upper_tail(np.array([1.0 - x[0], x[-1] - 1.0]) / s)
         mixed_ends = (1.0 - q) * none_ends + q * moved_ends
@@ -233,9 +248,10 @@ class Law:
             least, infinite = none_ends[::-1]
         else:
             upper, lower, error, (least, infinite) = mixed, none, none_error, mixed_ends
-        # `right` is the probability that moves to the upper end of a cell: the mean of
-        # 1 - exp(left - l) over the losses l in the cell (0 outside), divided by the
-        # largest value of 1 - exp(left - l) in the cell.
+        # `right` is the probability that moves to the upper end of a cell. Let `left`
+        # be the lower end of the cell, and f(l) = 1 - exp(left - l). Then `right` is
+        # the mean of f over the losses l in the cell (0 for other losses), divided by
+        # the maximum of f in the cell.
         scale = np.exp(np.minimum(grid[:-1], 700.0))
         other = np.maximum(lower - error, 0.0) * scale
         right = upper - other + 4.0 * _UNIT * (upper + other)
@@ -361,7 +377,12 @@ def _tilt(laws: list[Law], epsilon: float) -> tuple[float, float, float, float]:
 
 
 def _product(laws: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
-    """Returns an upper bound on a circular convolution of tilted distributions."""
+    """Returns an upper bound on a circular convolution of tilted distributions.
+
+    Args:
+      laws: the tilted distributions, each of shape [N].
+      counts: how often each distribution occurs in the convolution.
+    """
     places = laws[0].size
     eta = 8.0 * math.log2(places) * _UNIT
     log_product, log_upper, errors = 0.0, 0.0, 0.0
