@@ -169,9 +169,8 @@ class Accountant(abc.ABC):
             left = multiplier**-2 - self.releases**-2
             if left <= 0.0:
                 raise ValueError(
-                    f"The other releases of the same records use up the budget, "
-                    f"found epsilon = {epsilon:g}, delta = {delta:g}. Use a larger "
-                    f"budget, or more noise for the other releases."
+                    f"Other releases use up the budget of epsilon = {epsilon:g}, delta "
+                    f"= {delta:g}. Use a larger budget, or more noise for releases."
                 )
             whole = self.whole_sensitivity
             multiplier = to_safe_side(
@@ -269,8 +268,7 @@ class Accountant(abc.ABC):
         claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
         if claim not in self.claims:
             raise ValueError(
-                f"Guarantees must be from {self.claims[0]}, found {claim}. Make the "
-                f"plan again."
+                f"Guarantees must be from {self.claims[0]}, found {claim}. Plan again."
             )
         if not self.confirms(noise_stddev, guarantee):
             raise ValueError(

@@ -60,9 +60,8 @@ def check_bins(num_bins: int) -> None:
     """Raises ValueError if there are too many bins for a b x b matrix."""
     if num_bins > _LARGEST_BINS:
         raise ValueError(
-            f"The accounting of balls in bins builds a matrix of num_bins^2 entries: "
-            f"num_bins must be <= {_LARGEST_BINS}, found {num_bins}. Use larger "
-            f"batches or CyclicPoisson."
+            f"For balls in bins, num_bins must be <= {_LARGEST_BINS}, found "
+            f"{num_bins}. Use larger batches or CyclicPoisson."
         )
 
 

@@ -142,9 +142,8 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
 def _calibrated(epsilon: float, delta: float) -> float:
     if gaussian_delta(_LARGEST_NOISE, epsilon) > delta:
         raise ValueError(
-            f"No useful noise gives epsilon = {epsilon}, delta = {delta}: noise of "
-            f"more than {_LARGEST_NOISE:g} times the sensitivity would be needed. Use "
-            f"a larger budget."
+            f"No useful noise gives epsilon = {epsilon}, delta = {delta}: it would "
+            f"exceed {_LARGEST_NOISE:g} times the sensitivity. Use a larger budget."
         )
     if gaussian_delta(_LEAST_NOISE, epsilon) <= delta:
         raise ValueError(

@@ -96,8 +96,7 @@ class Run:
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
             raise ArithmeticError(
-                f"Simulated values must be <= {largest}, their proven upper bound, "
-                f"found {most} instead."
+                f"Values must be <= {largest}, a proven maximum, found {most} instead."
             )
         values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
         values = np.minimum(values, largest)

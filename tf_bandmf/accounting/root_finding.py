@@ -84,8 +84,7 @@ def near_root(
         if abs(move) <= tolerance:
             return x
     raise ArithmeticError(
-        "The search for the minimum noise (or epsilon) did not converge: even values "
-        "near 0 seem to meet the target delta. Use a smaller delta."
+        "The search failed: even values near 0 meet the delta. Use a smaller delta."
     )
 
 
