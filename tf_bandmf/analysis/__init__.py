@@ -1,1 +1,1 @@
-"""Analysis of strategies: sensitivity, and error on a workload."""
+"""Analysis of strategies: their sensitivity, and their error on a workload."""

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# The number of steps per lane of the two-level scan, and the maximum number of steps in
-# a plain sequential scan.
+# The number of steps in each lane of `affine_scan`, and the maximum number of steps for
+# which the recursion runs sequentially instead, without lanes.
 _LANE, _PLAIN = 16, 64
 
 
 def affine_scan(left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
     """Returns all `Z_t = left_t Z_{t-1} right_t^T + shift_t` with `Z_{-1} = 0`.
 
-    The steps are divided into lanes of consecutive steps, and the lanes run in
+    The N steps are divided into lanes of consecutive steps, and the lanes run in
     parallel. A first pass computes the affine map of each lane, a recursive scan
     composes these maps, and a second pass computes the values within the lanes. The
     memory is linear and the sequential depth is logarithmic in the number of steps.
 
     Args:
-      left: shape [N, m, m]; N is static.
+      left: shape [N, m, m]; N must be known statically.
       right: shape [N, m, m]. If it equals `left`, pass the same tensor object twice,
         which saves a quarter of the first pass's operations.
       shift: shape [N, m, m].

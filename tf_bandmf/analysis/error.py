@@ -1,7 +1,8 @@
 """The error of a strategy on a workload: the noise variance of the model at each step.
 
-With `B = A C^-1`, the expected squared error per coordinate of the model after step `i`
-is `||row i of B||^2 (sensitivity * noise multiplier * l2 norm clip)^2`.
+Let A be the matrix of the workload, C that of the strategy, and `B = A C^-1`. After
+step `i`, the noise in each coordinate of the model has the variance
+`||row i of B||^2 (sensitivity * noise multiplier * l2 norm clip)^2`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.workloads import Workload
 
-# The maximum number of steps for which `R^-1 N` is materialized.
+# The maximum number of steps for which `_row_norms` materializes the matrix `M^-1 N`.
 _DENSE_STEPS = 1_500
 
 
 def per_step_squared_error(
     matrix: matrices.LowerTriangular, workload: Workload
 ) -> np.ndarray:
-    """Returns `||row i of A C^-1||^2` for every step, shape [n], float64.
+    """Returns `||row i of A C^-1||^2` for every step i, shape [n], float64.
 
-    If both strategy and workload are Toeplitz, this takes O(n w) without TensorFlow.
-    Otherwise `B = A C^-1 = R^-1 N` with banded `R` and `N`
-    (`LowerTriangular.error_factors`), and `analysis.gram_recursion` computes the row norms
-    in O(n w^2). Dense strategies take O(n^3).
+    If both strategy and workload are Toeplitz, the computation takes O(n w) operations
+    for `w` bands, without TensorFlow. Otherwise `A C^-1 = R^-1 N` with banded matrices
+    `R` and `N` (see `LowerTriangular.error_factors`), and `analysis.gram_recursion`
+    computes the row norms in O(n w^2). A strategy without such factors takes O(n^3).
+
+    Args:
+      matrix: C, the strategy of n steps.
+      workload: A.
 
     Raises:
       ValueError: if the strategy and the workload have different numbers of steps.
@@ -37,7 +42,7 @@ def per_step_squared_error(
             f"{workload.num_steps}."
         )
     if workload.is_toeplitz and matrix.toeplitz_column() is not None:
-        # B is Toeplitz: its first column is C^-1 applied to the first column of A.
+        # A C^-1 is Toeplitz. Its first column is C^-1 times the first column of A.
         return np.cumsum(matrix.solve(workload.first_column()) ** 2)
     factors = matrix.error_factors(workload.inverse())
     if factors is None:
@@ -47,18 +52,18 @@ def per_step_squared_error(
 
 
 def root_mean_squared_error(per_step: np.ndarray) -> float:
-    """Returns the square root of the mean squared error: the RMSE at sensitivity 1."""
+    """Returns the RMSE at sensitivity 1: the root of the mean squared error."""
     return float(np.sqrt(np.mean(per_step)))
 
 
 def max_error(per_step: np.ndarray) -> float:
-    """Returns the square root of the maximum squared error: MaxSE at sensitivity 1."""
+    """Returns the MaxSE at sensitivity 1: the root of the maximum squared error."""
     return float(np.sqrt(np.max(per_step)))
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable:
-    # The import is lazy because closed-form strategies do not need TensorFlow.
+    # TensorFlow is imported here because many strategies do not need it.
     import tensorflow as tf
 
     from tf_bandmf.analysis import gram_recursion
@@ -76,10 +81,15 @@ def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable
 
 
 def _row_norms(regression: np.ndarray, average: np.ndarray) -> np.ndarray:
-    """Returns the squared row norms of `M^-1 N`, given `as_rows` of banded `M` and `N`."""
+    """Returns the squared row norms of `M^-1 N` for banded `M` and `N`.
+
+    Args:
+      regression: the bands of M, `M[i, i - j] = regression[i, j]`.
+      average: the bands of N, `N[i, i - j] = average[i, j]`.
+    """
     if len(regression) <= _DENSE_STEPS:
-        # This is faster than tracing a tf.function, and much faster than importing
-        # TensorFlow.
+        # NumPy is faster here than tracing a tf.function, and much faster than
+        # importing TensorFlow.
         dense = matrices.RowBanded(average).to_dense()
         return np.sum(matrices.RowBanded(regression).solve(dense) ** 2, axis=1)
     engine = _compiled_engine(*regression.shape, average.shape[1])

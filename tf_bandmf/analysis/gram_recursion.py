@@ -1,26 +1,29 @@
 """Row norms of the inverse of a banded matrix in O(n w^2), for strategy errors.
 
-Let `M` be lower triangular with `w` diagonals and `x = M^-1 S e` with independent
-standard normals `e` and a diagonal matrix `S`. Then
-`x[i] = (S[i] e[i] - sum_j M[i, i-j] x[i-j]) / M[i, i]` is an autoregressive process,
-and `||row i of M^-1 S||^2` is the variance of `x[i]`. In blocks of `T >= w - 1` steps,
-with `D_t` the diagonal block of `M` and `L_t` the block to its left,
+Let `M` be an n x n lower triangular matrix with `w` diagonals, `S` a diagonal matrix,
+`e` independent standard normals, and `x = M^-1 S e`. Then
+`x[i] = (S[i] e[i] - sum_{j > 0} M[i, i-j] x[i-j]) / M[i, i]` is an autoregressive
+process, and `||row i of M^-1 S||^2` is the variance of `x[i]`. The steps are divided
+into blocks of `T >= w - 1` steps. For block t, let `D_t` be the diagonal block of `M`,
+`L_t` the block to its left, `x_t`, `e_t` and `S_t` the entries of `x`, `e` and `S` in
+the block, and `Sigma_t` the covariance of `x_t`. Then
 
     x_t = G_t x_{t-1} + D_t^-1 S_t e_t,              G_t = -D_t^-1 L_t,
     Sigma_t = G_t Sigma_{t-1} G_t^T + D_t^-1 S_t^2 D_t^-T.
 
 A block depends only on the last `m = w - 1` steps of the previous block, so the scan
-over blocks works with `m x m` matrices. The adjoint is the same recursion run
-backwards,
+over blocks works with `m x m` matrices. To differentiate a sum of the variances with
+weights Omega (a diagonal matrix with the blocks `Omega_t`), the same recursion runs
+backwards:
 
-    R_{t-1} = G_t^T (Omega_t + R_t) G_t,
+    R_{t-1} = G_t^T (Omega_t + R_t) G_t.
 
-which gives the gradient without the memory that reverse-mode differentiation would
-take. All computations are in float64, run in TensorFlow on any device, and take O(n w)
+It gives the gradient without the memory that reverse-mode differentiation would take.
+All computations are in float64, run in TensorFlow on any device, and take O(n w)
 memory.
 
-Published algorithms evaluate the same quantity in O(n^2 w) (arXiv:2405.15913,
-Algorithms 2 and 4).
+Published algorithms compute the row norms in O(n^2 w) (arXiv:2405.15913, Algorithms 2
+and 4).
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ import tensorflow as tf
 
 from tf_bandmf.analysis.affine_scans import affine_scan, reverse, shifted
 
-# The minimum block size. With smaller blocks, overhead would dominate.
+# The minimum number of steps in a block. With smaller blocks, the overhead of
+# TensorFlow's operations would dominate.
 _MIN_BLOCK = 16
 
 
@@ -59,10 +63,17 @@ class _Layout:
         return -(-self.num_rows // self.block)
 
     def split(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Splits rows [n, <= w] into diagonal blocks [N, T, T] and left blocks [N, T, m].
+        """Splits a banded matrix into diagonal blocks and the blocks to their left.
 
-        Rows beyond `n` become rows of the identity. Entries left of the matrix have no
-        effect, because they are multiplied by a zero state.
+        Rows that pad the last block are rows of the identity. Entries of `rows` that
+        are left of the matrix have no effect, because the recursion multiplies them by
+        its initial state, which is 0.
+
+        Args:
+          rows: `M[i, i-j] = rows[i, j]`, shape [n, <= w].
+
+        Returns:
+          The diagonal blocks, shape [N, T, T], and the left blocks, shape [N, T, m].
         """
         missing = self.num_blocks * self.block - self.num_rows
         absent = self.bands - rows.shape[1]
@@ -71,8 +82,8 @@ class _Layout:
         rows = tf.concat([rows, tf.cast(identity, rows.dtype)], axis=0)
         rows = tf.reverse(rows, axis=[1])
         rows = tf.reshape(rows, [self.num_blocks, self.block, self.bands])
-        # Row a of a block must be shifted by a columns to the right. To do that, pad
-        # each row, then reshape the flat result to rows that are one entry shorter.
+        # Row a of a block must move by a columns to the right. For this, each row is
+        # padded, and the flat result is reshaped to rows that are one entry shorter.
         rows = tf.pad(rows, [[0, 0], [0, 0], [0, self.block]])
         width = self.bands + self.block
         flat = tf.reshape(rows, [self.num_blocks, self.block * width])
@@ -81,9 +92,9 @@ class _Layout:
         return both[:, :, self.state :], both[:, :, : self.state]
 
     def merge(self, diagonal: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
-        """Returns the band [n, w] of diagonal and left blocks; the adjoint of `split`.
+        """Returns the band, shape [n, w], of diagonal and left blocks.
 
-        The adjoint is the transposed linear map, which gradients need.
+        This is the adjoint (the transposed linear map) of `split`, for gradients.
         """
         both = tf.concat([left, diagonal], axis=2)
         flat = tf.reshape(both, [self.num_blocks, -1])
@@ -101,12 +112,15 @@ class _Layout:
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-    """The blocks of a banded matrix `M` that the recursions need.
+    """Matrices of the recursions over the blocks of a banded matrix `M`.
+
+    Let `D_t` be the t-th diagonal block of M, and `L_t` the block to its left.
 
     Attributes:
-      layout: division of the rows into blocks.
-      inverse: `D_t^-1`, [N, T, T].
-      transfer: `-D_t^-1 L_t`, [N, T, m], applied to the last m steps of the previous block.
+      layout: the division of the rows into blocks.
+      inverse: `D_t^-1`, shape [N, T, T].
+      transfer: `-D_t^-1 L_t`, shape [N, T, m], which the recursion applies to the last
+        m steps of the previous block.
     """
 
     layout: _Layout
@@ -130,9 +144,14 @@ class _Blocks:
 
 
 def _adjoint(blocks: _Blocks, weights: tf.Tensor) -> tf.Tensor:
-    """Returns `E_t = D_t^-T (Omega_t + R_t)`, [N, T, T], from weights `Omega` [N, T].
+    """Returns `E_t = D_t^-T (Omega_t + R_t)` for the backward recursion, [N, T, T].
 
-    `E_t D_t^-1` are the diagonal blocks of `M^-T Omega M^-1`.
+    The diagonal blocks of `M^-T Omega M^-1` are `E_t D_t^-1`, with `D_t` the diagonal
+    blocks of M. The module's docstring defines the recursion for `R_t`.
+
+    Args:
+      blocks: the blocks of M.
+      weights: the diagonal of Omega, shape [N, T].
     """
     transfer = blocks.transfer
     by_row = weights[:, :, None]
@@ -153,10 +172,10 @@ def inverse_row_norms(
     Value and gradient take O(n w^2) operations and O(n w) memory.
 
     Args:
-      rows: `M[i, i-j] = rows[i, j]`, shape [n, w], float64, static shape; entries left
-        of the matrix are ignored.
-      squared_scale: the diagonal of `S^2`, shape [n], or None for ones; not
-        differentiable.
+      rows: `M[i, i-j] = rows[i, j]`, of static shape [n, w], float64. Entries with
+        `i < j` are ignored.
+      squared_scale: the diagonal of `S^2` for a diagonal matrix S, shape [n]; None for
+        ones. The function is not differentiable in it.
 
     Returns:
       Shape [n].
@@ -182,7 +201,8 @@ def inverse_row_norms(
         variance += tf.reduce_sum(scaled * blocks.inverse, axis=-1)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            # With B = M^-1, d tr(Omega B S^2 B^T) = -2 tr(dM Sigma Omega B), in blocks.
+            # For B = M^-1, Sigma = B S^2 B^T and weights Omega (`upstream`),
+            # d tr(Omega Sigma) = -2 tr(dM Sigma Omega B). It is computed in blocks.
             adjoint = -2.0 * _adjoint(blocks, layout.split_vector(upstream, 0.0))
             covariance = tf.matmul(inherited, blocks.transfer, transpose_b=True)
             covariance += tf.matmul(scaled, blocks.inverse, transpose_b=True)
@@ -205,8 +225,8 @@ def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
 
     Args:
       rows: `M[i, i-j] = rows[i, j]`, shape [n, w].
-      average: `N[i, i-j] = average[i, j]`, shape [n, p]; entries left of the matrix
-        must be zero.
+      average: `N[i, i-j] = average[i, j]`, shape [n, p]. Entries with `i < j` must be
+        zero.
 
     Returns:
       Shape [n].
@@ -234,19 +254,20 @@ def doubly_filtered_band(
 ) -> tf.Tensor:
     """Returns the band of `H = C^-1 (M^-T Omega M^-1) C^-T` for banded `C` and `M`.
 
-    With `M = C A^-1` and `X = C^T C` this is `X^-1 A^T Omega A X^-1`, which is minus
-    the gradient of the weighted error with respect to `X`. A backward recursion
-    generates a process with covariance `M^-T Omega M^-1`, and the forward filter `C^-1`
-    turns it into a process with covariance `H`. `H` and the cross covariance
-    `Z = C^-1 M^-T` follow affine recursions over blocks.
+    Let C be a strategy, A a workload, Omega a diagonal matrix of weights, `M = C A^-1`
+    and `X = C^T C`. Then `H = X^-1 A^T Omega A X^-1`, which is minus the gradient of
+    the weighted error with respect to `X`. A backward recursion generates a process
+    with the covariance `M^-T Omega M^-1`, and the forward filter `C^-1` turns it into a
+    process with the covariance `H`. `H` and the cross covariance `Z = C^-1 M^-T` follow
+    affine recursions over blocks.
 
     Args:
-      filter_rows: C, shape [n, b], b <= w.
-      rows: M, shape [n, w].
+      filter_rows: `C[i, i-j] = filter_rows[i, j]`, shape [n, b], b <= w.
+      rows: `M[i, i-j] = rows[i, j]`, shape [n, w].
       weights: the diagonal of Omega, shape [n].
 
     Returns:
-      `H[i, i-j]`, shape [n, b]; entries left of the matrix are zero.
+      The band `H[i, i-j]` at the index [i, j], shape [n, b]; 0 if `i < j`.
     """
     layout = _Layout.of(*rows.shape)
     m = _Blocks.of(layout, rows)
@@ -254,7 +275,7 @@ def doubly_filtered_band(
     adjoint = _adjoint(m, layout.split_vector(weights, 0.0))
     cross = tf.matmul(c.state_inverse, m.state_inverse, transpose_b=True)
     cross = shifted(affine_scan(c.state_transfer, m.state_transfer, cross))
-    # The covariance of this block's input with the last m outputs before this block.
+    # The covariance of a block's input with the last m outputs before this block.
     with_past = tf.matmul(tf.matmul(adjoint, m.transfer), cross, transpose_b=True)
     with_past = tf.matmul(c.inverse, with_past)
     fresh = tf.matmul(tf.matmul(c.inverse, adjoint), m.inverse)

@@ -1,9 +1,11 @@
 """Maximum sums over participation patterns: the algorithms behind `sensitivity`.
 
-A pattern is a set of at most `k` of `n` steps, any two at least `b` apart. With the Gram
-matrix `X = C^T C`, the squared sensitivity is at most the largest sum of `|X[i, j]|` over
-all pairs `i, j` of a pattern. It equals this sum if the signs of the contributions can be
-chosen so that nothing cancels (arXiv:2306.08153, Prop. E.1, eq. 5).
+A pattern is a set of at most `k` of `n` steps, any two of which are at least `b` steps
+apart. Let `X = C^T C` be the Gram matrix of the strategy `C`. The sum of a pattern is
+the sum of `|X[i, j]|` over all pairs of its steps `i, j`. The squared sensitivity is at
+most the maximum sum of a pattern. It equals this maximum if the signs of the
+contributions can be chosen so that nothing cancels (arXiv:2306.08153, Prop. E.1, eq.
+5).
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.analysis import vector_contributions
 
-# The maximum number of entries of an intermediate array.
+# The maximum number of entries in an intermediate array.
 _CHUNK = 8_000_000
-# If a dynamic program needs more than this number of operations, it first tries closed
-# forms for special cases.
+# If the dynamic program of `vec_sens` would need more than this number of operations,
+# `vec_sens` first tries closed forms for special cases.
 _LONG = 50_000_000
-# Limits for `vector_contributions`: the maximum of n k^2, which is roughly the number
-# of operations for one matrix inversion per pattern; and the number of patterns per
-# batch.
+# Limits on the use of `vector_contributions`: the maximum of n k^2, which is roughly
+# the number of operations for one matrix inversion per pattern, and the number of
+# patterns per batch.
 _MOST_FOR_VECTORS, _AT_ONCE = 5e6, 64
 
 
@@ -30,17 +32,17 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
     This is Alg. 3 (VecSens) of arXiv:2306.08153 for non-negative `v`, vectorized.
 
     Args:
-      v: values, shape [n], or [m, n] for one problem per row.
+      v: the entries, shape [n], or [m, n] for m separate problems, one per row.
       min_separation: b.
       max_participations: k.
 
     Returns:
-      The maxima, shape [] or [m].
+      The largest sums, shape [] or [m].
     """
     v = np.asarray(v, dtype=np.float64)
     n = v.shape[-1]
     if v.size * max_participations > _LONG:
-        # Negative entries are never picked.
+        # The largest sum contains no negative entry.
         v = np.maximum(v, 0.0)
         if min_separation == 1:
             picked = min(max_participations, n)
@@ -53,8 +55,8 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
         candidate = v.copy()
         if min_separation < n:
             candidate[..., : n - min_separation] += best[..., min_separation:]
-        # For every i, from the last to the first, this takes the better choice: to pick
-        # v[i] or to skip it.
+        # For every i, from the last to the first, the dynamic program either picks v[i]
+        # or skips it, whichever gives the larger sum.
         best = np.maximum.accumulate(candidate[..., ::-1], axis=-1)[..., ::-1]
     return best[..., 0]
 
@@ -62,18 +64,18 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
 def path_maximum(
     matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> float:
-    """Returns the maximum sum if only consecutive participations interact.
+    """Returns the squared sensitivity if only consecutive participations interact.
 
-    There are two such cases: there are at most two participations, or `bands <= 2 b`,
-    so that the columns of two participations are orthogonal unless they are consecutive
-    in the pattern. The interactions form a path, along which the signs of the
-    contributions can be chosen one after the other so that nothing cancels. Therefore
-    the bound of Prop. E.1 is attained, for entries of any sign. A dynamic program over
-    the pattern's first step and its number of participations finds the maximum in
-    O(k n (bands - b)) operations, in addition to computing the Gram diagonals.
+    Two participations interact if their columns of `C` are not orthogonal. Only
+    consecutive participations interact if there are at most two, or if `bands <= 2 b`.
+    Then the signs of the contributions can be chosen one after the other so that
+    nothing cancels. Therefore the bound of arXiv:2306.08153, Prop. E.1, is exact, for
+    entries of any sign. A dynamic program over the pattern's first step and its number
+    of participations finds the maximum in O(k n (bands - b)) operations, in addition to
+    the computation of the diagonals of `C^T C`.
 
     Args:
-      matrix: `C`; `bands <= 2 b` unless k <= 2.
+      matrix: `C`, with `bands <= 2 b` unless k <= 2.
       min_separation: b.
       max_participations: k.
 
@@ -81,8 +83,8 @@ def path_maximum(
       The exact squared sensitivity.
 
     Raises:
-      ValueError: if `bands > 2 b` and k > 2, because participations that are not
-        consecutive may then interact, too.
+      ValueError: if `bands > 2 b` and k > 2, because other participations may then
+        interact, too.
     """
     n, b, width = matrix.num_rows, min_separation, matrix.bands
     if width > 2 * b and max_participations > 2:
@@ -108,12 +110,14 @@ def path_maximum(
 def banded_gram_bound(
     matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> float:
-    """Returns an upper bound on the squared sensitivity: Alg. 4 for a banded `C`.
+    """Returns an upper bound on the squared sensitivity of a banded `C`.
 
-    Row `i` of `X` has at most `2 bands - 1` non-zero entries. VecSens of this row needs
-    only these entries, and only as many participations as fit among them. VecSens of
-    all rows takes O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k). The
-    Gram matrix takes O(n bands^2), or O(n bands) if `C` is Toeplitz.
+    The bound is that of Alg. 4 of arXiv:2306.08153, which applies VecSens (`vec_sens`)
+    to every row of `|X|`, `X = C^T C`, and then to the results. Each row of X has at
+    most `2 bands - 1` non-zero entries, so VecSens considers only these entries, and
+    only as many participations as fit among them. All rows take
+    O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k). The matrix X takes
+    O(n bands^2), or O(n bands) if `C` is Toeplitz.
     """
     n, width = matrix.num_rows, min(matrix.bands, matrix.num_rows)
     diagonals = [np.abs(matrix.gram_diagonal(offset)) for offset in range(width)]
@@ -137,10 +141,10 @@ def banded_gram_bound(
 def dense_gram_bound(
     entries: np.ndarray, min_separation: int, max_participations: int
 ) -> float:
-    """Returns an upper bound on sens^2 for any `C`: Alg. 4 of arXiv:2306.08153.
+    """Returns an upper bound on the squared sensitivity of any `C`.
 
-    The algorithm applies VecSens to every row of `|X|`, then to the results. It takes
-    O(n^3 + n^2 k).
+    This is Alg. 4 of arXiv:2306.08153. The algorithm applies VecSens (`vec_sens`) to
+    every row of `|X|`, `X = C^T C`, and then to the results. It takes O(n^3 + n^2 k).
     """
     n = entries.shape[0]
     rows = np.empty(n)
@@ -152,10 +156,10 @@ def dense_gram_bound(
 
 
 def best_pair(entries: np.ndarray, min_separation: int) -> float:
-    """Returns the exact squared sensitivity of any `C` for at most two participations.
+    """Returns the squared sensitivity of any `C` for at most two participations.
 
-    The value is exact because the sign of the second contribution can be chosen so that
-    nothing cancels.
+    The value is exact, because the sign of the second contribution can be chosen so
+    that nothing cancels.
     """
     n = entries.shape[0]
     squared = np.sum(entries**2, axis=0)
@@ -174,23 +178,26 @@ def best_pair(entries: np.ndarray, min_separation: int) -> float:
 def scaled_toeplitz_bound(
     column: np.ndarray, scale: np.ndarray, min_separation: int, max_participations: int
 ) -> float:
-    """Returns an upper bound on sens^2 of a column-scaled Toeplitz matrix, in O(n k).
+    """Returns a bound on the squared sensitivity of a column-scaled Toeplitz matrix.
 
-    With `c` the first column, `m` the non-increasing majorant of `|c|` and `s` the scales,
-    columns `i` and `j = i + d` with `d >= d0` satisfy
+    Let `c` be the first column of the Toeplitz matrix, `m[t]` the maximum of `|c[u]|`
+    for u >= t, `s` the scales of the columns, and X the Gram matrix of the scaled
+    columns. Columns `i` and `j = i + d` with `d >= d0` satisfy
 
         |X[i, j]| <= s[i] s[j] sum_{t < n - j} |c[t]| m[t + d]
                   <= s[j] max_{i <= j - d0} s[i] sum_{t < n - j} |c[t]| m[t + d0].
 
-    The maximum of the right side over `j`, `h(d0)`, bounds all entries of `|X|` at distance
-    `d0` or more from the diagonal. The p-th and the q-th participation of a pattern are at
-    least `|p - q| b` apart, so `sens^2 <= k h(0) + 2 sum_{p = 1}^{k - 1} (k - p) h(p b)`.
+    Let `h(d0)` be the maximum of the right side over `j`. It is an upper bound on all
+    entries of `|X|` at a distance of `d0` or more from the diagonal. The p-th and the
+    q-th participation of a pattern are at least `|p - q| b` steps apart. Therefore the
+    squared sensitivity is at most `k h(0) + 2 sum_{p = 1}^{k - 1} (k - p) h(p b)`. The
+    computation takes O(n k) operations.
 
     Args:
       column: c, shape [n].
       scale: s > 0, shape [n].
       min_separation: b.
-      max_participations: k, `(k - 1) b < n`.
+      max_participations: k; `(k - 1) b` must be below n.
     """
     n = column.size
     absolute = np.abs(column)
@@ -209,18 +216,22 @@ def scaled_toeplitz_bound(
 def fixed_order_maximum(
     matrix: matrices.LowerTriangular, min_separation: int
 ) -> tuple[float, bool, str]:
-    """Returns the maximum squared sensitivity over patterns `i, i + b, ...`, `i < b`.
+    """Returns the squared sensitivity under a fixed epoch order, or an upper bound.
+
+    The possible patterns are the steps `i, i + b, i + 2 b, ...` for each `i < b`. Let
+    `X = C^T C` be the Gram matrix.
 
     Returns:
       The value, True if it is exact, and the method, which is one of:
-        "the b fixed patterns": exact, because in the best pattern no entry of the Gram
-          matrix is negative (beyond rounding), or only consecutive participations
-          interact, so that signs can be chosen such that nothing cancels.
-        "..., the best vectors": the value for the best contributions, which are vectors
-          (see `vector_contributions`), rounded up, with a relative error of at most
-          1e-8.
-        "bound, ...": the maximum sum of `|X|`, an upper bound, because the best vectors
-          were too expensive to compute, or were not found.
+        "the b fixed patterns": exact. In the best pattern, no entry of X is negative
+          (beyond rounding), or only consecutive participations interact. Therefore the
+          signs of the contributions can be chosen so that nothing cancels.
+        "the b fixed patterns, the best vectors": exact except for rounding up by a
+          fraction of at most 1e-8. The value is attained by contributions that are
+          vectors (see `vector_contributions`).
+        "bound, |X| on the fixed patterns": the maximum sum of `|X|` over a pattern, an
+          upper bound. The best vectors were too expensive to compute, or were not
+          found.
     """
     n, b = matrix.num_rows, min_separation
     absolute, signed = np.zeros(b), np.zeros(b)
@@ -242,9 +253,9 @@ def fixed_order_maximum(
     diagonals = {offset: matrix.gram_diagonal(offset) for offset in offsets}
     value = 0.0
     # Patterns are tried in decreasing order of their bounds, until no remaining pattern
-    # can exceed the value. For a Toeplitz matrix, one pattern suffices: moving columns
-    # to the right only cuts off rows at the bottom, so the pattern that starts at step
-    # 0 is the best one.
+    # can exceed the value. For a Toeplitz matrix, the pattern that starts at step 0 is
+    # the best one: a pattern that starts later has the same columns without their last
+    # entries.
     order = np.argsort(-absolute, kind="stable")
     if matrix.toeplitz_column() is not None:
         order = np.zeros(1, np.int64)
@@ -261,17 +272,17 @@ def fixed_order_maximum(
 
 
 def vectors_are_affordable(num_steps: int, participations: int) -> bool:
-    """Returns True if `vector_contributions` is affordable for such patterns."""
+    """Returns True if `vector_contributions` is fast enough for such patterns."""
     return float(num_steps) * participations**2 <= _MOST_FOR_VECTORS
 
 
 def _pattern_grams(
     diagonals: dict[int, np.ndarray], starts: list[int], num_rows: int, b: int
 ) -> np.ndarray:
-    """Returns the Gram matrix of columns `i, i + b, ...` for each start `i`.
+    """Returns the Gram matrix of the columns `i, i + b, ...` for each start `i`.
 
     Returns:
-      Shape [starts, k, k], padded with zeros for patterns of fewer than k columns.
+      Shape [number of starts, k, k], padded with zeros for fewer than k columns.
     """
     k = -(-num_rows // b)
     grams = np.zeros((len(starts), k, k))

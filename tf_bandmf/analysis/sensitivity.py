@@ -1,9 +1,11 @@
 """The sensitivity of a strategy under a participation.
 
-`sens(C) = sup ||C (x - x')||_F` over all contributions of one example with
-`l2_norm_clip = 1` (zero-out adjacency). A closed form is used only where the conditions of
-its theorem hold for the actual coefficients. Otherwise the result is an upper bound, and
-`Sensitivity.is_exact` is False.
+The sensitivity of a strategy `C` is `sens(C) = sup ||C u||_F` over all matrices u of
+one example's contributions: row i of u is the contribution to step i, a vector of norm
+at most `l2_norm_clip = 1`, and 0 if the example does not take part (zero-out
+adjacency). A closed form is used only if the coefficients of `C` meet the conditions of
+its theorem. Otherwise the result is an upper bound, and `Sensitivity.is_exact` is
+False.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ if TYPE_CHECKING:
 # The maximum number of rows of a strategy that is materialized to compute its full Gram
 # matrix.
 _DENSE_LIMIT = 8_192
-# The same limit for scaled Toeplitz strategies, for which another bound, in O(n k), is
-# nearly as good.
+# The same limit for scaled Toeplitz strategies, for which `scaled_toeplitz_bound` is
+# nearly as good and takes only O(n k) operations.
 _TOEPLITZ_DENSE_LIMIT = 2_048
-# The maximum number of operations of a dynamic program or bound for banded matrices.
-# Above this limit, another bound is used.
+# The maximum number of operations of a dynamic program or bound for banded matrices. If
+# it needs more, another bound is used.
 _OPERATION_LIMIT = 2e9
-# The maximum number of rows of a matrix that is materialized only for its column norms.
+# The maximum number of rows of a matrix that is materialized to compute only its column
+# norms.
 _NORMS_LIMIT = 20_000
 
 
@@ -37,7 +40,7 @@ class Sensitivity:
     """The sensitivity of a strategy, or an upper bound on it.
 
     Attributes:
-      value: sens(C) or the bound, for l2_norm_clip = 1.
+      value: the sensitivity or the bound, for l2_norm_clip = 1.
       is_exact: False if `value` is an upper bound that may be loose. A guarantee
         computed from an upper bound still holds.
       method: the theorem or algorithm that gives the value.
@@ -63,18 +66,20 @@ def sensitivity(
     | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
     | column-normalized DP-lambda-CGD | exact: columns 0, b, 2b, ... (Lemma 8) |
     | binary tree | exact: maximum over placements in its nodes |
-    | fixed epoch order | exact: maximum over b patterns, any signs (n k^2 <= 5e6) |
+    | fixed epoch order, n k^2 <= 5e6 | exact: maximum over b patterns, any signs |
     | b < bands <= 2b, or two participations | exact: `patterns.path_maximum` |
     | anything else | bound: `upper_bound` |
 
-    The result for b < bands <= 2b holds for entries of any sign, and is sharper than
-    Alg. 4, which arXiv:2306.08153, section 6, uses for these strategies; see
-    `patterns.path_maximum`.
+    Here b is the minimum separation, k the maximum number of participations, and n the
+    number of steps. The algorithms are from arXiv:2306.08153. The results for
+    non-increasing Toeplitz matrices (Theorem 1) and for DP-lambda-CGD (Lemma 8) are
+    from arXiv:2601.22334. The result for b < bands <= 2b holds for entries of any sign.
+    It is sharper than Alg. 4, which arXiv:2306.08153, section 6, uses for these
+    strategies.
 
     Args:
       matrix: `C`, n x n.
-      participation: participation that determines the min separation b and the maximum
-        number k of participations.
+      participation: the participation, which determines b and k.
 
     Raises:
       ValueError: if the result is not finite.
@@ -93,17 +98,21 @@ def upper_bound(
 ) -> Sensitivity:
     """Returns the smallest known upper bound under min-separation, for any strategy.
 
-    The result is the minimum of the bounds that apply: Alg. 4 of arXiv:2306.08153
-    (Theorem 3), also in its banded form; the sensitivity of a Toeplitz majorant for
-    which Theorem 1 holds; and the bound for Toeplitz matrices with scaled columns. If
-    none of these applies, the result is the triangle inequality over column norms,
-    which holds for every matrix. All bounds also hold for a fixed epoch order, because
-    its patterns have the same min-separation.
+    The result is the minimum of the bounds that apply to the matrix:
+
+    - Alg. 4 of arXiv:2306.08153 (Theorem 3), also in a form for banded matrices;
+    - for a Toeplitz matrix, the sensitivity of a larger Toeplitz matrix for which
+      Theorem 1 of arXiv:2601.22334 holds;
+    - the bound for Toeplitz matrices with scaled columns.
+
+    If none of these applies, the result follows from the column norms by the triangle
+    inequality, which holds for every matrix. All bounds also hold for a fixed epoch
+    order, because its patterns have the same min separation.
 
     Args:
       matrix: `C`, n x n.
-      min_separation: b.
-      max_participations: k.
+      min_separation: b, the minimum number of steps between two participations.
+      max_participations: k, the maximum number of participations.
 
     Raises:
       ValueError: if `C` has too many steps even for its column norms to be computed.
@@ -117,8 +126,8 @@ def upper_bound(
 
     column = matrix.toeplitz_column()
     if column is not None:
-        # Every entry of the majorant is at least |c|, and Theorem 1 applies to the
-        # majorant; see `_exact`.
+        # Each entry of the majorant is at least as large as the absolute value of the
+        # entry of the column. Theorem 1 applies to the majorant; see `_exact`.
         majorant = np.abs(column)
         majorant[b:] = np.maximum.accumulate(majorant[b:][::-1])[::-1]
         larger = matrices.ToeplitzBanded(majorant, n)
@@ -146,7 +155,7 @@ def upper_bound(
 def _exact(
     matrix: matrices.LowerTriangular, b: int, k: int, fixed_order: bool
 ) -> Sensitivity | None:
-    """Returns the exact sensitivity by the first theorem that applies, or None."""
+    """Returns the exact sensitivity by the first theorem that applies, else None."""
     n = matrix.num_rows
     if k == 1 or matrix.bands <= b:
         squared = _column_norms(matrix) ** 2
@@ -159,11 +168,11 @@ def _exact(
     column = matrix.toeplitz_column()
     if column is not None:
         if np.all(column >= 0.0) and np.all(np.diff(column[b:]) <= 0.0):
-            # Theorem 1 requires a non-increasing column, but the order of the first b
-            # entries does not matter. The proof moves participations to the left.
-            # Shifting all participations never reduces the norm if no entry is
-            # negative. Closing a gap of more than b steps compares only entries
-            # `c[m - 1]` and `c[m]` with m > b.
+            # Theorem 1 of arXiv:2601.22334 requires a non-increasing column c, but its
+            # proof does not use the order of the first b entries. The proof moves
+            # participations to earlier steps. Moving all participations never reduces
+            # the norm if no entry is negative. Closing a gap of more than b steps
+            # compares only entries `c[m - 1]` and `c[m]` with m > b.
             value = _leftmost_columns(matrix, b, k)
             return Sensitivity(value, True, "Toeplitz non-increasing from b, Theorem 1")
     if _is_normalized_lambda_cgd(matrix):
@@ -212,8 +221,8 @@ def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity
 def _column_norms(matrix: matrices.LowerTriangular) -> np.ndarray:
     if matrix.gram_diagonal_cost() is None and matrix.num_rows > _NORMS_LIMIT:
         raise ValueError(
-            f"num_steps must be <= {_NORMS_LIMIT} for column norms of the inverse of a "
-            f"banded matrix that is not Toeplitz, found {matrix.num_rows}. "
+            f"num_steps must be <= {_NORMS_LIMIT} for a strategy whose inverse is "
+            f"banded but not Toeplitz, found {matrix.num_rows}. "
             f"Use a strategy whose inverse is Toeplitz, or a banded strategy."
         )
     return matrix.column_norms()
@@ -227,10 +236,10 @@ def _leftmost_columns(matrix: matrices.LowerTriangular, b: int, k: int) -> float
 
 
 def _is_normalized_lambda_cgd(matrix: matrices.LowerTriangular) -> bool:
-    """Returns True if Lemma 8 applies: if `matrix` is DP-lambda-CGD with unit columns.
+    """Returns True if Lemma 8 of arXiv:2601.22334 applies to the matrix.
 
-    That is, `matrix = C_lambda D^-1`, where `D` contains the column norms of
-    `C_lambda`.
+    This is the case for column-normalized DP-lambda-CGD: `matrix = C_lambda D^-1`,
+    where the diagonal matrix `D` contains the column norms of `C_lambda`.
     """
     banded = matrix.core.banded_inverse()
     if matrix.column_scale is None or banded is None or banded.bands != 2:

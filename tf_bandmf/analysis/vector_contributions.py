@@ -1,31 +1,33 @@
 """The exact sensitivity of one pattern whose Gram matrix has entries of both signs.
 
 The contributions of one example to the k steps of a participation pattern are vectors
-`u_i` with `||u_i|| <= 1`. The squared sensitivity of the pattern is
+`u_i` with `||u_i|| <= 1`. Let X be the k x k Gram matrix of the strategy's columns for
+these steps. If the vectors have at least k dimensions, the squared sensitivity of the
+pattern is
 
     max sum_ij X_ij <u_i, u_j> = max <X, G>,    G >= 0 (semidefinite), G_ii = 1,
 
-for the k x k Gram matrix X of the pattern's columns, provided that the vectors have at
-least k dimensions. Contributions that are signs (one-dimensional vectors) give at most
-this maximum. The bound `sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds the maximum
-if no choice of signs makes all terms >= 0. For all y,
+where `G_ij = <u_i, u_j>`. Contributions that are signs (one-dimensional vectors) give
+at most this maximum. The bound `sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds the
+maximum if no choice of signs makes all terms >= 0. Every vector y gives an upper bound:
 
     <X, G> <= sum_i y_i + k max(0, -smallest eigenvalue of diag(y) - X).
 
-A barrier method computes the best y: `sum(y) - mu log det(diag(y) - X)` has its minimum
-where `G = mu (diag(y) - X)^-1` is feasible. At this minimum, the upper bound from y and
-the lower bound `<X, G>` differ by `mu k`.
+A barrier method computes the best y. For a parameter mu > 0,
+`sum(y) - mu log det(diag(y) - X)` has its minimum where the matrix
+`G = mu (diag(y) - X)^-1` meets the conditions above. At this minimum, the upper bound
+from y and the lower bound `<X, G>` differ by `mu k`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# The difference `mu k` of the two bounds, relative to the mean of X_ii. The final mu,
-# relative to this mean, is therefore _BARRIER / k.
+# The final difference `mu k` of the two bounds, as a fraction of the mean of X_ii. The
+# final mu is therefore _BARRIER / k times this mean.
 _BARRIER = 1e-9
-# The maximum number of Newton steps per mu, and the Newton decrements below which the
-# steps end: for every mu but the last, and for the last mu.
+# The maximum number of Newton steps for one mu, and the Newton decrements at which the
+# steps end: _NEAR for every mu but the last, and _CENTERED for the last mu.
 _MOST_NEWTON_STEPS, _NEAR, _CENTERED = 100, 0.5, 1e-8
 
 
@@ -33,12 +35,13 @@ def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
     """Returns lower and upper bounds on the maximum squared sensitivity of patterns.
 
     Args:
-      grams: X of each pattern, [patterns, k, k], symmetric and positive semidefinite.
-      lower: lower bound on the maximum, from other patterns.
+      grams: the Gram matrix X of each pattern, symmetric and positive semidefinite, of
+        shape [number of patterns, k, k].
+      lower: a lower bound on the maximum that is known from other patterns.
 
     Returns:
-      A value that some vectors attain, and a value that no vectors exceed. The two
-      values are nearly equal, and at least `lower`.
+      A value that some contributions attain, and a value that no contributions exceed.
+      Both values are at least `lower`, and they are nearly equal.
     """
     k = grams.shape[-1]
     y, vectors = centered(grams, _BARRIER / k)
@@ -51,23 +54,24 @@ def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
 
 
 def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the minimizer y at the final mu, and its G, for each Gram matrix X.
+    """Minimizes the barrier function of each Gram matrix X at the final mu.
 
-    The function runs Newton's method, damped as the theory of self-concordant functions
-    prescribes, for a geometric sequence of mu from 1 to `barrier`, with a ratio of
-    about 1/10.
+    The module's docstring defines the barrier function, its minimizer y and the matrix
+    G. The function runs Newton's method, damped as the theory of self-concordant
+    functions prescribes, for a geometric sequence of mu from 1 to `barrier`, with a
+    ratio of about 1/10.
 
     Args:
-      grams: see `largest`.
-      barrier: final mu, relative to the mean of X_ii, below 1.
+      grams: Gram matrices, shape [number of patterns, k, k].
+      barrier: the final mu as a fraction (below 1) of the mean of X_ii.
 
     Returns:
-      y, shape [patterns, k], and G, shape [patterns, k, k].
+      y, shape [number of patterns, k], and G, shape [number of patterns, k, k].
     """
     k = grams.shape[-1]
     scale = np.trace(grams, axis1=1, axis2=2)[:, None] / k
     x = grams / scale[..., None]
-    # With this start, diag(y) - X is positive definite.
+    # At this initial y, diag(y) - X is positive definite.
     y = np.abs(x).sum(axis=2) + 1.0
     steps = int(np.ceil(-np.log10(barrier)))
     for mu in [*np.geomspace(1.0, barrier, 1 + steps)[:-1], barrier]:

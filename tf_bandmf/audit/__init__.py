@@ -1,11 +1,11 @@
 """Audits: lower bounds on the epsilon of a mechanism, computed from its outputs.
 
-An audit adds canaries (special examples) to a run: for each canary, a fair coin decides
+An audit adds canaries (special examples) to a run. For each canary, a fair coin decides
 whether it takes part. From the outputs of the run, the audit guesses which canaries
-took part. If too many guesses are right, the lower bound on epsilon exceeds the claimed
-epsilon, so the mechanism does not conform to the plan. A bound below the claimed
-epsilon does not prove the claim; the closer the bound is to the claim, the more the
-audit can detect.
+took part. If many guesses are right, the lower bound on epsilon is large. If it exceeds
+the claimed epsilon, the mechanism does not conform to the plan. A bound below the
+claimed epsilon does not prove the claim. The closer the bound is to the claim, the
+smaller the faults that the audit can detect.
 
     canaries = audit.GradientCanaries.for_plan(plan, num_parameters=4096, seed=0)
     released = ...  # noisy sums of `canaries.sums()`, as the mechanism releases them

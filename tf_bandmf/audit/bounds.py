@@ -1,8 +1,8 @@
 """Lower bounds on epsilon, or on mu of Gaussian DP, from counts of correct guesses.
 
-Each bound fails with probability at most `1 - confidence` over the run and the audit's
-coins. The arguments that docstrings call "decided in advance" must not depend on the
-audited run.
+Each bound fails with probability at most `1 - confidence`, over the randomness of the
+run and of the coins that decide which canaries take part. Arguments that docstrings
+call "decided in advance" must not depend on the audited run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from tf_bandmf.accounting.checks import check_delta
 
-# The maximum bound that is returned, and the number of bisection steps of a search.
+# The maximum of the bounds that a bisection finds, and the number of bisection steps.
 _LARGEST = 50.0
 _HALVINGS = 40
 
@@ -38,14 +38,14 @@ def epsilon_from_guesses(
 
     Args:
       num_canaries: number of canaries, m.
-      num_guesses: r <= m, number of guesses, decided in advance; the auditor does not
-        guess the other m - r coins.
+      num_guesses: r <= m, number of guesses, decided in advance; the auditor makes no
+        guess for the other m - r canaries.
       num_right: v <= r, number of correct guesses.
       delta: delta of the audited guarantee.
       confidence: in (0, 1).
 
     Returns:
-      The largest epsilon that the guesses contradict, at least 0 and at most 50.
+      The largest epsilon that the guesses contradict, in [0, 50].
 
     Raises:
       ValueError: if a count, delta or confidence is out of range.
@@ -72,15 +72,15 @@ def mu_from_guesses(
 ) -> float:
     """Returns a lower bound on mu of Gaussian DP from one run with many canaries.
 
-    Mahloujifar, Melis, Chaudhuri (2024, arXiv:2410.22235), Theorem 3.2 and Algorithm 3,
-    bound the number of correct guesses if the mechanism is mu-GDP; guesses may depend
-    on one another. The bound is larger than the bound of `epsilon_from_guesses` if
-    delta is small.
+    The bound is from Mahloujifar, Melis, Chaudhuri (2024, arXiv:2410.22235), Theorem
+    3.2 and Algorithm 3. It assumes only that the mechanism is mu-GDP; guesses may
+    depend on one another. If delta is small, the epsilon that follows from this mu is
+    larger than the bound of `epsilon_from_guesses`.
 
     Args: as for `epsilon_from_guesses`.
 
     Returns:
-      The largest mu that the guesses contradict, at least 0 and at most 50.
+      The largest mu that the guesses contradict, in [0, 50].
 
     Raises:
       ValueError: if a count or confidence is out of range.
@@ -95,8 +95,8 @@ def mu_from_guesses(
         right = level * share * num_right / num_guesses
         wrong = level * share - right
         for i in range(num_right - 1, -1, -1):
-            # If the mechanism is mu-GDP, an event of probability `right` has at least
-            # this probability on a neighboring data set.
+            # If the mechanism is mu-GDP and an event has the probability `right`, its
+            # probability on a neighboring data set is at least `least`.
             least = max(wrong, float(special.ndtr(special.ndtri(right) - mu)))
             right += i / (num_guesses - i) * (least - wrong)
             wrong = least
@@ -117,16 +117,18 @@ def epsilon_from_rates(
 ) -> float:
     """Returns a lower bound on epsilon from trials with and without a canary.
 
-    The trials must be independent. The true and false positive rates of a test of an
-    (epsilon, delta)-DP mechanism satisfy `TPR <= exp(epsilon) FPR + delta`, and so do
-    the rates of the opposite test (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776,
-    Theorem 2.1). Clopper-Pearson bounds on both rates hold jointly at the confidence.
+    The trials must be independent. A test of whether the canary took part in an
+    (epsilon, delta)-DP mechanism has true and false positive rates with
+    `TPR <= exp(epsilon) FPR + delta`. The same holds for the opposite test (Kairouz,
+    Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). The function uses
+    Clopper-Pearson bounds on both rates, which hold jointly at the confidence.
 
     Args:
-      true_positives: number of trials with the canary and a positive test; the
-        threshold of the test must be decided in advance.
+      true_positives: number of trials with the canary in which the test is positive;
+        the threshold of the test must be decided in advance.
       positives: number of trials with the canary.
-      false_positives: number of trials without the canary and with a positive test.
+      false_positives: number of trials without the canary in which the test is
+        positive.
       negatives: number of trials without the canary.
       delta: delta of the audited guarantee.
       confidence: in (0, 1).
@@ -159,8 +161,10 @@ def mu_from_rates(
 ) -> float:
     """Returns a lower bound on mu of Gaussian DP from trials with and without a canary.
 
-    A test of a mu-GDP mechanism has `TPR <= Phi(Phi^-1(FPR) + mu)` (Dong, Roth, Su, 2019,
-    arXiv:1905.02383, Definition 2.6; for audits: Nasr et al., 2023, arXiv:2302.07956).
+    A test of whether the canary took part in a mu-GDP mechanism has true and false
+    positive rates with `TPR <= Phi(Phi^-1(FPR) + mu)`, where Phi is the standard normal
+    distribution function (Dong, Roth, Su, 2019, arXiv:1905.02383, Definition 2.6; for
+    audits: Nasr et al., 2023, arXiv:2302.07956).
 
     Args, Raises: as for `epsilon_from_rates`.
 
@@ -182,7 +186,10 @@ def _rates(
     negatives: int,
     confidence: float,
 ) -> tuple[float, float]:
-    """Returns the Clopper-Pearson lower bound on TPR and upper bound on FPR."""
+    """Returns a lower bound on the TPR and an upper bound on the FPR.
+
+    These are Clopper-Pearson bounds that hold jointly at the confidence.
+    """
     each = 0.5 * (1.0 + _checked(confidence))
     of_true = stats.binomtest(true_positives, positives, alternative="greater")
     of_false = stats.binomtest(false_positives, negatives, alternative="less")
@@ -190,7 +197,7 @@ def _rates(
 
 
 def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
-    """Returns the largest contradicted value, found by bisection."""
+    """Returns the largest epsilon or mu that is contradicted, found by bisection."""
     if not is_contradicted(0.0):
         return 0.0
     low, high = 0.0, _LARGEST

@@ -1,4 +1,4 @@
-"""White-box audits of mechanisms with correlated noise, with gradients as canaries."""
+"""White-box audits of mechanisms with correlated noise; canaries are gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation import BallsInBins, Participation
 from tf_bandmf.planning.plan import Plan
 
-# The seed of the simulated run from which the audit's threshold is chosen.
+# The seed of the simulated run with which an audit chooses the threshold of its test.
 _REHEARSAL = 2**62
 # The maximum number of entries in an intermediate array.
 _CHUNK = 8_000_000
@@ -23,24 +23,25 @@ _CHUNK = 8_000_000
 class GradientCanaries:
     """Canary gradients of norm `l2_norm_clip`, each included with probability 1/2.
 
-    An auditor who sees the noisy sums `y = g + noise_stddev C^-1 z` of all steps, and
-    knows C, can whiten them: `C y / noise_stddev` has independent standard normal
-    noise. Canary j, with gradient `zeta x_j[i] v_j` at step i (`zeta` is the l2 norm
-    clip), adds the signal `zeta C x_j (x) v_j / noise_stddev`, an outer product, to the
-    whitened sums. The optimal statistic is the matched filter, the inner product of
-    signal and whitened sums: by the Neyman-Pearson lemma, no other test of the released
-    values is better. If the sampling amplifies privacy, the steps of each canary are
-    secret, because the plan's sampler draws them. The statistic is then the likelihood
-    ratio of the mixture over the possible steps.
+    An auditor sees the noisy sums `y = g + noise_stddev C^-1 z` of all steps, where g
+    are the sums of clipped gradients, C is the strategy, and z is standard normal. If
+    the auditor knows C, they can whiten the sums: `C y / noise_stddev` has independent
+    standard normal noise. Canary j has the gradient `zeta x_j[i] v_j` at step i, where
+    `zeta` is the l2 norm clip. It adds the outer product of `zeta C x_j / noise_stddev`
+    and `v_j`, the signal, to the whitened sums. The optimal statistic is the matched
+    filter, the inner product of signal and whitened sums: by the Neyman-Pearson lemma,
+    no other test of the released values is better. If the sampling amplifies privacy,
+    the plan's sampler draws the steps of each canary, which are secret. The statistic
+    is then the likelihood ratio of the mixture over the possible steps.
 
     Attributes:
       plan: the plan whose mechanism is audited.
       num_parameters: d, the length of the released vectors.
-      patterns: x, float64, shape [m, n]: at each step, the coefficient of each canary
-        along its direction.
+      patterns: x, float64, shape [m, n]: the coefficient of each of the m canaries
+        along its direction at each of the n steps.
       included: mask of the canaries that are included in the run, bool, shape [m].
-      directions: v, shape [m, d], orthonormal rows; None if v_j is the unit vector of
-        coordinate j.
+      directions: v, shape [m, d], with orthonormal rows `v_j`. None means that `v_j` is
+        the unit vector of coordinate j.
     """
 
     plan: Plan
@@ -64,10 +65,12 @@ class GradientCanaries:
         Args:
           plan: plan of the run.
           num_parameters: d, the length of the released vectors.
-          seed: seed of the coins and the sampler.
+          seed: seed of the sampler, and of the coins that decide which canaries are
+            included.
           num_canaries: m <= d, the number of canaries; None for one per direction.
-          directions: the directions of the canaries' gradients, as in the attribute of
-            the class; different directions may reveal different faults.
+          directions: orthonormal directions of the canaries' gradients, one per row;
+            None for the unit vectors of the coordinates. Different directions may
+            reveal different faults.
 
         Raises:
           ValueError: if there are more canaries than orthogonal directions, or if the
@@ -107,7 +110,7 @@ class GradientCanaries:
 
     @property
     def signals(self) -> np.ndarray:
-        """Returns the mu of each canary's test, `zeta |C x_j| / noise_stddev`, [m]."""
+        """The mu-GDP parameter `zeta |C x_j| / noise_stddev` of each canary, [m]."""
         return np.sqrt(np.sum(self._moved() ** 2, axis=0))
 
     def _moved(self) -> np.ndarray:
@@ -121,9 +124,9 @@ class GradientCanaries:
         A score of 0 means that the released values fit both hypotheses equally well.
 
         Args:
-          released: noisy *sums* of only the canaries, shape [n, d]. Subtract the
-            contributions of all other examples first; the auditor is assumed to know
-            them.
+          released: noisy *sums* of only the canaries' gradients, shape [n, d]. The
+            auditor is assumed to know the gradients of all other examples: subtract
+            them from the released sums first.
 
         Raises:
           ValueError: if `released` has another shape.
@@ -151,7 +154,7 @@ class GradientCanaries:
         return released @ self.directions.T
 
     def _bins(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """Returns the log of the mean likelihood ratio over bins, for each canary."""
+        """Returns the log of each canary's mean likelihood ratio over all bins, [m]."""
         bins = self.plan.participation.separation()
         steps = np.arange(self.plan.num_steps)
         in_bin = (steps[:, None] % bins == np.arange(bins)).astype(np.float64)
@@ -160,11 +163,13 @@ class GradientCanaries:
         return special.logsumexp(logs, axis=0) - np.log(bins)
 
     def _steps(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """Returns the sum of log(1 - q + q * likelihood ratio) over steps with rates q.
+        """Returns the sum of log(1 - q + q * ratio) over all steps per canary, [m].
 
-        The statistic is optimal for cyclic Poisson sampling, where the columns of C at
-        one example's steps are orthogonal. For other samplers that draw each step
-        separately, it is a good statistic, but not optimal.
+        At each step, q is the sampling probability, and the ratio is the likelihood
+        ratio of a participation at this step. The statistic is optimal for cyclic
+        Poisson sampling, where the columns of C at one example's steps are orthogonal.
+        For other samplers that draw each step separately, it is a good statistic, but
+        not optimal.
         """
         participation, n = self.plan.participation, self.plan.num_steps
         parts = participation.separation()
@@ -183,10 +188,13 @@ class GradientCanaries:
         return np.sum(logs, axis=0)
 
     def simulated(self, seed: int) -> np.ndarray:
-        """Simulates a correct mechanism, and returns its noisy sums, shape [n, d].
+        """Simulates a correct mechanism with these canaries; returns the noisy sums.
 
         Args:
           seed: seed of the noise.
+
+        Returns:
+          The noisy sums of the included canaries' gradients, shape [n, d].
         """
         shape = (self.plan.num_steps, self.num_parameters)
         normals = np.random.default_rng(seed).standard_normal(shape)
@@ -194,7 +202,7 @@ class GradientCanaries:
         return self.sums() + self.plan.noise_stddev * noise
 
     def _rehearsed_threshold(self, confidence: float) -> float:
-        """Returns the best threshold of a simulated run with independent coins."""
+        """Returns the threshold that is best for a simulated run with its own coins."""
         other = GradientCanaries.for_plan(
             self.plan,
             self.num_parameters,
@@ -214,15 +222,16 @@ class GradientCanaries:
     ) -> AuditResult:
         """Audits one run by its noisy sums, and returns lower bounds on epsilon.
 
-        The bounds from guesses need no assumptions. The bounds from rates treat the
-        canaries as independent trials, which is true if the noise conforms to the plan.
-        If scores are correlated, the mechanism does not conform to the plan anyway;
-        correlation can increase or decrease the number of correct guesses.
+        The bounds from guesses hold without assumptions about the mechanism. The bounds
+        from rates treat the canaries as independent trials, which they are if the noise
+        conforms to the plan. If the scores of canaries are correlated, the mechanism
+        does not conform to the plan anyway. Such a correlation can increase or decrease
+        the number of correct guesses.
 
         Args:
-          released: the noisy sums of only the canaries; see `scores`.
+          released: the noisy sums of only the canaries' gradients; see `scores`.
           confidence: joint confidence of all bounds.
-          num_guesses: even number of guesses, or None; see `evaluate`.
+          num_guesses: even number of guesses; None to choose it as `evaluate` does.
 
         Raises:
           ValueError: if `scores` or `evaluate` raises ValueError.
@@ -247,11 +256,11 @@ class GradientCanaries:
 def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.ndarray:
     """Searches for the signed participation pattern `x` with the largest norm of `C x`.
 
-    The search covers all patterns `i, i + b, i + 2b, ...` of at most k steps. The sign
-    of each step is chosen so that adding the step's column of `C` does not shorten the
-    sum of the previous columns. For the strategies and participations of this library,
-    the norm of `C x` equals the sensitivity if one of these patterns attains the
-    sensitivity. Otherwise the norm is smaller, and the audit detects less.
+    The search covers all patterns of the steps `i, i + b, i + 2b, ...` with at most k
+    steps. The sign of each step is chosen so that adding the step's column of `C` does
+    not shorten the sum of the previous columns. For the strategies and participations
+    of this library, the norm of `C x` equals the sensitivity if one of these patterns
+    attains it. Otherwise the norm is smaller, and the audit detects less.
 
     Args:
       matrix: C, the matrix of the strategy.
@@ -293,11 +302,16 @@ def sampled_patterns(
     num_canaries: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Samples the steps at which each canary takes part.
+    """Draws each canary's steps with the sampler of the participation.
 
-    The participation's sampler draws the steps. The canaries are the first examples of
-    a data set. If there are more canaries than examples, the batches of additional data
-    sets are sampled, too.
+    The canaries are the first examples of a simulated data set. If there are more
+    canaries than examples in the data set, more data sets are simulated.
+
+    Args:
+      participation: the participation that defines the sampler and the data set's size.
+      num_steps: n, the number of steps.
+      num_canaries: m, the number of canaries.
+      rng: the generator of the sampler's random numbers.
 
     Returns:
       Float64, shape [num_canaries, num_steps]: 1 where a canary takes part, else 0.

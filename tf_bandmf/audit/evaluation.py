@@ -16,9 +16,10 @@ from tf_bandmf.audit.bounds import (
     mu_from_rates,
 )
 
-# The numbers of guesses that are tried, as shares of the number of canaries.
+# The numbers of guesses that `best_number_of_guesses` tries, as fractions of the number
+# of canaries.
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
-# For mu below this, Gaussian DP has epsilon = 0 at every relevant delta.
+# If mu is smaller, Gaussian DP has epsilon = 0 at every relevant delta.
 _SMALLEST_MU = 1e-6
 
 
@@ -29,7 +30,7 @@ class LowerBound:
     Attributes:
       epsilon: the bound, at the delta of the audit.
       method: the method that computes the bound, with its source.
-      assumes: assumptions about the mechanism beyond the audited claim.
+      assumes: what the bound assumes about the mechanism, beyond the audited claim.
       mu: the lower bound on mu of Gaussian DP from which epsilon was computed, or None.
     """
 
@@ -50,9 +51,10 @@ class AuditResult:
       num_canaries: number of canaries, m.
       num_included: number of canaries that took part.
       claimed_epsilon: claimed epsilon of the plan; None if nothing was claimed.
-      signal: distance between the mean scores with and without the canary, in standard
-        deviations of the plan's noise, or None if unknown. It is `1 / noise_multiplier`
-        for a canary with the worst-case participation pattern.
+      signal: distance between a canary's mean score if it takes part and its mean score
+        if it does not, in standard deviations that follow from the plan's noise; None
+        if unknown. It is `1 / noise_multiplier` for a canary with the worst-case
+        participation pattern.
     """
 
     bounds: tuple[LowerBound, ...]
@@ -65,7 +67,7 @@ class AuditResult:
 
     @property
     def epsilon(self) -> float:
-        """The largest one of the lower bounds."""
+        """The largest of the lower bounds on epsilon."""
         return max(bound.epsilon for bound in self.bounds)
 
     @property
@@ -77,7 +79,7 @@ class AuditResult:
         return self.claimed_epsilon is not None and self.epsilon > self.claimed_epsilon
 
     def __str__(self) -> str:
-        """Returns the result as a few lines of text."""
+        """Returns a report of a few lines: all bounds, and whether they contradict."""
         lines = [
             f"Audit with {self.num_canaries} canaries, of which {self.num_included} took "
             f"part: epsilon >= {self.epsilon:.3g} at delta = {self.delta:g} (confidence "
@@ -111,9 +113,10 @@ def evaluate(
     """Computes lower bounds on epsilon from scores of how likely each canary took part.
 
     The audit guesses that the canaries with the `num_guesses / 2` largest scores took
-    part, and that the ones with the `num_guesses / 2` smallest scores did not. The
-    bound of `epsilon_from_guesses` holds without any assumption about the mechanism.
-    Other, larger bounds are computed if `is_gaussian` or `are_independent` is True.
+    part, and that the canaries with the `num_guesses / 2` smallest scores did not. The
+    bound of `epsilon_from_guesses` holds without any assumption about the mechanism. If
+    `is_gaussian` or `are_independent` is True, more bounds are computed, which are
+    usually larger.
 
     Args:
       scores: one score per canary, shape [m]; larger for canaries that seem to have
@@ -123,10 +126,11 @@ def evaluate(
         coins must have decided which canaries took part.
       delta: delta of the audited guarantee.
       confidence: joint confidence of all bounds.
-      signal: as in `AuditResult`; it only helps to choose `num_guesses`. None means 1.
+      signal: the distance that `AuditResult.signal` defines, from which a default for
+        `num_guesses` is computed. None means 1.
       is_gaussian: True if the claim is Gaussian DP, as for the exact Gaussian
-        accountant without amplification. Then bounds on mu, and the epsilons that
-        follow from them, are computed, too.
+        accountant without amplification. Then bounds on mu are computed, too, and the
+        epsilons that follow from them.
       are_independent: True if the scores are from independent runs, or from a mechanism
         that is claimed to make them independent. In this case, bounds from the
         true-positive and false-positive rates are computed, too.
@@ -146,16 +150,16 @@ def evaluate(
     scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
     if scores.ndim != 1 or scores.shape != included.shape or scores.size < 2:
         raise ValueError(
-            f"scores and included must have the shape [m], m >= 2, found {scores.shape} "
-            f"and {included.shape}."
+            f"scores and included must have the same shape [m] with m >= 2, found "
+            f"{scores.shape} and {included.shape}."
         )
     if np.any(np.isnan(scores)):
         raise ValueError("scores must not be NaN, found NaN.")
     positives, m = int(included.sum()), int(scores.size)
     if positives in (0, m):
         raise ValueError(
-            f"Some canaries must take part and some must not, found {positives} of {m}. "
-            f"Use more canaries."
+            f"Some canaries must take part and some must not, found {positives} of {m} "
+            f"that took part. Use more canaries."
         )
     count = 1 + is_gaussian + are_independent * (1 + is_gaussian)
     each = 1.0 - (1.0 - confidence) / count
@@ -201,8 +205,8 @@ def best_number_of_guesses(
 
     Args:
       num_canaries: number of canaries, m.
-      signal: distance between the mean scores with and without the canary, in standard
-        deviations. Scores are assumed to have normal distributions.
+      signal: distance between a canary's mean score if it takes part and its mean score
+        if it does not, in standard deviations. Scores are assumed to be normal.
       delta: delta of the guarantee.
       confidence: confidence of the bound.
 
@@ -236,8 +240,8 @@ def best_threshold(
 ) -> float:
     """Returns the threshold with the largest `epsilon_from_rates` for these scores.
 
-    The threshold of an audit must be decided in advance, so use it only to audit other
-    scores.
+    The threshold of an audit must not depend on the scores of the audited run.
+    Therefore apply the result only to the scores of another run.
 
     Args:
       scores: one score per canary, shape [m].
@@ -259,7 +263,7 @@ def best_threshold(
 def _counts(
     scores: np.ndarray, included: np.ndarray, threshold: float
 ) -> tuple[int, int, int, int]:
-    """Returns the counts of true positives, positives, false positives and negatives."""
+    """Returns the numbers of true positives, positives, false positives, negatives."""
     said = scores > threshold
     several = said & included, included, said & ~included, ~included
     return tuple(map(int, map(np.count_nonzero, several)))  # type: ignore[return-value]
