@@ -108,8 +108,8 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(file_ledger, figure):
     several = dp_accounting.SelfComposedDpEvent
     attempts = [
         (lambda: rows, "must be 'one patient' for 'patients', found 'one training"),
-        (lambda: tf_bandmf.compose([patients, rows]), "The unit must be"),
-        (lambda: tf_bandmf.tuning_cost(rows, 2), "The unit must be"),
+        (lambda: tf_bandmf.compose([patients, rows]), "The privacy unit must be"),
+        (lambda: tf_bandmf.tuning_cost(rows, 2), "The privacy unit must be"),
         (lambda: seeded, "test seed"),
         (lambda: tf_bandmf.Guarantee(1, 1e-6, "bound", "me", zcdp_rho=-1.0), "rho"),
         (lambda: gaussian(-1.0), "event must be"),

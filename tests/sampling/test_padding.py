@@ -67,7 +67,7 @@ def test_the_padded_size_is_exceeded_with_probability_1e_12_at_most():
     assert 120 * scipy.stats.binom.sf(size, 60_000, 1 / 120) <= 1e-12
     whole = tf_bandmf.CyclicPoisson(40, 10, 4)
     assert whole.largest_batch_size(9, 1e-12) == 10
-    with pytest.raises(TypeError, match="caller makes the batches"):
+    with pytest.raises(TypeError, match="caller must compose the batches"):
         tf_bandmf.MinSep(3).largest_batch_size(9, 1e-12)
 
 

@@ -1,7 +1,7 @@
-"""The balance of a data set: its privacy budget, and how much of it is spent.
+"""The balance of a data set: its privacy budget, and the spent part of the budget.
 
-`tf_bandmf.compose` computes the joint cost of all releases. If the budget is a zCDP
-rho, the joint cost is the sum of the rhos of all releases, which is valid even if the
+`tf_bandmf.compose` computes the joint cost of all releases. However, if the budget is a
+zCDP rho, the joint cost is the sum of the releases' rhos, which is valid even if the
 releases are chosen adaptively.
 """
 
@@ -19,7 +19,7 @@ from tf_bandmf.ledger.releases import Dataset
 from tf_bandmf.planning.composition import BASIC, Release, compose
 
 ADAPTIVE = "sum of zCDP rhos (valid for adaptive plans)"
-# The tolerance for rounding errors when computed costs are compared with a budget.
+# The tolerance for rounding errors when the spent part is compared with the budget.
 _ROUNDING = 1.0 + 1e-9
 _LEAST_EPSILON = 1e-4
 
@@ -40,14 +40,16 @@ class Budget:
     def __post_init__(self) -> None:
         given = [v is not None for v in (self.epsilon, self.delta, self.rho)]
         if given not in ([True, True, False], [False, False, True]):
-            raise ValueError(f"A budget is epsilon and delta, or rho, found {self}.")
+            raise ValueError(
+                f"A budget must be either epsilon and delta, or rho, found {self}."
+            )
         check_positive("epsilon" if self.rho is None else "rho", self.whole)
         if self.rho is None:
             check_delta(self.delta)
 
     @property
     def whole(self) -> float:
-        """The whole budget: its epsilon, or its rho."""
+        """The size of the whole budget: its epsilon or its rho."""
         return self.epsilon if self.rho is None else self.rho  # type: ignore[return-value]
 
     def __str__(self) -> str:
@@ -61,8 +63,8 @@ class Balance:
 
     Attributes:
       dataset: the data set.
-      budget: the data set's newest budget.
-      costs: the privacy cost of each run or release.
+      budget: the data set's current budget.
+      costs: the privacy cost of each run or other release, a tuple of releases.
     """
 
     dataset: Dataset
@@ -76,7 +78,7 @@ class Balance:
 
     @property
     def risk(self) -> float:
-        """An upper bound on the probability that a simulated bound does not hold."""
+        """An upper bound on the probability that any simulated bound is wrong."""
         return math.fsum(release.risk for cost in self.costs for release in cost)
 
     def with_more(self, *cost: Release) -> Balance:
@@ -93,7 +95,7 @@ class Balance:
 
     @property
     def spent(self) -> float:
-        """The spent epsilon, at the budget's delta, or the spent rho."""
+        """The spent epsilon at the budget's delta, or the spent rho."""
         return self._spent[0]
 
     @property
@@ -108,18 +110,20 @@ class Balance:
 
     @property
     def is_over(self) -> bool:
-        """True if more than the budget is spent."""
+        """True if more than the whole budget is spent."""
         return self.part > _ROUNDING
 
     def fits(self, delta: float | None = None) -> float:
-        """Returns the maximum epsilon of a run without amplification that still fits.
+        """Returns the maximum epsilon of a run that still fits into the budget.
+
+        The run must not be amplified by sampling.
 
         Args:
-          delta: delta of the run; by default the delta of the budget, or 1e-6 if there
-            is none.
+          delta: delta of the run; by default the delta of the budget, or 1e-6 if the
+            budget is a rho.
 
         Returns:
-          Epsilon for `tf_bandmf.plan`, rounded down to four digits; 0 if no run
+          Epsilon for `tf_bandmf.plan`, rounded down to four digits, or 0 if no run
           fits.
         """
         delta = (self.budget.delta or 1e-6) if delta is None else delta
@@ -141,9 +145,9 @@ class Balance:
 
 
 def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, str]:
-    """Returns the smallest proven joint epsilon of all releases, and its method.
+    """Returns the smallest proven joint epsilon of some releases, and its method.
 
-    Each release may depend on the results of earlier releases; only its cost is fixed
+    Each release may depend on the results of earlier releases, but its cost must be fixed
     in advance.
     """
     releases = [release for release in releases if release.epsilon or release.delta]

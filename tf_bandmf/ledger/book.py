@@ -1,15 +1,15 @@
-"""The ledger, which decides if a data set still has privacy budget for a run.
+"""The ledger, which decides whether a data set has enough privacy budget for a run.
 
     ledger = tf_bandmf.Ledger("sqlite:///privacy.db")
     ledger.add_dataset("patients-2026", unit="one patient", epsilon=8, delta=1e-6)
     plan = ledger.bind(tf_bandmf.plan(..., unit="one patient"), "patients-2026")
 
-Planning reserves no budget, because plans are not always run. When a run *begins*, at
-its first step, it reserves the whole cost of its plan, or the ledger refuses the run.
+Making a plan reserves no budget, because not every plan is run. A run *begins* with its
+first step. Then it reserves the whole cost of its plan, or the ledger refuses the run.
 The name of a run is a digest of its noise key. A resumed run has the same name and
-reserves nothing more; a second run of the same plan reserves the cost again. A
-reservation counts in full until `Ledger.end` is called, even if the run's process has
-died.
+reserves nothing more; a second run of the same plan reserves the cost again. The whole
+reservation is counted as spent until `Ledger.end` is called, even if the run's process
+has died.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _OPEN: dict[str, Ledger] = {}
 
 
 class Ledger:
-    """A database of data sets, their privacy budgets, and runs and other releases.
+    """A database of data sets, their privacy budgets, runs, and other releases.
 
     Formal guarantee: if every use of a data set is recorded in the ledger, then all
     runs and releases that the ledger admitted are jointly (epsilon, delta)-DP, or
     rho-zCDP, with the parameters of the budget and for the data set's privacy unit and
-    adjacency. With a budget in epsilon, privacy parameters must also not depend on the
-    results of earlier releases; with a budget in rho, they may.
+    adjacency. If the budget is (epsilon, delta), the privacy parameters of a release must
+    not depend on the results of earlier releases; if it is a rho, they may.
 
     The ledger contains no secrets: no key, no data, no password. Each process that
     trains opens the ledger; several processes, and with PostgreSQL also several
@@ -53,12 +53,12 @@ class Ledger:
       url: "sqlite:///privacy.db" for a file, which is created if it does not exist, or
         "postgresql://user@host/database".
       who: the author of new entries; by default the names of the user and the machine.
-      create: True to create a ledger if it does not exist; False to raise an error in
-        this case.
+      create: what to do if there is no ledger at the URL: True to create it, False to
+        raise an error.
 
     Raises:
       ValueError: if the URL has another form.
-      ImportError: if SQLAlchemy or the driver is missing.
+      ImportError: if SQLAlchemy or the database driver is missing.
       LedgerError: if the database cannot be used.
     """
 
@@ -80,17 +80,16 @@ class Ledger:
         unit: str = ONE_EXAMPLE,
         adjacency: str = "zero-out",
     ) -> Balance:
-        """Adds a data set with its budget; repeating the call has no effect.
+        """Adds a data set with its budget, unless it already exists.
 
         Args:
-          name: name of the data set, which the argument `dataset` of other methods
-            refers to.
+          name: name of the data set. Other methods expect it as the argument `dataset`.
           epsilon: epsilon of the budget, together with delta.
           delta: delta of the budget, together with epsilon.
           rho: zCDP rho, instead of epsilon and delta.
           unit: the privacy unit that the budget protects; plans must have the same
             unit.
-          adjacency: "zero-out" (or add-or-remove), or "replace-one".
+          adjacency: "zero-out", which also covers add-or-remove, or "replace-one".
 
         Returns:
           The balance of the data set.
@@ -116,7 +115,8 @@ class Ledger:
                 there["budget"] = vars(chain.budget)
                 if there != body:
                     raise ValueError(
-                        f"The data set {name!r} already exists with {there}, found {body}. "
+                        f"The data set {name!r} already exists in the ledger with the "
+                        f"settings {there}. They must match the arguments, found {body}. "
                         f"Use another name, or change the budget with set_budget."
                     )
         return self.balance(name)
@@ -129,7 +129,7 @@ class Ledger:
         delta: float | None = None,
         rho: float | None = None,
     ) -> Balance:
-        """Changes the budget of a data set, for past and future runs and releases.
+        """Changes the budget of a data set, which limits past and future releases.
 
         Args:
           dataset: name of the data set.
@@ -154,21 +154,20 @@ class Ledger:
     # Methods for plans and runs.
 
     def bind(self, plan: Plan, dataset: str) -> Plan:
-        """Returns a plan whose runs reserve their cost from the budget of a data set.
+        """Returns a copy of a plan whose runs reserve their cost from a data set's budget.
 
         A run reserves its cost before its first step; this method reserves nothing. Use
-        the returned plan, because a run of the original plan is refused at its first
-        step.
+        the returned plan: a run of the original plan would be refused at its first step.
 
         Args:
-          plan: plan of the future runs.
-          dataset: name of the data set that these runs use.
+          plan: the plan.
+          dataset: name of the data set that runs of the plan use.
 
         Raises:
-          BudgetExceededError: if the budget that is left would not suffice for a run of
-            the plan.
-          ValueError: if the plan's unit is not the data set's unit, or if the plan has
-            a test seed.
+          BudgetExceededError: if the remaining budget would not suffice for a run of the
+            plan.
+          ValueError: if the plan's privacy unit is not that of the data set, or if the
+            plan has a test seed.
           LedgerError: if the data set is unknown.
         """
         balance = self.balance(dataset)
@@ -181,14 +180,14 @@ class Ledger:
 
         Args:
           plan: plan of the run, bound to this ledger.
-          run: name of the run, 64 hexadecimal digits: a digest of the noise key. A second
-            call with the same name reserves nothing new.
+          run: name of the run, a digest of the noise key with 64 hexadecimal digits. A
+            second call with the same name reserves nothing more.
 
         Returns:
-          The ledger's entry for the run, whose name privacy statements cite.
+          The ledger's entry for the run. Privacy statements cite the entry's name.
 
         Raises:
-          BudgetExceededError: if the run would spend more than is left.
+          BudgetExceededError: if the run would spend more than the remaining budget.
           LedgerError: if the run has ended, or the plan is not bound to this ledger.
         """
         if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{64}", run):
@@ -201,7 +200,7 @@ class Ledger:
             for first in chain.of_run(run, "begun"):
                 _check_same(first, plan)
                 if chain.of_run(run, "ended"):
-                    raise LedgerError(f"Run {run[:12]} has ended. Begin a new run.")
+                    raise LedgerError(f"Run {run[:12]} has ended. Start a new run.")
                 return first
             cost = of_plan(plan, chain.dataset)
             _refuse_more(chain.balance(), cost, what=_named(plan, f"Run {run[:12]}"))
@@ -211,7 +210,7 @@ class Ledger:
             return tables.append(chain, self._who, "begun", body, run)
 
     def note_steps(self, run: str, steps: int) -> Entry:
-        """Records how many steps a run has taken so far, which costs no budget."""
+        """Records the number of steps that a run has taken so far; costs no budget."""
         with self._store.transaction(writes=True) as tables:
             chain = tables.chain(tables.dataset_of(run))
             return tables.append(chain, self._who, "steps", {"steps": int(steps)}, run)
@@ -223,19 +222,19 @@ class Ledger:
         `Plan.epsilon_after`.
 
         WARNING: use this only if the number of steps does not depend on private data,
-        for example after a crash or at a deadline. A run that was stopped because of
-        its model has spent the whole plan's cost.
+        for example after a crash or at a deadline. If a run was stopped because of its
+        model's performance, it has spent the whole cost of its plan.
 
         Args:
           run: name of the run, as for `begin`.
           plan: plan of the run.
           steps: number of steps that the run took, including steps whose results were
             lost.
-          reason: reason for the end, in one line; the caller asserts that the reason
-            did not depend on private data.
+          reason: reason why the run ended, in one line. The caller asserts that the
+            reason does not depend on private data.
 
         Raises:
-          LedgerError: if the run has not begun, or began with another plan.
+          LedgerError: if the run has not begun, or if it began with a different plan.
           ValueError: if the ledger has already recorded more than `steps` steps.
         """
         reason = check_line("reason", reason)
@@ -246,7 +245,10 @@ class Ledger:
             _check_same(chain.of_run(run, "begun")[0], plan)
             noted = [entry.body["steps"] for entry in chain.of_run(run, "steps")]
             if steps < max(noted, default=0):
-                raise ValueError(f"steps must be >= {max(noted)}, found {steps}.")
+                raise ValueError(
+                    f"steps must be >= {max(noted)}, the recorded number of steps, found "
+                    f"{steps}."
+                )
             cost = of_plan(plan, chain.dataset, steps)
             body = {"steps": steps, "reason": reason, "costs": [cost]}
             return tables.append(chain, self._who, "ended", body, run)
@@ -254,8 +256,8 @@ class Ledger:
     def spend(self, dataset: str, what: Any, *, about: str) -> Entry:
         """Records a release other than a run of a bound plan, if the budget suffices.
 
-        Use this for private statistics, normalization, metrics, the trials of a tuner, runs
-        of other libraries, and releases from before the ledger existed.
+        Use this for private statistics, normalization, metrics, hyperparameter tuning,
+        runs of other libraries, and releases from before the ledger existed.
 
         Args:
           dataset: name of the data set.
@@ -266,9 +268,9 @@ class Ledger:
           about: description of the release, in one line.
 
         Raises:
-          BudgetExceededError: if the release would spend more than is left. The release
-            must then not be published.
-          TypeError: if `what` has any other type.
+          BudgetExceededError: if the release would spend more than the remaining budget.
+            It must then not be published.
+          TypeError: if `what` has a type that is not listed above.
         """
         about = check_line("about", about)
         with self._store.transaction(writes=True) as tables:
@@ -296,7 +298,7 @@ class Ledger:
             return [tables.chain(name).balance() for name in tables.ids()]
 
     def fits(self, dataset: str, *, delta: float | None = None) -> float:
-        """Returns the maximum epsilon of an unamplified run that still fits, or 0.
+        """Returns the maximum epsilon of an unamplified run that fits the budget, or 0.
 
         Args:
           dataset: name of the data set.
@@ -307,11 +309,11 @@ class Ledger:
     def history(
         self, *, dataset: str | None = None, run: str | None = None
     ) -> list[Entry]:
-        """Returns the entries in order, after verifying the whole chain.
+        """Verifies the whole chain, and returns its entries in order.
 
         Args:
-          dataset: name of a data set, or None for all.
-          run: name of a run, or its first digits; None for all.
+          dataset: name of a data set, or None for all data sets.
+          run: name of a run, or the first digits of the name; None for all entries.
         """
         with self._store.transaction(writes=False) as tables:
             names = tables.ids() if dataset is None else [dataset]
@@ -334,7 +336,7 @@ class Ledger:
                     problems.append(str(error))
         settled = {e.run: e.body["steps"] for e in entries if e.kind == "ended"}
         problems += [
-            f"Run {e.run} took {e.body['steps']} steps: it continued after its end."
+            f"Run {e.run} took {e.body['steps']} steps: it continued after it was ended."
             for e in entries
             if e.kind == "steps" and e.body["steps"] > settled.get(e.run, math.inf)
         ]
@@ -358,12 +360,20 @@ def opened(account: accounts.Account) -> Ledger:
             refusal = error
     raise LedgerError(
         f"The ledger with the {account} is not open in this process, so it cannot reserve "
-        f"the run's cost. Open it first: ledger = tf_bandmf.Ledger(url)."
+        f"the run's cost. Open the ledger first: ledger = tf_bandmf.Ledger(url)."
     ) from refusal
 
 
 def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
-    """Raises BudgetExceededError, which says what would fit, if a cost does not fit."""
+    """Raises BudgetExceededError if a release would exceed the budget.
+
+    The error message says what would fit.
+
+    Args:
+      balance: the balance before the release.
+      *cost: the cost of the release.
+      what: name of the release in the error message.
+    """
     if not balance.with_more(*cost).is_over:
         return
     fits, budget = balance.fits(cost[0].delta or None), balance.budget
@@ -376,10 +386,16 @@ def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
 
 
 def _named(plan: Plan, run: str) -> str:
-    """Returns a run's name; a note says if its cost differs from the plan's epsilon."""
+    """Returns a run's name for error messages.
+
+    If the plan's epsilon is an estimate, the name says that the run's cost is computed
+    without amplification.
+    """
     return f"{run} (an estimate, unamplified)" if plan.kind == "estimate" else run
 
 
 def _check_same(first: Entry, plan: Plan) -> None:
     if first.body["fingerprint"] != plan.fingerprint:
-        raise LedgerError(f"Run {first.run} began with another plan. Use that plan.")
+        raise LedgerError(
+            f"Run {first.run} began with another plan. Use the plan of its first step."
+        )

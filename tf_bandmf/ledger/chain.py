@@ -27,11 +27,11 @@ class Entry:
 
     Attributes:
       dataset: the data set's name.
-      number: index of the entry, from 0, without gaps.
+      number: index of the entry in the chain; the first entry has index 0.
       at: the time (UTC) at which the entry was written.
       who: author of the entry.
       kind: "dataset", "budget", "begun", "steps", "ended" or "spent".
-      run: name of the run that the entry is about (a digest of its noise key), or None.
+      run: name of the run that the entry belongs to (a digest of its noise key), or None.
       text: the content, as canonical JSON.
       previous: digest of the previous entry.
       digest: SHA-256 of all other fields.
@@ -53,7 +53,7 @@ class Entry:
         return json.loads(self.text)
 
     def sealed(self) -> Entry:
-        """Returns a copy of the entry with the digest of its content."""
+        """Returns a copy of the entry whose `digest` is computed from all other fields."""
         content = {**dataclasses.asdict(self), "digest": ""}
         digest = hashlib.sha256(canonical(content).encode()).hexdigest()
         return dataclasses.replace(self, digest=digest)
@@ -69,8 +69,8 @@ class Chain:
 
     Attributes:
       entries: the entries, in order.
-      dataset: the data set, as the first entry describes it.
-      budget: the data set's newest budget.
+      dataset: the data set, as described by the first entry.
+      budget: the data set's current budget.
     """
 
     dataset: Dataset
@@ -87,7 +87,7 @@ class Chain:
         return self.entries[-1].digest if self.entries else ""
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Appends the next entries of the chain after verifying them.
+        """Verifies the next entries of the chain, and appends them.
 
         Raises:
           DamagedLedgerError: if an entry does not follow the previous entry, or has a
@@ -112,7 +112,7 @@ class Chain:
             self.entries.append(entry)
 
     def of_run(self, run: str, kind: str) -> list[Entry]:
-        """Returns the entries of one kind that are about a run."""
+        """Returns the entries of one kind that belong to a run."""
         return [e for e in self.entries if e.run == run and e.kind == kind]
 
     def balance(self) -> Balance:
@@ -121,7 +121,7 @@ class Chain:
 
 
 def canonical(value: Any) -> str:
-    """Returns canonical JSON text: equal values, and only these, have equal texts."""
+    """Returns canonical JSON text: texts are equal if and only if the values are equal."""
     options: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")}
     to_json = lambda release: release.to_json()  # noqa: E731
     return json.dumps(value, default=to_json, allow_nan=False, **options)

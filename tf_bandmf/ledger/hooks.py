@@ -1,4 +1,4 @@
-"""The functions with which code that generates noise calls a ledger.
+"""The functions that code that generates noise must call to report to a ledger.
 
 The functions do not depend on a training framework. They need SQLAlchemy only if a plan
 is bound to a ledger.
@@ -40,14 +40,14 @@ def begin(plan: Plan, run: str) -> Any:
       The ledger entry of the reservation; None if the plan is not bound to a ledger.
 
     Raises:
-      LedgerError: if the ledger refuses the run or is not open, or if `plan` was passed
-        to `Ledger.bind` instead of being returned by it.
+      LedgerError: if the ledger refuses the run or is not open, or if `plan` is the plan
+        that was passed to `Ledger.bind` instead of the plan that `Ledger.bind` returned.
     """
     if plan.account is not None:
         return _ledger(plan).begin(plan, run)
     if is_left_unbound(plan):
         raise LedgerError(
-            "The run uses a plan that was passed to bind, but is not bound itself. Use "
+            "The run uses a plan that was passed to bind. That plan is not bound. Use "
             "the plan that bind returns: plan = ledger.bind(plan, dataset)."
         )
     return None

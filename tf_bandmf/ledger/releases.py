@@ -12,7 +12,7 @@ from tf_bandmf.planning.composition import ADJACENCIES, JointGuarantee, Release,
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.tuning import TuningCost
 
-# The delta at which epsilon is computed if a release has no delta.
+# The delta at which epsilon is computed for a release that states no delta.
 _DELTA = 1e-9
 
 
@@ -34,21 +34,23 @@ class Dataset:
 
     @property
     def replaces(self) -> bool:
-        """True if neighboring data sets differ by the replacement of one unit."""
+        """True if neighboring data sets differ by the replacement of one privacy unit."""
         return self.adjacency == "replace-one"
 
     def check(self, unit: str, test_seed: int | None = None) -> None:
-        """Raises ValueError if the unit differs, or if there is a test seed."""
+        """Raises ValueError if a plan has another privacy unit, or has a test seed."""
         if unit != self.unit:
             raise ValueError(
-                f"The unit must be {self.unit!r} for {self.name!r}, found {unit!r}."
+                f"The privacy unit must be {self.unit!r} for {self.name!r}, found {unit!r}."
             )
         if test_seed is not None:
-            raise ValueError("A plan with a test seed has no privacy. Omit test_seed.")
+            raise ValueError(
+                "A plan with a test seed gives no privacy. Omit test_seed."
+            )
 
 
 def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
-    """Returns the cost of a run of a plan, or of only its first `steps` steps.
+    """Returns the cost of a run of a plan, or of only the first `steps` steps of the run.
 
     Raises:
       ValueError: if no meaningful epsilon is known, or if `Dataset.check` refuses the
@@ -71,11 +73,12 @@ def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
 
 
 def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
-    """Returns the cost of a release that was passed to `Ledger.spend`.
+    """Converts a release that was passed to `Ledger.spend` to its privacy cost.
 
     Raises:
       TypeError: if `Ledger.spend` does not accept releases of this type.
-      ValueError: if the release has no guarantee for the data set's unit or adjacency.
+      ValueError: if the release has no guarantee for the data set's privacy unit or
+        adjacency.
     """
     if isinstance(what, JointGuarantee):
         parts = [part.plan or part for part in what.parts]
@@ -105,7 +108,7 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
 
 
 def recorded(release: Release, dataset: Dataset) -> Release:
-    """Returns the proven bounds of a release in a form that an entry can store.
+    """Converts a release to proven bounds that an entry of a ledger can store.
 
     Raises:
       ValueError: if the release is an estimate, has no guarantee for the data set's
@@ -117,7 +120,7 @@ def recorded(release: Release, dataset: Dataset) -> Release:
     if one.adjacency == "replace-one" and not dataset.replaces:
         raise ValueError(
             f"{one.describe()} This guarantee is for replace-one adjacency, but the "
-            f"data set's adjacency is zero-out. State the guarantee for zero-out."
+            f"data set's adjacency is zero-out. Pass a guarantee for zero-out."
         )
     if one.is_gaussian:
         noise = one.gaussian_noise(dataset.replaces)

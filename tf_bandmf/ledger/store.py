@@ -1,9 +1,10 @@
-"""The ledger database with two tables, and one writer at a time per data set.
+"""The database of a ledger, with two tables, and one writer at a time per data set.
 
 | table | rows |
 |---|---|
-| `datasets` | a row per data set: name, id, and number and digest of the newest entry |
-| `runs` | all entries, a chain for each data set; rows are only added |
+| `datasets` | for each data set: name, id, and the number and digest of its newest
+entry | | `runs` | all entries, a chain for each data set; rows are never changed or
+deleted |
 
 In SQLite, a write transaction starts with `BEGIN IMMEDIATE`, so other writers wait
 before they read. In PostgreSQL, a write transaction locks the row of the data set. In
@@ -62,7 +63,7 @@ class Store:
     """The database of a ledger.
 
     Args:
-      url: "sqlite:///file.db" (a relative path; an absolute path needs four slashes),
+      url: "sqlite:///file.db" (a relative path; for an absolute path, use four slashes),
         or "postgresql://user@host/database".
       create: True to create the file and the tables if they do not exist.
 
@@ -78,8 +79,8 @@ class Store:
         self._path = self.url.database if self.url.drivername == "sqlite" else None
         self._chains: dict[str, Chain] = {}
         self._lock = threading.RLock()
-        # TensorFlow Federated requires SQLAlchemy 1.4; with future=True, it works like
-        # version 2.
+        # TensorFlow Federated requires SQLAlchemy 1.4. With future=True, version 1.4
+        # works like version 2.
         waits = {} if self._path is None else {"connect_args": {"timeout": 120.0}}
         self._engine = sa.create_engine(
             self.url, poolclass=sa.pool.NullPool, future=True, **waits
@@ -88,14 +89,14 @@ class Store:
             sa.event.listen(self._engine, "connect", _without_implicit_transactions)
             sa.event.listen(self._engine, "begin", _begin)
             if create and not os.path.exists(self._path):
-                # Only the owner can read the file, unless the owner changes its mode.
+                # Mode 0600 lets only the owner read the file. The owner may change it.
                 os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
         with self.transaction(writes=create) as tables:
             tables.refuse_others(create)
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Transaction]:
-        """Opens a transaction for one thread; when it ends, its writes are stored.
+        """Opens a transaction for one thread; its writes are stored when it ends.
 
         Raises:
           LedgerError: if the database cannot be used.
@@ -107,7 +108,7 @@ class Store:
             with self._lock, engine.begin() as connection:
                 yield Transaction(connection, self._chains, writes)
         except BaseException as error:
-            self._chains.clear()  # Chains may contain rolled-back entries.
+            self._chains.clear()  # The chains may contain rolled-back entries.
             if not isinstance(error, sa.exc.DBAPIError):
                 raise
             raise LedgerError(
@@ -125,8 +126,8 @@ class Transaction:
     Attributes:
       connection: database connection within a transaction.
       chains: the entries that this process has already verified, by data set.
-      writes: True to lock each data set from when it is read until the transaction
-        ends.
+      writes: True to lock each data set from its first read to the end of the
+        transaction.
     """
 
     connection: sa.Connection
@@ -134,7 +135,7 @@ class Transaction:
     writes: bool
 
     def refuse_others(self, create: bool) -> None:
-        """Creates the tables in an empty database; raises if other tables exist.
+        """Creates the tables in an empty database, and rejects other databases.
 
         Raises:
           LedgerError: if there are other tables, or if there are no tables and `create`
@@ -142,7 +143,7 @@ class Transaction:
         """
         run, dialect = self.connection.exec_driver_sql, self.connection.dialect.name
         if create and dialect == "postgresql":
-            # Only one process at a time creates the tables.
+            # This lock lets only one process at a time create the tables.
             run("SELECT pg_advisory_xact_lock(20261127)")
         names = set(sa.inspect(self.connection).get_table_names())
         if {"datasets", "runs"} <= names:
@@ -150,7 +151,7 @@ class Transaction:
         if names or not create:
             raise LedgerError(
                 f"The database must be empty or a ledger, found {len(names)} other "
-                f"tables. Use a separate database."
+                f"tables. Use a separate database for the ledger."
             )
         _metadata.create_all(self.connection)
         action = _RAISE
@@ -162,7 +163,7 @@ class Transaction:
             run(f"{trigger} FOR EACH ROW {action}")
 
     def ids(self) -> dict[str, str]:
-        """Returns a dictionary from the names of all data sets to their ids."""
+        """Returns a dictionary that maps the names of all data sets to their ids."""
         query = sa.select(_datasets).order_by(_datasets.c.name)
         return {row.name: row.id for row in self.connection.execute(query)}
 
@@ -179,14 +180,19 @@ class Transaction:
         return str(name)
 
     def chain(self, name: str, anew: bool = False) -> Chain:
-        """Returns a data set's entries; verifies only new ones, or all if `anew`.
+        """Reads, verifies and returns the entries of a data set.
+
+        Args:
+          name: name of the data set.
+          anew: True to read and verify all entries; False to read and verify only
+            entries that this process has not verified yet.
 
         Raises:
           LedgerError: if there is no such data set.
           DamagedLedgerError: if entries were changed, or are missing.
         """
         query = sa.select(_datasets).where(_datasets.c.name == name)
-        # PostgreSQL locks this row; SQLite has already locked the whole database.
+        # PostgreSQL locks this row. SQLite has already locked the whole database.
         query = query.with_for_update() if self.writes else query
         head = self.connection.execute(query).first()
         if head is None:
@@ -195,7 +201,7 @@ class Transaction:
             self.chains[name] = Chain(name)
         chain, number = self.chains[name], _runs.c.number
         newer = (_runs.c.dataset == name) & (number >= len(chain.entries))
-        if not self.writes:  # Ignores entries that were written in the meantime.
+        if not self.writes:  # Ignore entries that were written in the meantime.
             newer &= number <= head.number
         query = sa.select(_runs).where(newer)
         rows = self.connection.execute(query.order_by(number))
@@ -210,7 +216,7 @@ class Transaction:
     def append(
         self, chain: Chain, who: str, kind: str, body: Any, run: str | None = None
     ) -> Entry:
-        """Writes the next entry of a data set."""
+        """Writes the next entry of a data set, and returns it."""
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         number, said = len(chain.entries), (now, who, kind, run, canonical(body))
         entry = Entry(chain.name, number, *said, chain.digest).sealed()
@@ -242,10 +248,10 @@ def _checked(url: str) -> sa.engine.URL:
 
 
 def _without_implicit_transactions(connection: Any, _: Any) -> None:
-    # By default, Python's sqlite3 starts transactions implicitly at the first write,
-    # which is too late.
+    # Turn off the implicit transactions of Python's sqlite3. They start at the first
+    # write, which is too late.
     connection.isolation_level = None
-    # With this setting, reservations also survive a power failure.
+    # With this setting, committed reservations survive a power failure.
     connection.execute("PRAGMA synchronous = EXTRA")
 
 

@@ -1,4 +1,4 @@
-"""b-min-sep sampling: an example cannot be drawn for b - 1 steps after each draw."""
+"""b-min-sep sampling: a sampled example cannot be sampled again for b - 1 steps."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 class BMinSepSampling(Cyclic):
     """b-min-sep sampling: an example rests for b - 1 steps after each participation.
 
-    A step takes each example that is not resting with probability p, independently
-    (Dong and Ganesh, arXiv:2602.09338). An example rests if it took part in one of the
-    last `b - 1` steps. Which examples rest at the start is drawn as if the sampling had
-    always been running. Therefore every step takes `batch_size` examples in
-    expectation: `p = q / (1 - (b - 1) q)` with `q = batch_size / num_examples`. This is
-    Poisson sampling if b = 1.
+    Each step samples every example that is not resting with probability p, independently
+    (Dong and Ganesh, arXiv:2602.09338). An example is resting if it participated in one
+    of the last `b - 1` steps. The examples that are resting at the start are sampled as
+    if the sampler had been running forever. Therefore every step samples `batch_size`
+    examples in expectation: `p = q / (1 - (b - 1) q)` with `q = batch_size /
+    num_examples`. If b = 1, this is Poisson sampling.
 
     Args:
       num_examples: m, size of the training set.
       batch_size: B, the expected number of examples per step.
-      num_parts: b, the separation; strategies with at most b bands can be accounted for.
+      num_parts: b, the separation. Strategies must have at most b bands.
     """
 
     demands: ClassVar[str] = (
         "access to any example at any step, batches of varying size, secret batch "
-        "membership, a record of resting examples, and a banded C"
+        "membership, a record of recently used examples, and a banded C"
     )
     kind: ClassVar[str] = "b_min_sep_sampling"
     sampling: ClassVar[str | None] = "b-min-sep"
@@ -44,7 +44,7 @@ class BMinSepSampling(Cyclic):
 
     @property
     def sampling_probability(self) -> float:
-        """The probability p that a step takes an example that is not resting."""
+        """The probability p that a step samples an example that is not resting."""
         rested = self.num_examples - self.batch_size * (self.num_parts - 1)
         return self.batch_size / rested
 
@@ -61,7 +61,7 @@ class BMinSepSampling(Cyclic):
         from tf_bandmf.accounting.b_min_sep import check_size
 
         if self.num_parts > 1:
-            # b > 1 is useful only for strategies with at least 2 bands.
+            # For strategies with one band, b > 1 has no advantage, so check 2 bands.
             check_size(num_steps, 2)
 
     def accountant(
@@ -83,8 +83,8 @@ class BMinSepSampling(Cyclic):
 
     def describe(self) -> str:
         return (
-            f"Sampling with rests (b-min-sep): each step takes each of {self.num_examples} "
-            f"examples that took no part in the last {self.num_parts - 1} steps with "
+            f"b-min-sep sampling: of {self.num_examples} examples, each step samples every "
+            f"example that was not in the last {self.num_parts - 1} batches with "
             f"probability {self.sampling_probability:.6g}, independently. The batch "
             f"schedule enforces this; its random numbers stay secret."
         )

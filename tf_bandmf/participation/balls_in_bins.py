@@ -1,4 +1,4 @@
-"""Balls-in-bins sampling: each example's random bin is its step in every epoch."""
+"""Balls-in-bins sampling: each example has a random step, the same in every epoch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class BallsInBins(WholeEpochs):
     """Each example is assigned once to one of b bins, uniformly and independently.
 
-    The bin is the example's step in every epoch (arXiv:2601.22334, section 5.1). Batch
-    sizes are binomial; an epoch has `b = ceil(num_examples / batch_size)` batches.
+    The examples of bin i are the batch of step i in every epoch (arXiv:2601.22334,
+    section 5.1). Batch sizes are binomial; an epoch has
+    `b = ceil(num_examples / batch_size)` batches.
 
     Args:
       num_examples: m, size of the training set.
       batch_size: approximate number of examples per step; the expected number is `m / b`.
-      epochs: k.
+      epochs: number of epochs.
     """
 
     demands: ClassVar[str] = (
@@ -40,7 +41,7 @@ class BallsInBins(WholeEpochs):
 
     @property
     def num_bins(self) -> int:
-        """The number b of steps per epoch."""
+        """The number b of bins, which equals the number of steps per epoch."""
         return self.steps_per_epoch
 
     def sampler(self, words: Words) -> Sampler:
@@ -70,8 +71,8 @@ class BallsInBins(WholeEpochs):
 
     def describe(self) -> str:
         return (
-            f"Balls in bins: each of {self.num_examples} examples is put into one of "
-            f"{self.num_bins} bins at random, once, and takes part at the step of its "
+            f"Balls in bins: each of {self.num_examples} examples is assigned once, at "
+            f"random, to one of {self.num_bins} bins, and participates in the step of its "
             f"bin in all {self.epochs} epochs. The batch schedule enforces this; its "
             f"random numbers stay secret."
         )

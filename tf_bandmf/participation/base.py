@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 
 class Participation(abc.ABC):
-    """A rule for the steps at which an example takes part: its sampler and accountant.
+    """A rule for the steps in which an example participates: sampler and accountant.
 
-    Each participation is one class in its own module. Plans, tables, "auto", the
-    command line and the contract tests use only this interface. `register` adds a class
-    to the registry.
+    Each subclass has its own module, and `register` adds it to the registry. Plans,
+    tables, strategy="auto", the command line and tests use only the interface of this
+    base class.
 
     Attributes:
       kind: name of the class in saved files.
       sampling: name for `tf_bandmf.plan(sampling=...)` and the command line; None if
         the number of examples, the batch size and the epochs do not determine the
         participation.
-      demands: what the sampler requires of the data pipeline, worded as the end of a
-        sentence.
+      demands: what the sampler requires of the data pipeline, as the end of a sentence
+        that starts with "It demands".
       has_fixed_positions: True if all participations of an example are among the steps
         `i, i + b, i + 2b, ...` for one `i < b`, as in a fixed epoch order.
-      has_schedule: True if the library makes the batches, False if the caller does.
+      has_schedule: True if the library composes the batches, False if the caller does.
       has_secret_sampler: True if the sampler's random numbers are secret.
       is_cyclic: True if the examples are split into as many parts as the strategy has
         bands.
       is_amplified: True if the accountant relies on the randomness of the sampler.
-      is_simulated: True if the accountant simulates. Its result is then an estimate, or
-        a bound if a `confidence` is passed.
-      bound_name: name of an accountant without amplification whose guarantee is only a
-        bound. None if the guarantee is exact whenever the sensitivity is exact.
+      is_simulated: True if the accountant uses a simulation. Its result is then an
+        estimate, or a bound if a `confidence` is passed.
+      bound_name: name of the accountant if it claims no amplification and its guarantee
+        is only a bound. None if the guarantee is exact whenever the sensitivity is exact.
     """
 
     kind: ClassVar[str]
@@ -56,7 +56,7 @@ class Participation(abc.ABC):
 
     @abc.abstractmethod
     def separation(self) -> int:
-        """Returns b: participations of one example are at least b steps apart."""
+        """Returns b, the minimum distance in steps of an example's participations."""
 
     @abc.abstractmethod
     def participations(self, num_steps: int) -> int:
@@ -74,7 +74,7 @@ class Participation(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """Returns one sentence for the privacy statement."""
+        """Returns a description of the sampler for the privacy statement."""
 
     def accountant(
         self, matrix: LowerTriangular, confidence: float | None = None
@@ -85,9 +85,9 @@ class Participation(abc.ABC):
         Gaussian mechanism with the strategy's sensitivity under the participation.
 
         Args:
-          matrix: C.
-          confidence: confidence of a simulated bound, or None for an estimate. Other
-            accountants ignore it.
+          matrix: the strategy matrix C.
+          confidence: confidence of a simulated bound, or None for an estimate.
+            Accountants without simulation ignore this argument.
 
         Raises:
           ValueError: if the participation is inconsistent with the strategy.
@@ -102,72 +102,81 @@ class Participation(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def example(cls, num_steps: int) -> Participation:
-        """Returns a small instance for contract tests; `num_steps` is a multiple of 4."""
+        """Returns a small instance for tests; `num_steps` is a multiple of 4."""
 
     def sampler(self, words: Words) -> Sampler:
         """Returns the sampler, which draws batches from secret random words.
 
         Raises:
-          TypeError: if the caller makes the batches.
+          TypeError: if the caller composes the batches.
         """
         raise TypeError(self.no_schedule())
 
     def largest_batch_size(self, num_steps: int, overflow: float) -> int:
-        """Returns a size that some batch exceeds with probability at most `overflow`.
+        """Returns a batch size that probably no batch of a run exceeds.
+
+        The probability that any batch exceeds it is at most `overflow`.
 
         Raises:
-          TypeError: if the caller makes the batches.
+          TypeError: if the caller composes the batches.
         """
         raise TypeError(self.no_schedule())
 
     def amplification(self) -> str:
-        """One sentence about the amplification that the accountant claims."""
+        """Returns one sentence about the amplification that the accountant claims."""
         return "No amplification by sampling is claimed."
 
     @property
     def num_steps(self) -> int | None:
-        """The number of steps of a run; None if the participation does not fix it."""
+        """The number of steps of a run, or None if any number is possible."""
         return None
 
     def expected_batch_size(self) -> float | None:
-        """The expected number of examples per step; None if it is not fixed."""
+        """Returns the expected number of examples per step, or None if it is unknown."""
         return None
 
     @classmethod
     def of_data(
         cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
     ) -> Participation:
-        """Returns the participation for a data set, batch size, epochs and parts.
+        """Returns a participation of this class for a data set.
 
-        `num_parts` is None unless the class `is_cyclic`.
+        Args:
+          num_examples: number of examples in the data set.
+          batch_size: number of examples per step.
+          epochs: number of epochs.
+          num_parts: number of parts into which the examples are split; None unless the
+            class attribute `is_cyclic` is True.
 
         Raises:
           ValueError: if the arguments are inconsistent.
-          TypeError: if `sampling` is None.
+          TypeError: if the class attribute `sampling` is None.
         """
-        raise TypeError(f"{cls.__name__} cannot be made from examples and epochs.")
+        raise TypeError(
+            f"{cls.__name__} cannot be constructed from the numbers of examples and epochs."
+        )
 
     def to_config(self) -> dict[str, Any]:
-        """Returns plain values; `from_config` rebuilds the object from them."""
+        """Returns a dictionary of plain values that `from_config` accepts."""
         return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
 
     def no_schedule(self) -> str:
-        """The error message for participations whose batches the caller makes."""
+        """Returns the error message for participations without a batch schedule."""
         return (
-            f"{type(self).__name__} has no batch schedule: the caller makes the batches "
-            f"and enforces the separation."
+            f"{type(self).__name__} has no batch schedule: the caller must compose the "
+            f"batches and enforce the separation."
         )
 
 
 DEFAULT_SAMPLING = "fixed-order"
-# The registered classes by `kind`, and by `sampling`.
+# The registered classes, keyed by `kind` in PARTICIPATIONS and by `sampling` in NAMED.
 PARTICIPATIONS: dict[str, type[Participation]] = {}
 NAMED: dict[str, type[Participation]] = {}
 _Class = TypeVar("_Class", bound=type[Participation])
 
 
 def register(cls: _Class) -> _Class:
-    """Registers a participation for files, plans, the command line and contract tests.
+    """Registers a participation for saved files, plans, the command line and tests.
 
     Raises:
       TypeError: if the class does not implement an abstract method, or if it claims
@@ -179,18 +188,20 @@ def register(cls: _Class) -> _Class:
         raise TypeError(f"{cls.__name__} lacks {missing}.")
     if cls.is_amplified and cls.accountant is Participation.accountant:
         raise TypeError(
-            f"{cls.__name__} lacks accountant: the default one claims no amplification."
+            f"{cls.__name__} lacks the method accountant: the inherited method claims no "
+            f"amplification."
         )
     for table, name in ((PARTICIPATIONS, cls.kind), (NAMED, cls.sampling)):
         if name is not None and table.setdefault(name, cls) is not cls:
             raise ValueError(
-                f"The name {name!r} of {cls.__name__} is taken by {table[name].__name__}."
+                f"The name {name!r} of {cls.__name__} is already used by "
+                f"{table[name].__name__}. Choose another name."
             )
     return cls
 
 
 def samplings() -> tuple[str, ...]:
-    """Returns the names of all samplings, the default first."""
+    """Returns the names of all samplings, with the default first."""
     others = sorted(set(NAMED) - {DEFAULT_SAMPLING})
     return (DEFAULT_SAMPLING, *others)
 
@@ -204,5 +215,7 @@ def from_config(config: Mapping[str, Any]) -> Participation:
     arguments = dict(config)
     kind = arguments.pop("kind", None)
     if kind not in PARTICIPATIONS:
-        raise ValueError(f"Unknown participation {kind!r}. Use a newer version.")
+        raise ValueError(
+            f"Unknown participation {kind!r}. Use a newer version of tf-bandmf."
+        )
     return PARTICIPATIONS[kind](**arguments)

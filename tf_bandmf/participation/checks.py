@@ -1,4 +1,4 @@
-"""Checks of the fields that participations have in common."""
+"""Checks of fields that several classes of participations have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tf_bandmf.accounting.checks import whole_number
 
 
 def check_sizes(participation: Any, *names: str) -> None:
-    """Converts fields to ints >= 1, and checks that a batch fits into the data set.
+    """Converts fields to ints >= 1, and checks that `batch_size <= num_examples`.
 
     Args:
-      participation: a frozen data class with `num_examples` and `batch_size`.
-      *names: names of its other fields.
+      participation: a frozen data class with the fields `num_examples` and `batch_size`.
+      *names: names of the fields to check in addition to `num_examples`.
 
     Raises:
       ValueError: if a field is not a whole number >= 1, or `batch_size > num_examples`.
@@ -25,7 +25,7 @@ def check_sizes(participation: Any, *names: str) -> None:
 
 
 def largest_binomial(trials: int, probability: float, overflow: float) -> int:
-    """Returns a number that a binomial exceeds with probability at most `overflow`."""
+    """Returns a number that a binomial variable exceeds with probability <= `overflow`."""
     import scipy.stats
 
     if probability >= 1.0:

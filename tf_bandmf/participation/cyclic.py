@@ -13,12 +13,12 @@ from tf_bandmf.participation.checks import check_sizes
 class Cyclic(Participation):
     """The examples are split into b fixed parts, which take turns.
 
-    Example `j` is in part `j mod b`.
+    Example `j` belongs to part `j mod b`.
 
     Args:
       num_examples: m, size of the training set.
-      batch_size: B.
-      num_parts: b; strategies with at most b bands can be accounted for.
+      batch_size: B, the (expected) number of examples per step.
+      num_parts: b, the number of parts. Strategies must have at most b bands.
     """
 
     num_examples: int
@@ -34,7 +34,7 @@ class Cyclic(Participation):
             raise ValueError(
                 f"num_parts must be <= num_examples / batch_size = "
                 f"{self.num_examples // self.batch_size}, found {self.num_parts}: a part "
-                f"must contain a batch, and amplification needs larger parts."
+                f"must contain at least one batch, and larger parts give amplification."
             )
 
     def separation(self) -> int:
@@ -47,7 +47,7 @@ class Cyclic(Participation):
         if num_steps < self.num_parts:
             raise ValueError(
                 f"num_steps must be >= num_parts = {self.num_parts}, found {num_steps}: "
-                f"otherwise, some examples are never used. Use fewer parts."
+                f"with fewer steps, some examples would never be used. Use fewer parts."
             )
 
     def expected_batch_size(self) -> float:

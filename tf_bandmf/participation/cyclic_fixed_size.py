@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class CyclicFixedSize(Cyclic):
-    """Step `i` takes B examples of part `i mod b`, uniformly without replacement.
+    """Step `i` samples B examples of part `i mod b`, uniformly without replacement.
 
-    This is Alg. 2 of arXiv:2306.08153. Example `j` belongs to part `j mod b`. As in Alg. 2,
-    the last `m mod b` examples are not used, so all parts have the same size.
+    This is Alg. 2 of arXiv:2306.08153. Example `j` belongs to part `j mod b`. As in
+    Alg. 2, the last `m mod b` examples are not used, so all parts have the same size.
 
     Args:
       num_examples: m, size of the training set.
-      batch_size: B.
-      num_parts: b; strategies with at most b bands can be accounted for.
+      batch_size: B, the number of examples per step.
+      num_parts: b, the number of parts. Strategies must have at most b bands.
     """
 
     demands: ClassVar[str] = (
@@ -59,14 +59,16 @@ class CyclicFixedSize(Cyclic):
         )
 
     def amplification(self) -> str:
-        return "Amplification by sampling without replacement is claimed, if it helps."
+        return (
+            "Amplification by sampling without replacement is claimed where it helps."
+        )
 
     def describe(self) -> str:
         unused = self.num_examples - self.part_size * self.num_parts
         discarded = f" ({unused} examples are never used)" if unused else ""
         return (
             f"Cyclic sampling without replacement: {self.num_parts} fixed parts of "
-            f"{self.part_size} examples{discarded}; each step takes {self.batch_size} "
-            f"examples of the part whose turn it is, uniformly. The batch schedule "
-            f"enforces this; its random numbers stay secret."
+            f"{self.part_size} examples{discarded}, which take turns; each step samples "
+            f"{self.batch_size} examples of the current part, uniformly. The batch "
+            f"schedule enforces this; its random numbers stay secret."
         )

@@ -1,4 +1,4 @@
-"""Cyclic Poisson sampling; with one part it is Poisson sampling, as in DP-SGD."""
+"""Cyclic Poisson sampling. With one part it is Poisson sampling, as in DP-SGD."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class CyclicPoisson(Cyclic):
-    """Step `i` takes each example of part `i mod b` with probability q, independently.
+    """Step `i` samples each example of part `i mod b` with probability q, independently.
 
     This is the sampler of arXiv:2306.08153, section 5. The parts are fixed and public:
     example `j` belongs to part `j mod b`. Part sizes differ by at most one, which
@@ -28,7 +28,7 @@ class CyclicPoisson(Cyclic):
       num_examples: m, size of the training set.
       batch_size: B, the expected number of examples per step;
         `q = batch_size * num_parts / num_examples`.
-      num_parts: b; strategies with at most b bands can be accounted for.
+      num_parts: b, the number of parts. Strategies must have at most b bands.
     """
 
     demands: ClassVar[str] = (
@@ -40,7 +40,7 @@ class CyclicPoisson(Cyclic):
 
     @property
     def sampling_probability(self) -> float:
-        """The probability q that a step takes an example of the current part."""
+        """The probability q that a step samples an example of the current part."""
         return self.batch_size * self.num_parts / self.num_examples
 
     def sampler(self, words: Words) -> Sampler:
@@ -67,21 +67,21 @@ class CyclicPoisson(Cyclic):
     def describe(self) -> str:
         return (
             f"Cyclic Poisson sampling: {self.num_examples} examples in {self.num_parts} "
-            f"fixed parts; each step takes each example of the part whose turn it is "
-            f"with probability {self.sampling_probability:.6g}, independently. The batch "
-            f"schedule enforces this; its random numbers stay secret."
+            f"fixed parts, which take turns; each step samples each example of the current "
+            f"part with probability {self.sampling_probability:.6g}, independently. The "
+            f"batch schedule enforces this; its random numbers stay secret."
         )
 
 
 @register
 @dataclasses.dataclass(frozen=True)
 class Poisson(CyclicPoisson):
-    """Every step takes each example with probability q, independently: DP-SGD's sampler.
+    """Every step samples each example with probability q, independently, as in DP-SGD.
 
     This is `CyclicPoisson` with one part.
 
     Args:
-      num_examples: m.
+      num_examples: m, size of the training set.
       batch_size: B, the expected number of examples per step; `q = B / m`.
     """
 
@@ -104,7 +104,7 @@ class Poisson(CyclicPoisson):
 
     def describe(self) -> str:
         return (
-            f"Poisson sampling: each step takes each of {self.num_examples} examples "
+            f"Poisson sampling: each step samples each of {self.num_examples} examples "
             f"with probability {self.sampling_probability:.6g}, independently. The batch "
             f"schedule enforces this; its random numbers stay secret."
         )

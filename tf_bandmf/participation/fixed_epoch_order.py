@@ -18,24 +18,25 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class FixedEpochOrder(WholeEpochs):
-    """Every example takes part exactly once per epoch, always at the same position.
+    """Every example participates exactly once per epoch, always at the same position.
 
-    This is the (k, b)-participation of multi-epoch training (arXiv:2306.08153, section 2):
-    an example takes part at the steps i, i + b, ..., i + (k - 1) b for one i < b. The
-    batches are cut once from one order of the examples. They are not reshuffled in each
-    epoch, which would lower the separation to 1.
+    This is the (k, b)-participation of multi-epoch training (arXiv:2306.08153, section 2)
+    for k epochs of b steps: an example participates in the steps i, i + b, ...,
+    i + (k - 1) b for one i < b. The examples are put into one order and split into b
+    batches, which all epochs use. Reshuffling the examples in each epoch would lower the
+    separation to 1.
 
     Args:
       num_examples: size of the training set.
-      batch_size: examples per step. If it does not divide `num_examples`, the batches
-        of an epoch differ by one example in size.
-      epochs: k.
+      batch_size: number of examples per step. If it does not divide `num_examples`, the
+        batch sizes of an epoch differ by at most one.
+      epochs: k, the number of epochs.
       order_seed: seed of the pseudorandom order of the examples. The order is not secret,
         and no amplification is claimed for it.
     """
 
     order_seed: int = 0
-    demands: ClassVar[str] = "one order of the examples, kept in all epochs"
+    demands: ClassVar[str] = "the same order of the examples in all epochs"
     kind: ClassVar[str] = "fixed_epoch_order"
     sampling: ClassVar[str | None] = "fixed-order"
     has_secret_sampler: ClassVar[bool] = False
@@ -55,7 +56,7 @@ class FixedEpochOrder(WholeEpochs):
 
     def describe(self) -> str:
         return (
-            f"Fixed epoch order: {self.num_examples} examples, each exactly once per "
-            f"epoch of {self.steps_per_epoch} steps, at the same position in all "
+            f"Fixed epoch order: each of {self.num_examples} examples participates exactly "
+            f"once per epoch of {self.steps_per_epoch} steps, at the same position in all "
             f"{self.epochs} epochs. The batch schedule enforces this."
         )

@@ -1,4 +1,4 @@
-"""A participation whose b-min-separation the caller asserts and enforces."""
+"""b-min-separation without a batch schedule: the caller enforces the separation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from tf_bandmf.participation.base import Participation, register
 class MinSep(Participation):
     """b-min-separation, asserted by the caller (arXiv:2306.08153, section 3).
 
-    The caller provides the sampler, for example a federated server whose devices have
-    timers. The guarantee holds only if the caller enforces the separation.
+    Two participations of an example are at least b steps apart. The caller provides the
+    sampler, for example a federated server with timers on the devices. The guarantee
+    holds only if the caller enforces the separation.
 
     Args:
       min_separation: b >= 1.
       max_participations: k, the maximum number of participations of one example, or None
-        for the maximum that the separation permits, `ceil(n / b)`.
+        for the maximum that the separation permits, `ceil(n / b)` in n steps.
     """
 
     min_separation: int
@@ -53,9 +54,9 @@ class MinSep(Participation):
 
     def describe(self) -> str:
         k = self.max_participations
-        limit = "" if k is None else f", at most {k} times"
+        limit = "" if k is None else f", and at most {k} times in total"
         return (
-            f"Each example takes part at most once in any {self.min_separation} "
+            f"Each example participates at most once in any {self.min_separation} "
             f"consecutive steps{limit}. The caller asserts and enforces this."
         )
 

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class Shuffled(WholeEpochs):
-    """One secret shuffle of the examples, and the same batches in every epoch.
+    """The examples are shuffled once, secretly, and all epochs use the same batches.
 
     For batches of many examples under zero-out adjacency, no amplification bound for
     shuffling is known (compare arXiv:2306.08153, Cor. F.1). The accountant ignores the
-    shuffle and uses the guarantee of a fixed order, which holds by convexity. Do not
-    account for a shuffle as if it were Poisson sampling.
+    shuffle and uses the guarantee of a fixed order, which also holds for a random order
+    by convexity. Do not account for a shuffle as if it were Poisson sampling.
 
     Args:
-      num_examples: m, size of the training set.
-      batch_size: examples per step; if it does not divide `num_examples`, the batches
-        of an epoch differ by one example in size.
-      epochs: k.
+      num_examples: size of the training set.
+      batch_size: number of examples per step. If it does not divide `num_examples`, the
+        batch sizes of an epoch differ by at most one.
+      epochs: number of epochs.
     """
 
-    demands: ClassVar[str] = "one secret order of the examples, kept in all epochs"
+    demands: ClassVar[str] = "the same secret order of the examples in all epochs"
     kind: ClassVar[str] = "shuffled"
     sampling: ClassVar[str | None] = "shuffled"
     bound_name: ClassVar[str | None] = (
@@ -46,7 +46,7 @@ class Shuffled(WholeEpochs):
 
     def describe(self) -> str:
         return (
-            f"Shuffled: {self.num_examples} examples in one random order, each exactly "
-            f"once per epoch of {self.steps_per_epoch} steps, at the same position in "
-            f"all {self.epochs} epochs. The batch schedule enforces this."
+            f"Shuffled: {self.num_examples} examples in a random order; each participates "
+            f"exactly once per epoch of {self.steps_per_epoch} steps, at the same position "
+            f"in all {self.epochs} epochs. The batch schedule enforces this."
         )

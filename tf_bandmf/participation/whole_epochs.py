@@ -1,4 +1,4 @@
-"""The base class of participations in which each example takes part once per epoch."""
+"""The base class of participations in which each example is used once per epoch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tf_bandmf.participation.checks import check_sizes
 
 @dataclasses.dataclass(frozen=True)
 class WholeEpochs(Participation):
-    """Each example takes part once per epoch, at the same position in all epochs.
+    """Each example participates once per epoch, at the same position in all epochs.
 
     Args:
-      num_examples: m, size of the training set.
-      batch_size: examples per step, exactly or approximately.
-      epochs: k.
+      num_examples: size of the training set.
+      batch_size: exact or approximate number of examples per step.
+      epochs: number of epochs.
     """
 
     num_examples: int
@@ -29,7 +29,7 @@ class WholeEpochs(Participation):
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number b of batches per epoch."""
+        """The number of steps per epoch, which have one batch each."""
         return -(-self.num_examples // self.batch_size)
 
     @property
