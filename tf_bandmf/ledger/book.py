@@ -115,9 +115,8 @@ class Ledger:
                 there["budget"] = vars(chain.budget)
                 if there != body:
                     raise ValueError(
-                        f"The data set {name!r} already exists in the ledger with the "
-                        f"settings {there}. They must match the arguments, found {body}. "
-                        f"Use another name, or change the budget with set_budget."
+                        f"Data set {name!r} is stored with {there}, found arguments "
+                        f"{body}. Use another name, or call set_budget to change it."
                     )
         return self.balance(name)
 
@@ -245,10 +244,7 @@ class Ledger:
             _check_same(chain.of_run(run, "begun")[0], plan)
             noted = [entry.body["steps"] for entry in chain.of_run(run, "steps")]
             if steps < max(noted, default=0):
-                raise ValueError(
-                    f"steps must be >= {max(noted)}, the recorded number of steps, found "
-                    f"{steps}."
-                )
+                raise ValueError(f"steps must be >= {max(noted)}, found {steps}.")
             cost = of_plan(plan, chain.dataset, steps)
             body = {"steps": steps, "reason": reason, "costs": [cost]}
             return tables.append(chain, self._who, "ended", body, run)
@@ -396,6 +392,4 @@ def _named(plan: Plan, run: str) -> str:
 
 def _check_same(first: Entry, plan: Plan) -> None:
     if first.body["fingerprint"] != plan.fingerprint:
-        raise LedgerError(
-            f"Run {first.run} began with another plan. Use the plan of its first step."
-        )
+        raise LedgerError(f"Run {first.run} began with another plan. Use that plan.")

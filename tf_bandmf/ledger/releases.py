@@ -44,9 +44,7 @@ class Dataset:
                 f"The privacy unit must be {self.unit!r} for {self.name!r}, found {unit!r}."
             )
         if test_seed is not None:
-            raise ValueError(
-                "A plan with a test seed gives no privacy. Omit test_seed."
-            )
+            raise ValueError("A run with a test seed is not private. Omit test_seed.")
 
 
 def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:

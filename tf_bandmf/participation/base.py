@@ -152,9 +152,7 @@ class Participation(abc.ABC):
           ValueError: if the arguments are inconsistent.
           TypeError: if the class attribute `sampling` is None.
         """
-        raise TypeError(
-            f"{cls.__name__} cannot be constructed from the numbers of examples and epochs."
-        )
+        raise TypeError(f"{cls.__name__} cannot be made from examples and epochs.")
 
     def to_config(self) -> dict[str, Any]:
         """Returns a dictionary of plain values that `from_config` accepts."""
@@ -188,14 +186,12 @@ def register(cls: _Class) -> _Class:
         raise TypeError(f"{cls.__name__} lacks {missing}.")
     if cls.is_amplified and cls.accountant is Participation.accountant:
         raise TypeError(
-            f"{cls.__name__} lacks the method accountant: the inherited method claims no "
-            f"amplification."
+            f"{cls.__name__} lacks the method accountant, which amplification needs."
         )
     for table, name in ((PARTICIPATIONS, cls.kind), (NAMED, cls.sampling)):
         if name is not None and table.setdefault(name, cls) is not cls:
             raise ValueError(
-                f"The name {name!r} of {cls.__name__} is already used by "
-                f"{table[name].__name__}. Choose another name."
+                f"{name!r} of {cls.__name__} is already used by {table[name].__name__}."
             )
     return cls
 
@@ -215,7 +211,5 @@ def from_config(config: Mapping[str, Any]) -> Participation:
     arguments = dict(config)
     kind = arguments.pop("kind", None)
     if kind not in PARTICIPATIONS:
-        raise ValueError(
-            f"Unknown participation {kind!r}. Use a newer version of tf-bandmf."
-        )
+        raise ValueError(f"Unknown participation {kind!r}. Upgrade tf-bandmf.")
     return PARTICIPATIONS[kind](**arguments)

@@ -59,9 +59,7 @@ class CyclicFixedSize(Cyclic):
         )
 
     def amplification(self) -> str:
-        return (
-            "Amplification by sampling without replacement is claimed where it helps."
-        )
+        return "Amplification by sampling without replacement is claimed if useful."
 
     def describe(self) -> str:
         unused = self.num_examples - self.part_size * self.num_parts
