@@ -1,8 +1,8 @@
-"""The limits of a plan, by which a device decides whether to refuse a round.
+"""The limits of a plan, which a device checks before it takes part in a round.
 
 The policy is a small file and needs no TensorFlow. Call
-`DevicePolicy.from_plan(plan).save("policy.json")` once on the server side, and ship the
-file with the app that runs on the devices.
+`DevicePolicy.from_plan(plan).save("policy.json")` once on the server, and ship the file
+with the app that runs on the devices.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _FORMAT = "tf-bandmf-federated device policy 1"
 
 @dataclasses.dataclass(frozen=True)
 class DevicePolicy:
-    """The limits that a device itself enforces on every server request.
+    """The limits that a device enforces on every request of the server.
 
     Attributes:
       plan: the plan's fingerprint, 64 hexadecimal digits.
-      num_rounds: n; the rounds are 0, ..., n - 1.
-      min_separation: b, the minimum number of rounds from one participation to the
-        next.
+      num_rounds: n, the number of rounds, which are 0, ..., n - 1.
+      min_separation: b, the minimum number of rounds between the starts of two
+        participations: j - i >= b for participations in rounds i < j.
       max_participations: k, the maximum number of participations over all rounds.
       l2_norm_clip: zeta, the maximum l2 norm of any update that leaves the device.
 
@@ -70,11 +70,11 @@ class DevicePolicy:
     def refusal(
         self, round_number: int, last_round: int, participations: int
     ) -> str | None:
-        """Returns the reason why a device with this record must not contribute, or None.
+        """Returns why a device with this record must not take part, or None if it may.
 
         Args:
-          round_number: the round that the server names.
-          last_round: round of the device's last participation, or -1.
+          round_number: the round for which the server asks the device.
+          last_round: round of the device's last participation; -1 if there is none.
           participations: number of the device's participations so far.
         """
         if not 0 <= round_number < self.num_rounds:
@@ -107,5 +107,5 @@ class DevicePolicy:
         with open(path, encoding="utf-8") as file:
             content: dict[str, Any] = json.load(file)
         if content.pop("format", None) != _FORMAT:
-            raise ValueError(f"{path} must be a device policy, of format {_FORMAT!r}.")
+            raise ValueError(f"{path} must be a device policy with format {_FORMAT!r}.")
         return cls(**content)

@@ -1,18 +1,17 @@
 """A device's own record of its last participation and its number of participations.
 
-The record is kept in a folder on the device, outside of the app that trains, because
-the record must outlive the app. Each plan has its own files in the folder. The record
-belongs to the plan and not to a run, so a second run of a plan continues the record of
-the first run.
+The record is kept in a folder on the device, outside of the training app, because it
+must outlive the app. Each plan has its own files in the folder. The record belongs to a
+plan and not to a run, so a second run of the plan continues the first run's record.
 
 | file | |
 |---|---|
 | `<plan>.device` | name, last round with the server's receipt, participations, request |
 | `<plan>.update` | the contribution of the last round, to answer a repeated request |
 
-Each participation is written before it takes effect, so a device that is killed during
-a round has taken part in that round. No file name has a suffix that Flower includes in
-an app's bundle (`.json` and others).
+A participation is recorded before the device trains, so a device that is killed during
+a round has taken part in that round. The suffixes `.device` and `.update` are not among
+those, such as `.json`, whose files Flower includes in an app's bundle.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ class Refused(Exception):
 
 
 class DeviceStore:
-    """A device's participation record for one plan; its processes may share the record.
+    """A device's participation record for one plan, for one or several processes.
 
     Args:
       folder: folder that no other device uses, created with mode 0700. A device that
-        loses the folder becomes a new device with a new name and a new budget, so keep
-        the folder as long as the device's data.
+        loses the folder becomes a new device, with a new name and a new privacy budget.
+        Therefore keep the folder as long as the device's data.
       policy: the plan's policy.
 
     Raises:
@@ -71,9 +70,9 @@ class DeviceStore:
     def record(self) -> dict[str, Any]:
         """The record that the device shows to a server.
 
-        Its keys are `device`, `last_round`, `receipt` and `participations`. The
-        device's name is random, and remains unchanged as long as the folder exists. The
-        last round is -1 before the first participation; the receipt is the server's
+        Its keys are `device`, `last_round`, `receipt` and `participations`. The name
+        `device` is random, and does not change as long as the folder exists.
+        `last_round` is -1 before the first participation. `receipt` is the server's
         receipt for the last round.
         """
         names = ("device", "last_round", "receipt", "participations")
@@ -83,21 +82,21 @@ class DeviceStore:
     def begin(
         self, round_number: int, request: str, receipt: str = ""
     ) -> list[np.ndarray] | None:
-        """Counts a participation in a round; returns after the count is on disk.
+        """Counts a participation in a round, and returns when the count is on disk.
 
         Args:
-          round_number: the round that the server names.
-          request: digest of everything that determines the contribution.
+          round_number: the round for which the server asks the device.
+          request: digest of everything that determines the device's contribution.
           receipt: the server's receipt for this round.
 
         Returns:
-          None for a new request: the device should then compute its contribution and
-          store it with `keep`. The stored contribution if the request is repeated: a
-          server that repeats a request gets the same answer, and learns nothing new.
+          None if the request is new. The device must then compute its contribution and
+          store it with `keep`. If the request is repeated, the stored contribution. In
+          this case, the server gets the same answer again, and learns nothing new.
 
         Raises:
-          Refused: if the plan does not permit this device to take part in the round, or
-            if the request is repeated and no contribution to it was stored.
+          Refused: if the plan does not permit the device to take part in the round, or
+            if the request is repeated and its contribution was not stored.
         """
         with self._locked():
             content = self._read()
@@ -105,7 +104,7 @@ class DeviceStore:
                 kept = self._kept(request)
                 if kept is None:
                     raise Refused(
-                        f"the device already began round {round_number}, and its "
+                        f"the device already began round {round_number}, but its "
                         f"contribution was not stored"
                     )
                 return kept
@@ -124,14 +123,14 @@ class DeviceStore:
         return None
 
     def keep(self, request: str, contribution: Sequence[np.ndarray]) -> None:
-        """Stores the contribution to a request, before anything leaves the device.
+        """Stores the contribution to a request; must be called before it is sent.
 
         Raises:
           ValueError: if the device has begun another request in the meantime.
         """
         with self._locked():
             if self._read()["request"] != request:
-                raise ValueError("This round is over: another one has begun.")
+                raise ValueError("This round is over, because another one has begun.")
             stream = io.BytesIO()
             arrays = {f"a{i}": array for i, array in enumerate(contribution)}
             np.savez(
@@ -151,7 +150,7 @@ class DeviceStore:
             return [archive[f"a{i}"] for i in range(len(archive.files) - 1)]
 
     def _read(self) -> dict[str, Any]:
-        """Returns the record, which is replaced atomically, so reading needs no lock."""
+        """Reads the record without a lock, because it is replaced atomically."""
         content = json.loads(Journal(self._path).read()[0])
         if content["format"] != _FORMAT:
             raise ValueError(

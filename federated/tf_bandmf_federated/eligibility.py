@@ -1,10 +1,10 @@
-"""The rule that decides whether a device may take part, for devices and servers."""
+"""The rule by which devices and servers decide whether a device may take part."""
 
 from __future__ import annotations
 
 from typing import Any
 
-NEVER = -1  # last round of a device that has not taken part yet
+NEVER = -1  # The last round of a device that has not taken part yet.
 
 
 def may_take_part(
@@ -14,22 +14,22 @@ def may_take_part(
     min_separation: int,
     max_participations: int | None,
 ) -> Any:
-    """Returns True for devices that may join a round (arXiv:2306.08153, section 3).
+    """Returns True for devices that may take part (arXiv:2306.08153, section 3).
 
     Any two participations i < j of one device must have j - i >= b, and a device may
     take part at most k times.
 
     Args:
-      last_rounds: the last round of each device, from 0; `NEVER` if the device has not
-        taken part yet. All arguments may be numbers, arrays or tensors.
+      last_rounds: the last round, from 0, in which each device took part; `NEVER` if it
+        has not taken part yet. All arguments may be numbers, arrays or tensors.
       participations: number of participations of each device before this round.
       round_number: the round, from 0.
       min_separation: b.
-      max_participations: k; None for no limit other than the separation.
+      max_participations: k; None if only the separation limits the participations.
 
     Returns:
-      bool, with the shape of `last_rounds`; False if the last round is this round or
-      later.
+      bool, with the shape of `last_rounds`; False also for a device whose last round is
+      this round or a later one.
     """
     since = round_number - last_rounds
     free = (last_rounds <= NEVER) | (since >= min_separation)
@@ -39,7 +39,7 @@ def may_take_part(
 
 
 def contradicts_itself(last_round: Any, participations: Any) -> Any:
-    """Returns True if a record is impossible, for example because of a negative count."""
-    # In TFF's graphs, `==` on tensors would compare object identities.
+    """Returns True if a record is impossible, such as one with a negative count."""
+    # Avoids `==`, which would compare the identities of tensors in TFF's graphs.
     is_unknown = (last_round < NEVER) | (participations < 0)
     return is_unknown | ((last_round > NEVER) ^ (participations > 0))

@@ -1,8 +1,8 @@
-"""A sum of clipped updates that is the same, bit for bit, for any order of addition.
+"""A sum of clipped updates that is the same, bit for bit, in any order of addition.
 
-A sum of floats depends on the order of addition, and a server that sorts updates must
-keep all of them in memory. Therefore each update is rounded toward zero to integer
-multiples of a unit, and these integers are added:
+A sum of floats depends on the order of addition. To add updates in a fixed order, the
+server would have to keep all of them in memory. Therefore each coordinate of an update
+is rounded toward zero to an integer multiple of a unit, and the integers are added:
 
     added = trunc(update * factor / unit),   unit = 2^-24 times a power of two >= the clip
 
@@ -12,7 +12,7 @@ The unit depends only on the clip norm: if it depended on the number of devices 
 round, an additional device would change the rounding of all updates, and neighboring
 sums would differ by more than the device's update.
 
-For up to 127 updates, the sum is int32 and takes as much memory as the model; for more
+For up to 127 updates, the sum is int32 and takes as much memory as the model. For more
 updates, it is int64 and takes twice as much.
 """
 
@@ -32,18 +32,18 @@ from tf_bandmf_federated.large_vectors import blocks, in_chunks
 _BITS = 24
 # The maximum numbers of updates whose sums fit into int32 and int64.
 _FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
-# The number of coordinates added at a time.
+# Number of coordinates that are added at a time.
 _FOLDED = 1 << 16
 # The maximum exponent of the clip norm, so that float32 can also represent the unit.
 _LARGEST_EXPONENT = 80
 
 
 class ExactSum:
-    """A running sum of clipped updates, with 4 or 8 bytes per coordinate.
+    """A sum of clipped updates, which takes 4 or 8 bytes per coordinate.
 
     Args:
       size: d, the number of coordinates in all arrays of an update.
-      l2_norm_clip: zeta.
+      l2_norm_clip: zeta, the clip norm.
       most: maximum number of updates.
 
     Attributes:
@@ -87,8 +87,9 @@ class ExactSum:
         if self._left == 0:
             raise ValueError("The sum already has its maximum number of updates.")
         self._left -= 1
-        # Rounding the product to float32 adds less than the margin that `bound_update`
-        # leaves below the clip norm. If the factor is 1, the product is exact.
+        # Rounding the product to float32 increases its norm by less than the margin
+        # that `bound_update` leaves below the clip norm. If the factor is 1, the product
+        # is exact.
         scale = np.float32(bounded.factor / self.unit)
         ends = np.cumsum([array.size for array in bounded.update])
         sums = [self.units[n - a.size : n] for n, a in zip(ends, bounded.update)]
@@ -98,16 +99,17 @@ class ExactSum:
     def mean_with(
         self, noise: Iterable[np.ndarray], stddev: float, denominator: float
     ) -> np.ndarray:
-        """Returns `(sum + stddev noise) / denominator`, float32, in multiples of `grid_of`.
+        """Returns the noisy mean, `(sum + stddev noise) / denominator`, as float32.
 
-        The result overwrites the memory of the sum.
+        The mean is rounded to multiples of `grid_of(stddev / denominator)`. It
+        overwrites the memory of the sum, so the sum cannot be used afterwards.
 
         Args:
           noise: consecutive parts of the noise vector, which has d float32 entries.
-          stddev: standard deviation of the added noise, per unit of `noise`.
+          stddev: factor by which `noise` is multiplied before it is added.
           denominator: a public constant.
         """
-        # The float32 results overwrite only integers that were already read.
+        # Each float32 result overwrites only integers that have already been read.
         noisy = self.units.view(np.float32)[: self.units.size]
         start, grid = 0, grid_of(stddev / denominator)
         for part in noise:

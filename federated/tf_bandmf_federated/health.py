@@ -1,6 +1,6 @@
 """Log lines for the operator, one per round, with device counts and the epsilon so far.
 
-The counts are exact, and the guarantee does not cover them: do not publish these lines.
+The counts are exact, so the guarantee does not cover them. Do not publish these lines.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def line_of(
     Args:
       plan: the run's plan.
       round_number: the round, from 0.
-      metrics: the round's metrics, from `FederatedAveraging`.
-      measured: the participations up to this round.
+      metrics: the round's metrics from `FederatedAveraging`.
+      measured: the measured participation up to and including this round.
     """
     epsilon = 0.0
     if measured.max_participations > 0:

@@ -140,7 +140,7 @@ def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path, monkeyp
     assert all(len(rounds) == K for rounds in before.values())
     # A server that lost its record of the run is stopped before a round begins, because
     # the devices report the earlier run together with their names.
-    with pytest.raises(RuntimeError, match=r"4 claim .* has not begun"):
+    with pytest.raises(RuntimeError, match=r"4 node\(s\) claim .* has not begun"):
         start(make_strategy(tmp_path / "another"), grid)
     assert came(grid) == before
     # If the server skips this check, the devices themselves refuse to take part.
@@ -410,7 +410,7 @@ def of_another_plan(grid):
 @pytest.mark.parametrize(
     "change, text",
     [
-        (of_another_plan, "4 have the policy of another plan"),
+        (of_another_plan, r"4 node\(s\) have the policy of another plan"),
         (lambda grid: grid.nodes.clear(), "Of 0 connected nodes: there are none"),
     ],
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pathlib
 
-_APP = "tool.flwr"  # section in the pyproject.toml of a Flower app
+_APP = "tool.flwr"  # A section in the pyproject.toml of every Flower app.
 
 
 def check_outside_of_apps(folder: str, what: str) -> None:
-    """Raises ValueError if a folder is, or is inside, the folder of a Flower app.
+    """Raises ValueError if a folder is a Flower app's folder, or inside of one.
 
-    `flwr run` bundles the files in an app's folder, and every SuperNode gets the bundle.
+    `flwr run` bundles the files in an app's folder and sends them to every SuperNode.
 
     Args:
       folder: folder for private files.

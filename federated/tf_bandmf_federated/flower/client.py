@@ -1,4 +1,4 @@
-"""The device side of Flower: enforces the plan's limits, and sends only the update."""
+"""The device side for Flower: enforces a plan's limits, and sends only the update."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class ParticipationMod:
     """A Flower mod that enforces the limits of a plan on the device.
 
     On a `train` message, the device records the participation on disk before it calls
-    the app. The change of the weights in the app's `ArrayRecord`, clipped to the plan's
-    clip norm, is sent as the update; all other records of the app's reply are dropped.
-    If the device's record forbids the participation, the device refuses the request,
-    and the app is not called. The answer to a repeated message is the stored first
-    answer.
+    the app. The update that it sends is the change of the weights in the app's
+    `ArrayRecord`, clipped to the plan's clip norm. All other records of the app's reply
+    are dropped. If the device's record forbids the participation, the device refuses
+    the request without calling the app. If the server repeats a message, the device
+    sends its stored first answer again.
 
     Put this mod first in the list of mods, so that all other mods run inside it. Then
     call `install`: without it, the app does not answer the server's query for the
@@ -39,11 +39,11 @@ class ParticipationMod:
     answers would not be private.
 
     Args:
-      policy: the plan's policy, `DevicePolicy.from_plan(plan)`. Requests for another plan
-        are refused.
+      policy: the plan's policy, `DevicePolicy.from_plan(plan)`. Requests for another
+        plan are refused.
       store: folder for the device's record, or a function that maps Flower's context to
         that folder (for example, by reading `context.node_config`). The folder must
-        outlive the app, and belong to one device only.
+        outlive the app, and must not be shared with another device.
     """
 
     def __init__(self, policy: DevicePolicy, store: Where) -> None:
@@ -53,7 +53,7 @@ class ParticipationMod:
     def __call__(
         self, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
-        """Handles a message; the signature is the one that Flower requires of mods."""
+        """Handles a message; Flower requires this signature of mods."""
         kind = message.metadata.message_type
         category, _, action = kind.partition(".")
         if category == "train":
@@ -65,12 +65,12 @@ class ParticipationMod:
         )
 
     def install(self, app: ClientApp) -> ClientApp:
-        """Makes the app answer the server's query for the device name; returns the app."""
+        """Lets the app answer the query for the device's name; returns the app."""
         app.query(messages.QUERY_ACTION)(self.answer)
         return app
 
     def answer(self, message: Message, context: Context) -> Message:
-        """Returns the device's name and participation record to the server."""
+        """Answers the server's query: returns the device's name and record."""
         record = self._open(context).record
         about = ConfigRecord({"plan": self._policy.plan, **record})
         return Message(RecordDict({messages.REPLY: about}), reply_to=message)
@@ -95,7 +95,7 @@ class ParticipationMod:
             if config[messages.PLAN] != self._policy.plan:
                 raise Refused("the server and this device have different plans")
             store = self._open(context)
-            # The server compares the record from before this round with its ledger.
+            # Send the record as it was before this round; the server checks it.
             record = store.record
             about.update(last_round=record["last_round"], receipt=record["receipt"])
             request = _digest((self._policy.plan, run, number, trained), before)
@@ -111,7 +111,7 @@ class ParticipationMod:
             try:
                 update = self._update(message, context, call_next, before, trained)
             except Exception as error:
-                # The error's message and type may reveal private data, so they stay on
+                # The error's type and message may reveal private data. Log them only on
                 # the device.
                 log(WARNING, "Round %d failed: %r", number, error)
                 about["problem"] = messages.FAILED
@@ -130,7 +130,7 @@ class ParticipationMod:
         before: dict[str, np.ndarray],
         trained: list[str],
     ) -> list[np.ndarray]:
-        """Computes the clipped update of the trained arrays from the app's reply."""
+        """Calls the app, and returns the clipped update of the trained arrays."""
         reply = call_next(message, context)
         if reply.has_error():
             raise RuntimeError(reply.error.reason)
@@ -151,7 +151,7 @@ class ParticipationMod:
             update = [after[name] - before[name] for name in trained]
         clipped = clip_update(update, self._policy.l2_norm_clip)
         if not clipped.is_finite:
-            log(WARNING, "The new weights are not finite; this device sends zeros.")
+            log(WARNING, "The new weights are not finite. This device sends zeros.")
         return clipped.update
 
 
@@ -173,7 +173,7 @@ def private_client_app(
     Args:
       policy: the plan's policy.
       store: see `ParticipationMod`.
-      mods: further mods, which run inside the `ParticipationMod`; their output is
+      mods: further mods, which run inside the `ParticipationMod`, so their output is
         clipped or dropped.
     """
     mod = ParticipationMod(policy, store)

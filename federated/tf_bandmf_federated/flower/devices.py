@@ -1,9 +1,9 @@
 """Maps Flower's nodes to the names of the devices that run them.
 
-A node's number is valid only as long as the node's connection lasts. A device's name is
-kept in the device's store, and lasts as long as the participation record in that store.
-Therefore the server asks nodes for device names. It asks as many nodes as a round
-needs, in random order. A node that does not answer delays no round.
+Flower gives a node a new number whenever it connects. A device's name is kept in the
+device's store, and lasts as long as the participation record in that store. Therefore
+the server asks nodes for the names of their devices. It asks only as many nodes as a
+round needs, in random order. A node that does not answer does not delay a round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = getLogger("flwr").log  # Flower's logger
 # Seconds between a failed query and the next query to the same node. The pause doubles
 # after each failure, up to the longest pause.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-# The pattern of device names, as made by `DeviceStore`.
+# Pattern of the device names that `DeviceStore` makes.
 _NAME = re.compile("[0-9a-f]{16,64}")
 # Reasons why a node cannot take part.
 OTHER_PLAN, STRANGER, FAILED = "another plan", "rounds of another run", "an error"
@@ -39,8 +39,8 @@ class Devices:
     Args:
       grid: Flower's grid.
       plan: the plan's fingerprint; devices with another plan are ignored.
-      ledger: the run's ledger. A device that claims to have taken part in a round that
-        the ledger lacks is ignored.
+      ledger: the run's ledger. A device is ignored if it claims to have taken part in a
+        round that is not in the ledger.
       timeout: seconds to wait for the answers of queried nodes.
 
     Attributes:
@@ -57,26 +57,26 @@ class Devices:
         self._grid = grid
         self._plan = plan
         self._ledger, self._timeout = ledger, timeout
-        self.nodes: list[int] = []  # updated by `present`; up to a million nodes
-        self._names: dict[int, str] = {}  # device names of usable nodes
-        self._problems: dict[int, str] = {}  # reasons why nodes are unusable
-        # For each node whose query failed: the time of the next query, and the pause
-        # after the next failure.
+        self.nodes: list[int] = []  # Updated by `present`; may be a million nodes.
+        self._names: dict[int, str] = {}  # Device names of usable nodes.
+        self._problems: dict[int, str] = {}  # Why other nodes are unusable.
+        # For each node whose query failed: the time of the next query, and the length
+        # of the pause if that query fails too.
         self._failed: dict[int, tuple[float, float]] = {}
         self._asked: dict[str, tuple[int, float]] = {}  # message -> (node, time)
 
     def present(self) -> list[str]:
-        """Returns the names of connected devices that have answered the query.
+        """Returns the names of the connected devices that have sent their names.
 
         Raises:
-          RuntimeError: if a device has a receipt for a round whose cohort, according to
-            the ledger, does not include the device.
+          RuntimeError: if a device has a receipt for a round, but is not in the cohort
+            that the ledger has for this round.
         """
         self._look()
         return list(self._names.values())
 
     def problems(self) -> collections.Counter[str]:
-        """Counts, for each reason, the connected nodes that cannot take part."""
+        """Returns the number of unusable connected nodes for each reason."""
         return collections.Counter(self._problems.values())
 
     def ask(self, count: int) -> bool:
@@ -99,7 +99,7 @@ class Devices:
             if node not in self._names and node not in settled
         )
         new = list(itertools.islice(unknown, max(0, count - awaited)))
-        # An answer is used even if it arrives long after the timeout.
+        # A time to live above the timeout, because late answers are used too.
         ttl = 20 * self._timeout
         queries = [Message(RecordDict(), node, QUERY, ttl=ttl) for node in new]
         for node, sent in zip(new, self._grid.push_messages(queries) if new else ()):
@@ -109,12 +109,12 @@ class Devices:
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
         """Maps device names to node numbers, as of the last call of `present`."""
-        # If two nodes have the same device name, only the later node is alive.
+        # If two nodes have the same device name, the device reconnected as the later.
         nodes = {name: node for node, name in self._names.items()}
         return {name: nodes[name] for name in names if name in nodes}
 
     def gone(self, nodes: Iterable[int]) -> set[int]:
-        """Returns those of the nodes that are no longer connected."""
+        """Returns those of `nodes` that are no longer connected."""
         return set(nodes).difference(self._grid.get_node_ids())
 
     def _look(self) -> None:
@@ -160,10 +160,10 @@ class Devices:
                 self._problems[node] = problem
 
     def _is_of_this_run(self, name: str, about: ConfigRecord) -> bool:
-        """Returns True if the device's last round is one that this server has begun.
+        """Returns True if this server has begun the last round that a device reports.
 
-        Any device can falsely claim a later round. Therefore a later round stops the
-        run only if the device shows a valid receipt for it.
+        Any device can falsely report a round that this server has not begun. Therefore
+        such a round stops the run only if the device has a valid receipt for it.
         """
         last_round = about.get("last_round")
         if not isinstance(last_round, int):

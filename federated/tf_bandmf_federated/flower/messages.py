@@ -1,4 +1,4 @@
-"""Names of records and entries in the messages between server and devices.
+"""Names of the records and entries in messages between the server and devices.
 
 | message | record | entries |
 |---|---|---|
@@ -12,7 +12,7 @@
 
 `problem` is "" if the device took part, "refused: ..." if the device's record forbids
 the participation, and "failed" if the app raised an error. Nothing else leaves a
-device, because training metrics, for example, would be exact values without noise.
+device: training metrics, for example, would be exact values without noise.
 """
 
 from __future__ import annotations

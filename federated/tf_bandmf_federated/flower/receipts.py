@@ -1,10 +1,11 @@
-"""Receipts for rounds, by which a server detects rounds that its ledger lacks.
+"""Receipts for rounds, which let a server detect rounds that its ledger lacks.
 
 The server sends each selected device a receipt, which only the server's ledger can
-make. The device stores the receipt with its participation record, and shows it when
-asked for its name, and in each reply to a training request. If the ledger does not list
-the device in the cohort of the receipt's round, then either another copy of the run
-issued the receipt, or the server's folder was later replaced by an older copy.
+make. The device stores the receipt with its participation record. It sends the receipt
+whenever the server asks for its name, and in each reply to a training request. If the
+ledger does not list the device in the cohort of the receipt's round, then either
+another copy of the run issued the receipt, or the server's folder was later replaced by
+an older copy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tf_bandmf_federated.ledger import Ledger
 
 
 def give(ledger: Ledger, devices: Iterable[str], round_number: int) -> dict[str, str]:
-    """Returns the receipts for a round that has begun, by device name."""
+    """Returns each device's receipt for a round that has begun, by device name."""
     draw = ledger.rounds[round_number].point[:32]
     return {name: _receipt(ledger, name, round_number, draw) for name in devices}
 
@@ -31,7 +32,7 @@ def check(ledger: Ledger, device: str, about: ConfigRecord) -> None:
     Args:
       ledger: the run's ledger.
       device: the device's name.
-      about: what the device says about itself.
+      about: the device's report about itself, from a message.
 
     Raises:
       RuntimeError: if the receipt is valid, but the ledger lacks this participation.
@@ -45,15 +46,15 @@ def check(ledger: Ledger, device: str, about: ConfigRecord) -> None:
     point = ledger.point_with(device, number)
     if point is None or point[:32] != draw:
         raise RuntimeError(
-            f"A device has this server's receipt for round {number}, but private_dir "
-            f"does not match it: {len(ledger.rounds)} rounds were begun there. It is an "
-            f"old copy (a backup, a snapshot), or another program uses a copy of it. No "
-            f"noise is used twice, but both histories together spend more than the plan "
-            f"permits. Restore the newest private_dir, or begin a new run with a new "
-            f"plan and new device stores."
+            f"A device has this server's receipt for round {number}, but the ledger in "
+            f"private_dir, with {len(ledger.rounds)} rounds in total, lacks it. "
+            f"private_dir is an old copy (for example a backup), or another program uses "
+            f"a copy of it. No noise is used twice, but both copies together spend more "
+            f"than the plan permits. Restore the newest private_dir, or begin a new run "
+            f"with a new plan and new device stores."
         )
 
 
 def _receipt(ledger: Ledger, device: str, round_number: int, draw: str) -> str:
-    """Returns the receipt for one device, one round and the round's start."""
+    """Returns a device's receipt for a round whose random number is `draw`."""
     return f"{draw}.{ledger.seal(f'{round_number} {device} {draw}')}"

@@ -1,4 +1,4 @@
-"""The server side: a Flower strategy that can continue an interrupted run."""
+"""The server side for Flower: a strategy that can continue an interrupted run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tf_bandmf_federated.state_rows import digest_of_rows, rows_of
 
 log = getLogger("flwr").log  # Flower's logger
 _PAUSE = 0.05  # seconds between two polls of the SuperLink
-_GONE = 5.0  # seconds between two checks for nodes that left during a round
+_GONE = 5.0  # seconds between two checks for nodes that disconnected in a round
 _DEFAULT_TIMEOUT = 3600.0  # Flower's default
 _ASKED = 1_000  # minimum number of nodes queried for their names
 _SHOWN = 200  # maximum number of characters of a device's answer in a log line
@@ -57,46 +57,46 @@ class PrivateFedAvg(Strategy):
     each device's store stay private and undamaged. The server is trusted with the
     devices' updates.
 
-    The devices of a round are selected by their participation records in the ledger,
-    which is updated before anything is sent. The server clips each update again, adds
-    up the updates with uniform weights, adds the noise of the round, no matter how many
-    devices replied, and divides by a constant. `start` continues an interrupted run;
-    `server_round` in Flower's records is the plan's round plus 1.
+    The server selects the devices of a round by their participation records in the
+    ledger, and updates the ledger before it sends anything. It clips each update again,
+    adds up the updates with uniform weights, adds the noise of the round, no matter how
+    many devices replied, and divides by a constant. Flower's `server_round` is the
+    plan's round plus 1. `start` also continues an interrupted run;
     `tf_bandmf_federated.tff.training` describes the recovery after a crash.
 
-    The metrics in the result of `start` are exact counts of devices; they are meant for
-    the operator, and are not private. Devices do not send metrics; evaluate on public
-    data with `evaluate_fn`.
+    The metrics in the result of `start` are exact counts of devices. They are meant for
+    the operator, and are not private. Devices do not send metrics. Use `evaluate_fn` to
+    evaluate the model on public data.
 
     Args:
       plan: plan with `MinSep` participation, whose steps are rounds.
       private_dir: folder for the ledger, which contains the noise key and the state.
         The folder is secret, and needed to continue a run. It must not be inside the
         folder of a Flower app, because Flower sends an app's files to every node.
-      clients_per_round: public denominator, and number of devices to select; by default
-        the plan's batch size.
+      clients_per_round: number of devices to select for a round, and the constant by
+        which each sum is divided; by default the plan's batch size.
       server_optimizer: server optimizer; by default SGD with learning rate 1.
       over_selection: factor >= 1; `over_selection * clients_per_round` devices are
         asked, so that about `clients_per_round` answer within the `timeout` of `start`.
         If the factor is above 1, `timeout` is required. All updates that arrive in time
-        are added up; the denominator stays `clients_per_round`. A round ends at the
-        timeout, or when every device that is still connected has answered. Therefore no
-        device's training time or failure affects whether another device's update is
-        included. Replies after the end of a round are counted as late.
+        are added up, and the sum is still divided by `clients_per_round`. A round ends
+        at the timeout, or when every device that is still connected has answered.
+        Therefore no device's training time or failure affects whether another device's
+        update is included. Replies after the end of a round are counted as late.
       min_available: number of eligible devices to wait for before a round begins; by
         default `clients_per_round`.
       max_wait: seconds to wait for `min_available` devices. After this time, the round
-        runs with the eligible devices; if there are none, `start` raises an error, and
-        no round is spent.
-      query_timeout: seconds to wait for nodes to answer the query for their device
-        names, while too few names are known.
+        runs with the devices that are eligible. If there are none, `start` raises an
+        error, and no round of the plan is used up.
+      query_timeout: seconds to wait for nodes to send their device names, if the server
+        knows too few names for a round.
       not_trained: names of arrays that are not trained, such as counters and moving
-        averages. They may have any dtype, and are not part of the update; devices get
-        them unchanged from `initial_arrays`.
-      models: destination of the weights (a list of arrays), which are released after
-        each round. The key of a release is the number of completed rounds; a new
-        release must replace an earlier release with the same key.
-      interrupted_round: "replay" an interrupted round, or "skip" it.
+        averages. They may have any dtype, and are not part of the update. Devices
+        receive their initial values in each round.
+      models: destination to which the weights (a list of arrays) are released after
+        each round. The key of a release is the number of completed rounds. A release
+        must replace an earlier release with the same key.
+      interrupted_round: what to do with an interrupted round: "replay" or "skip".
 
     Attributes:
       plan: plan of the run.
@@ -127,14 +127,14 @@ class PrivateFedAvg(Strategy):
         )
         self._fixed_names = list(self.not_trained)
         self._measured: MeasuredParticipation | None = None
-        self._devices: Devices  # `start` sets this attribute
+        self._devices: Devices  # Set by `start`.
         self._ledger: Ledger
         self._waiting_since: float | None = None
-        self._unanswered: list[str] = []  # ids of the last round's messages
+        self._unanswered: list[str] = []  # Ids of the last round's unanswered messages.
 
     @property
     def measured(self) -> MeasuredParticipation:
-        """The run's measured min separation and participations, for `write_report`.
+        """The min separation and participations of the run, for `write_report`.
 
         Raises:
           ValueError: before `start` has returned.
@@ -158,19 +158,19 @@ class PrivateFedAvg(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Runs the remaining rounds.
+        """Runs all rounds, or the remaining rounds of an interrupted run.
 
         Args:
           grid: Flower's grid.
           initial_arrays: weights before round 0, float32. After a restart, their values
-            are ignored, but names and shapes must be the same as before.
+            are ignored, but their names and shapes must be the same as before.
           num_rounds: number of rounds of the whole run, over all restarts; by default
-            the plan's.
-          timeout: seconds to wait for the replies of a round, by default an hour; the
-            round lasts this long if a device stays connected without answering.
+            all rounds of the plan.
+          timeout: seconds to wait for the replies of a round; by default an hour. The
+            round takes this long if a device stays connected without answering.
           train_config: additional settings that are sent to devices with the model.
-          evaluate_config: must be None, because evaluations on the devices' data would
-            leave the devices without noise.
+          evaluate_config: must be None, because devices would send evaluation results
+            without noise.
           evaluate_fn: function that evaluates weights on public data; its arguments are
             `server_round` and the weights.
 
@@ -180,14 +180,14 @@ class PrivateFedAvg(Strategy):
         """
         if evaluate_config is not None:
             raise ValueError(
-                "evaluate_config must be None: evaluation results of devices are not "
-                "private. Evaluate on public data with evaluate_fn."
+                "evaluate_config must be None, because evaluation results from devices "
+                "are not private. Use evaluate_fn to evaluate on public data."
             )
         if timeout is None and self.over_selection > 1.0:
             raise ValueError(
-                "With over_selection > 1, start must get a timeout in seconds. Without "
-                "it, a round would end when enough devices have answered, so a device's "
-                "training time would affect whether another device's update is used."
+                "With over_selection > 1, start must get a timeout in seconds. Without a "
+                "timeout, a round would end when enough devices have answered, so one "
+                "device's training time could exclude another device's update."
             )
         self.summary()
         arrays = dict(initial_arrays.items())
@@ -270,7 +270,7 @@ class PrivateFedAvg(Strategy):
     configure_evaluate = aggregate_evaluate = _refuse
 
     def _record(self, weights: list[np.ndarray]) -> ArrayRecord:
-        """Returns the whole model, with trained and untrained arrays."""
+        """Returns the whole model: the weights, and the arrays that are not trained."""
         pairs = zip(self._names, weights, strict=True)
         arrays = {name: Array(weight) for name, weight in pairs} | self._fixed
         return ArrayRecord({name: arrays[name] for name in self._order})
@@ -282,8 +282,8 @@ class PrivateFedAvg(Strategy):
           True if the caller should search for eligible devices again.
 
         Raises:
-          RuntimeError: if there is no eligible device after `max_wait`; a round without
-            devices would waste one of the plan's rounds on noise.
+          RuntimeError: if no device is eligible after `max_wait`. A round without
+            devices would waste one of the plan's rounds.
         """
         wanted = math.ceil(self._wanted * self.over_selection)
         lacking = max(wanted, self._needed) - eligible
@@ -303,27 +303,29 @@ class PrivateFedAvg(Strategy):
             raise RuntimeError(self._why_nobody())
         log(
             WARNING,
-            "%d devices are eligible, fewer than min_available = %d. They run the round.",
+            "Only %d devices are eligible, although min_available = %d. The round starts "
+            "with these devices.",
             eligible,
             self._needed,
         )
         return False
 
     def _search(self) -> bool:
-        """Asks more nodes for device names, to find the devices of an interrupted round."""
+        """Asks more nodes for device names, to find an interrupted round's devices."""
         awaits = self._devices.ask(_ASKED)
         if awaits:
             time.sleep(_PAUSE)
         return awaits
 
     def _warn_of_too_few(self) -> None:
-        """Warns before round 0 if too few devices are connected for the min separation."""
+        """Warns before round 0 if the min separation needs more connected devices."""
         b, connected = self._participation.min_separation, len(self._devices.nodes)
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
                 WARNING,
-                "%d nodes are connected. Rounds of %d devices, which then pause for %d "
-                "rounds, need %d. Unless more connect, the run stops after %d rounds.",
+                "%d nodes are connected. Each round uses %d devices, which then pause "
+                "for %d rounds, so the run needs %d devices. Unless more devices "
+                "connect, the run stops after %d rounds.",
                 connected,
                 self._wanted,
                 b - 1,
@@ -332,7 +334,7 @@ class PrivateFedAvg(Strategy):
             )
 
     def _why_nobody(self) -> str:
-        """Returns an error message, with advice, for a round without eligible devices."""
+        """Returns an error message that says why no device is eligible."""
         b, wanted = self._participation.min_separation, self._wanted
         k = self._participation.participations(self.plan.num_steps)
         names = self._devices.present()
@@ -340,20 +342,28 @@ class PrivateFedAvg(Strategy):
         spent = int(np.sum(counts >= k))
         problems = self._devices.problems()
         reasons = {
-            "have the policy of another plan: put DevicePolicy.from_plan(plan) of this "
-            "run's plan into their app": problems[devices.OTHER_PLAN],
-            "answer the query for their name with an error: their app needs "
-            "private_client_app, or ParticipationMod.install": problems[devices.FAILED],
-            "claim that they took part in rounds that this run has not begun: an earlier "
-            "run of the plan began them, and both runs together would spend more than the "
-            "plan permits. Continue with that run's private_dir, or begin a new run with a "
-            "new plan and new device stores": problems[devices.STRANGER],
-            f"took part {k} times, the plan's maximum: connect other devices": spent,
-            f"must pause for {b - 1} rounds: rounds of {wanted} devices with a min "
-            f"separation of {b} need {wanted * b} devices. Connect more devices and call "
-            f"start again, or make a plan with fewer clients per round or a smaller min "
-            f"separation": (len(names) - spent),
-            "have not answered": len(self._devices.nodes)
+            "node(s) have the policy of another plan. Build their app with "
+            "DevicePolicy.from_plan(plan) of this run's plan": problems[
+                devices.OTHER_PLAN
+            ],
+            "node(s) answered the query for their device name with an error. Their app "
+            "needs private_client_app, or ParticipationMod.install": problems[
+                devices.FAILED
+            ],
+            "node(s) claim that they took part in rounds that this run has not begun. An "
+            "earlier run of the plan began these rounds, and both runs together would "
+            "spend more than the plan permits. Continue with that run's private_dir, or "
+            "begin a new run with a new plan and new device stores": problems[
+                devices.STRANGER
+            ],
+            f"device(s) took part {k} times, the plan's maximum. Connect other devices": (
+                spent
+            ),
+            f"device(s) must pause for {b - 1} rounds. Rounds of {wanted} devices with a "
+            f"min separation of {b} need {wanted * b} devices. Connect more devices and "
+            f"call start again, or make a plan with fewer clients per round or a smaller "
+            f"min separation": (len(names) - spent),
+            "node(s) have not answered": len(self._devices.nodes)
             - len(names)
             - problems.total(),
         }
@@ -364,8 +374,8 @@ class PrivateFedAvg(Strategy):
         )
 
     def _exchange(self, request: Request, add: Add) -> Replies:
-        """Sends the model to a round's devices; adds updates that arrive in time."""
-        # Replies that belong to the previous round are late, and are discarded.
+        """Sends the model to a round's devices; adds the updates that arrive in time."""
+        # Discard replies to the previous round, which are late.
         late = len([*self._grid.pull_messages(self._unanswered)])
         nodes = self._devices.nodes_of(request.names)
         asked = self._send(request, nodes)
@@ -383,14 +393,13 @@ class PrivateFedAvg(Strategy):
                     refused += 1
                 else:
                     failed += 1
-                    # %r escapes line breaks, so a device cannot insert lines into the
-                    # log.
+                    # %r escapes line breaks, so that devices cannot forge log lines.
                     log(INFO, "device %s: %r", name[:8], answer[:_SHOWN])
             if time.monotonic() > look:
                 look = time.monotonic() + _GONE
                 gone = self._devices.gone(nodes.values())
                 for message in [m for m, name in asked.items() if nodes[name] in gone]:
-                    del asked[message]  # the node is gone, so do not wait for its reply
+                    del asked[message]  # Do not wait for a node that is gone.
                     failed += 1
             if asked:
                 time.sleep(_PAUSE)
@@ -398,13 +407,13 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """Yields the arrived replies; pulls few at a time, as each has a model's size."""
+        """Yields replies that have arrived; pulls few at a time, as they are large."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])
 
     def _send(self, request: Request, nodes: dict[str, int]) -> dict[str, str]:
-        """Sends the model; returns a dictionary from message ids to device names."""
+        """Sends the model; returns a dictionary of message ids and device names."""
         config = ConfigRecord(
             {
                 **self._config,
@@ -415,8 +424,8 @@ class PrivateFedAvg(Strategy):
                 messages.NOT_TRAINED: self._fixed_names,
             }
         )
-        # The messages to all devices share these records, because making a record costs
-        # as much as adding an update.
+        # All messages share these records, because making a record takes as much time
+        # as adding an update.
         model = self._record(request.weights)
         common = {messages.ARRAYS: model, messages.CONFIG: config}
         given = {
@@ -442,12 +451,12 @@ class PrivateFedAvg(Strategy):
     def _update_of(
         self, reply: Message, request: Request, name: str
     ) -> list[np.ndarray] | str:
-        """Returns the arrays that a device adds to the sum, or the reason for a failure."""
+        """Returns the arrays of a device's update, or the reason why there is none."""
         if reply.has_error():
             return f"error {reply.error.code}"
         about = reply.content.get(messages.REPLY)
         if not isinstance(about, ConfigRecord):
-            return "the device does not run ParticipationMod; its answer is not used"
+            return "the device does not run ParticipationMod, so its answer is not used"
         receipts.check(self._ledger, name, about)
         if about.get("problem"):
             return str(about["problem"])
@@ -460,5 +469,5 @@ class PrivateFedAvg(Strategy):
             return "the device did not send exactly the arrays of the model"
         try:
             return [arrays[name].numpy() for name in self._names]
-        except Exception as error:  # a malformed reply must not stop the training
+        except Exception as error:  # A malformed reply must not stop the run.
             return f"the arrays cannot be read: {type(error).__name__}"
