@@ -1,4 +1,4 @@
-"""Multithreaded operations on large vectors, in parts that fit into the CPU cache."""
+"""Multithreaded operations on large vectors, in blocks that fit in the CPU cache."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import numpy as np
 
-BLOCK = 1 << 15  # number of entries that NumPy processes at a time
-_CHUNK = 1 << 20  # number of entries that a thread processes at a time
+BLOCK = 1 << 15  # Number of entries that NumPy processes at a time.
+_CHUNK = 1 << 20  # Number of entries that a thread processes at a time.
 _THREADS = min(4, os.cpu_count() or 1)
 
 T = TypeVar("T")
@@ -26,15 +26,15 @@ def blocks(start: int, end: int, size: int = BLOCK) -> Iterator[slice]:
 
 
 def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
-    """Calls `work(chunk, ...)` for all chunks of arrays, in threads, in any order.
+    """Calls `work(chunk, ...)` for all chunks of the arrays, in threads, in any order.
 
-    The division into chunks does not depend on the number of threads. NumPy releases
-    Python's global lock during its operations.
+    The division into chunks does not depend on the number of threads. Threads run in
+    parallel, because NumPy releases the global interpreter lock.
 
     Args:
-      work: function whose arguments are one-dimensional chunks, one chunk per group;
-        each chunk is a view of a contiguous array.
-      *groups: sequences of arrays; arrays at the same index have the same size in all
+      work: function that takes one chunk from each group. A chunk is a one-dimensional
+        view of a contiguous array.
+      *groups: sequences of arrays. Arrays at the same index have the same size in all
         groups.
     """
     flat = [[np.reshape(array, -1) for array in arrays] for arrays in groups]
@@ -44,7 +44,7 @@ def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
         for part in blocks(0, vector.size, _CHUNK)
     ]
     size = sum(vector.size for vector in flat[0])
-    threads = min(_THREADS, -(-size // _CHUNK))  # small vectors take one thread
+    threads = min(_THREADS, -(-size // _CHUNK))  # Small vectors use one thread.
 
     def of_thread(first: int) -> list[T]:
         some = parts[first::threads]
@@ -54,9 +54,9 @@ def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
 
 
 def ahead(work: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:
-    """Yields `work(item)` for each item, in order; threads compute the next few results.
+    """Yields `work(item)` for each item, in order; threads compute results in advance.
 
-    The items must not depend on each other.
+    The calls must not depend on each other.
     """
     if len(items) < 2 or _THREADS < 2:
         yield from map(work, items)

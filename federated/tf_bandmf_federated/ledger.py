@@ -1,29 +1,29 @@
-"""The write-ahead record of a run: the rounds begun so far, and the newest state.
+"""The write-ahead log of a run: the rounds that have begun, and the newest state.
 
-If a round runs twice, with two cohorts or two models, the run spends more than the plan
-permits. Therefore the ledger records the cohort of a round before any device is
-contacted, and the result of the round, with the resulting state, before anything is
-released. After a crash, the program repeats the interrupted round with the same cohort.
-This is safe even if the sum of the updates differs the second time, because nothing of
-the round was released, and the noise is bound to the sum.
+If a round ran twice, with two cohorts or two models, the run would spend more than the
+plan permits. Therefore the ledger records the cohort of a round before any device is
+contacted, and the state after the round before anything is released. After a crash, the
+program repeats the interrupted round with the same cohort. This is safe even if the sum
+of the updates differs the second time, because no result of the round was released, and
+the noise is bound to the sum.
 
 The file is an SQLite database. Its journal ensures that an entry is written completely
 or not at all, and is on disk before the call returns. It has three tables:
 
-`entries`: each entry has a SHA-256 of its content, the round's cohort, and the previous
+`entries`: with each entry, a SHA-256 of its content, the round's cohort and the previous
 entry's digest. The order of entries is fixed: `run`; then `finished` and `released` for
 the initial state, as round -1; then `started`, `finished` and `released` for each round.
 
 | entry | fields |
 |---|---|
-| `run` | the plan's fingerprint, and the engine's settings; a secret |
+| `run` | the plan's fingerprint, the settings of the run, and a secret key |
 | `started` | round, a random number, the measured participation |
 | `finished` | round, digest of the new state, reason for skipping the round, or null |
 | `released` | round |
 
-`participations`: device and round of each participation, which determine the devices
-  that may take part, and the cohort of each round.
-`states`: the arrays of the newest state; each `finished` entry replaces them.
+`participations`: device and round of each participation. These determine which devices
+  may take part, and the cohort of each round.
+`states`: the arrays of the newest state. Each `finished` entry replaces them.
 
 A skipped round has no result, so the model stays unchanged. The file contains device
 names and, in the state, the noise key, so only the owner may read it (mode 0600).
@@ -49,8 +49,8 @@ from tf_bandmf_federated.accounting import NOTHING, MeasuredParticipation
 from tf_bandmf_federated.ledger_lock import LedgerLock
 from tf_bandmf_federated.state_rows import digest_of_rows, rows_of, state_of
 
-# The version of the digests is part of the format, because a repeated round must
-# produce the same digests.
+# The format includes the version of the digests, because a repeated round must produce
+# the same digests.
 _FORMAT = f"tf-bandmf-federated ledger 10, digests {digests.VERSION}"
 _BEFORE_FIRST = "0" * 64
 _AFTER = {
@@ -59,12 +59,12 @@ _AFTER = {
     "finished": "released",
     "released": "started",
 }
-_NO_ROUND = -1  # round number of the entries before round 0
-_WAIT = 1.0  # seconds to wait for another connection to close
-# SQLite writes a transaction to disk before the transaction ends. The connection locks
-# the file from its first access until it is closed, even against other connections of
-# this process, so the journal does not need shared memory. `ledger_lock` explains why
-# there is a second lock.
+_NO_ROUND = -1  # The round number of all entries before round 0.
+_WAIT = 1.0  # Seconds to wait until another connection is closed.
+# With these settings, SQLite writes a transaction to disk before the transaction ends.
+# The connection locks the file from its first access until it is closed, even against
+# other connections of this process, so the journal needs no shared memory. `ledger_lock`
+# explains why there is a second lock.
 _PRAGMAS = (
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
@@ -84,7 +84,8 @@ CREATE TABLE participations (
 CREATE TABLE states (
     number INTEGER PRIMARY KEY, name TEXT, dtype TEXT, shape TEXT, content BLOB)""",
 )
-# Selects a device's last round before a round (or `NEVER`), and its participations.
+# Selects the last round before another round in which a device took part (or `NEVER`),
+# and the number of these rounds.
 _HISTORY = """
 SELECT ifnull(max(round), -1), count(*) FROM participations WHERE device = ? AND round < ?
 """
@@ -93,14 +94,14 @@ _COHORT = "SELECT device FROM participations WHERE round = ? ORDER BY device"
 
 @dataclasses.dataclass(frozen=True)
 class RoundRecord:
-    """The ledger's record of one round.
+    """What the ledger records about one round.
 
     Attributes:
       round_number: the round, from 0.
-      point: SHA-256 of all entries up to the start of the round, which include the
+      point: SHA-256 of all entries up to the start of the round. These include the
         digest of the previous state and a random number. The noise of the round is
-        bound to this digest.
-      measured: the participations up to and including this round.
+        bound to this SHA-256.
+      measured: the measured participation up to and including this round.
       skipped_because: reason for skipping the round; None for a round with a result.
     """
 
@@ -111,19 +112,19 @@ class RoundRecord:
 
 
 class Ledger(contextlib.AbstractContextManager):
-    """The write-ahead record of one run; a context manager that locks the file.
+    """The write-ahead log of one run, as a context manager that locks the file.
 
     Args:
       path: path of the file, which is created if it does not exist.
-      run: the run's plan and settings, which must be the same whenever the file is opened.
+      run: the run's plan and settings, which must be the same in every call.
 
     Attributes:
       expected: the type and the round of the next entry, such as ("started", 0).
 
     Raises:
       BlockingIOError: if another process has the file open.
-      OSError: if the file cannot be read or written; every method may raise this error,
-        which closes the ledger.
+      OSError: if the file cannot be read or written. Every method may raise this error,
+        and then closes the ledger.
       PermissionError: if anybody other than the owner may read the file.
       ValueError: if the file is damaged, or belongs to another run.
     """
@@ -139,11 +140,11 @@ class Ledger(contextlib.AbstractContextManager):
         self._state_digest = ""
         self.expected = ("run", _NO_ROUND)
         with self._guarded():
-            # This opens only a new file. If this process already had the file open
-            # elsewhere, closing it here would release SQLite's locks.
+            # Creates the file, but does not open an existing file. If this process
+            # already had that open elsewhere, closing it would release SQLite's locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-            # SQLite gives its journal the same mode as this file.
+            # SQLite gives its journal the mode of this file.
             private_files.check_mode(path)
             database = sqlite3.connect(path, _WAIT, isolation_level=None)
             self._lock.database = database
@@ -158,7 +159,7 @@ class Ledger(contextlib.AbstractContextManager):
 
     @property
     def rounds(self) -> list[RoundRecord]:
-        """The rounds that have begun, in order."""
+        """The records of all rounds that have begun, in order."""
         return list(self._rounds)
 
     @property
@@ -176,11 +177,11 @@ class Ledger(contextlib.AbstractContextManager):
             return tuple(name for (name,) in database.execute(_COHORT, [round_number]))
 
     def history(self, names: Sequence[str], round_number: int) -> np.ndarray:
-        """Returns the participation record of each device before a round.
+        """Returns the participations of each device before a round.
 
         Returns:
-          int64, shape [names, 2]: last round (`NEVER` if there is none), and number of
-          participations.
+          int64, shape [names, 2]: the last round in which the device took part (or
+          `NEVER`), and the number of its participations.
         """
         with self._transaction() as database:
             rows = [
@@ -195,7 +196,7 @@ class Ledger(contextlib.AbstractContextManager):
         return self._rounds[round_number].point if last_round == round_number else None
 
     def seal(self, text: str) -> str:
-        """Returns a digest of a text under this ledger's secret key."""
+        """Returns a digest of a text, keyed with this ledger's secret."""
         return hashlib.blake2b(
             text.encode(), key=self._secret, person=b"round's receipt", digest_size=16
         ).hexdigest()
@@ -224,7 +225,7 @@ class Ledger(contextlib.AbstractContextManager):
         return state_of(rows, structure)
 
     def started(self, round_number: int, cohort: Sequence[str]) -> RoundRecord:
-        """Records that a round begins, and a participation for each device in the cohort.
+        """Records the start of a round, and its cohort's participations.
 
         Raises:
           TypeError: if a name is not a string.
@@ -233,7 +234,7 @@ class Ledger(contextlib.AbstractContextManager):
         if not all(isinstance(name, str) for name in cohort):
             raise TypeError(f"Device names must be strings, found {list(cohort)}.")
         if len(set(cohort)) != len(cohort):
-            raise ValueError("A cohort must have each device once, found one twice.")
+            raise ValueError("Each device must be in a cohort at most once, found one twice.")
         measured = self._rounds[-1].measured if self._rounds else NOTHING
         for last, count in self.history(cohort, round_number).tolist():
             measured = measured.with_one(round_number, last, count)
@@ -251,12 +252,12 @@ class Ledger(contextlib.AbstractContextManager):
     def finished(
         self, round_number: int, state: Any, skipped: str | None = None
     ) -> None:
-        """Records the state after a round; then the round's result may be released.
+        """Records the state after a round, whose result may then be released.
 
         Args:
           round_number: -1 for the state before the first round.
-          state: arrays and numbers, nested.
-          skipped: reason why the round has no result; None if it has one.
+          state: nested structure of arrays and numbers.
+          skipped: reason why the round has no result; None if it has a result.
 
         Raises:
           TypeError: if the state has leaves other than arrays and numbers.
@@ -267,7 +268,7 @@ class Ledger(contextlib.AbstractContextManager):
         )
 
     def released(self, round_number: int) -> None:
-        """Records that all pending releases after the round are complete.
+        """Records that everything to be released after a round was released.
 
         Raises:
           ValueError: if a different entry is expected next.
@@ -297,12 +298,12 @@ class Ledger(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Opens a transaction; at its end, all of its changes or none are on disk."""
+        """Opens a transaction; when it ends, all of its changes are on disk, or none."""
         if self._lock.database is None:
             raise ValueError(
                 f"{self._path} is closed, or was opened by the parent of this process. "
                 f"Two programs that continue the same run would spend more than its plan "
-                f"permits: end the other program, and call again."
+                f"permits. End the other program, and call again."
             )
         with self._guarded():
             with self._lock.database as database:  # commits, or rolls back
@@ -312,7 +313,7 @@ class Ledger(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Closes the ledger after an error, because the file may differ from memory."""
+        """Closes the ledger after an error, when its memory may differ from the file."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -324,9 +325,9 @@ class Ledger(contextlib.AbstractContextManager):
             if not is_other or "no such" in str(error):
                 raise ValueError(self._damaged(str(error))) from error
             raise OSError(
-                f"{self._path} cannot be used now ({error}): the disk may be full or "
-                f"read-only. This call has begun and released nothing. Fix the cause, "
-                f"and call again."
+                f"{self._path} cannot be used now ({error}). The disk may be full or "
+                f"read-only. This call did not begin a round or release anything. Fix "
+                f"the cause, and call again."
             ) from error
         except BaseException:
             self.close()
@@ -366,7 +367,7 @@ class Ledger(contextlib.AbstractContextManager):
         if self.expected[0] == "run":
             self._append({**expected, "secret": draw()})
             private_files.sync(os.path.dirname(os.path.abspath(self._path)))
-        # The schema must be exactly this one: with another schema, a file could contain
+        # The schema must be exactly `_TABLES`. With another schema, the file could have
         # duplicate rows, or triggers that change values.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
         if database.execute(tables).fetchall() != [(sql,) for sql in sorted(_TABLES)]:
@@ -383,8 +384,8 @@ class Ledger(contextlib.AbstractContextManager):
         )
         return (
             f"{self._path} belongs to another run: {differences}. Use the version, the "
-            f"plan, the model and the settings of that run, or begin a new run, which has "
-            f"a separate privacy budget, in another folder."
+            f"plan, the model and the settings of that run, or begin a new run, with a "
+            f"separate privacy budget, in another folder."
         )
 
     def _damaged(self, what: str) -> str:
@@ -394,7 +395,7 @@ class Ledger(contextlib.AbstractContextManager):
         )
 
     def _check_order(self, entry: dict[str, Any]) -> None:
-        """Raises ValueError unless the entry is the one that is expected next."""
+        """Raises ValueError if an entry of another type or round is expected next."""
         if (entry["entry"], entry["round"]) != self.expected:
             raise ValueError(
                 f"The ledger's next entry must be {self.expected[0]!r} of round "
@@ -403,7 +404,7 @@ class Ledger(contextlib.AbstractContextManager):
             )
 
     def _take(self, entry: dict[str, Any], digest: str) -> None:
-        """Updates the attributes of this object from an entry of the file."""
+        """Updates this object's attributes after an entry was read or written."""
         self._digest = digest
         kind, number = entry["entry"], entry["round"]
         if kind == "run":

@@ -1,9 +1,9 @@
-"""A connection to a ledger, with a lock that gives one program exclusive use of it.
+"""A lock that gives one program at a time exclusive use of a ledger's connection.
 
 SQLite uses POSIX locks, which a process loses when it closes any descriptor of the
 file, for example after copying the file. Therefore this module locks a second file. It
-also handles forks: without it, a forked process would close its copy of the connection
-on exit, and thereby remove the journal that the parent process still writes.
+also handles forks. Otherwise a forked process would close its copy of the connection on
+exit, and thereby remove the journal that the parent process still writes.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from tf_bandmf.files.locks import Lock
 
 
 class LedgerLock:
-    """A lock on `<path>.lock`, and a check that the ledger's files are not replaced.
+    """A lock on `<path>.lock`, which also checks that the ledger's files stay in place.
 
     Args:
       path: path of the ledger.
 
     Attributes:
-      database: the connection, set by the ledger; None if it is closed, and in a forked
-        process.
+      database: the connection, which the ledger sets. It is None after the connection
+        is closed, and in a forked process.
 
     Raises:
       BlockingIOError: if another program, or another ledger object of this program, has
         the lock.
-      OSError: if the file has a second name (a hard link), which would have a separate
-        lock.
+      OSError: if the file has a second name (a hard link), because each name would have
+        its own lock.
     """
 
     def __init__(self, path: str) -> None:
-        path = os.path.realpath(path)  # SQLite creates its journal next to this path
+        path = os.path.realpath(path)  # SQLite creates the journal beside it.
         self._paths = (path, f"{path}-wal")
         self.database: sqlite3.Connection | None = None
         self._numbers: list[int] = []
@@ -43,17 +43,18 @@ class LedgerLock:
             self._lock.close()
             raise OSError(
                 f"{path} has a second name (a hard link), by which another program could "
-                f"open it. This call has begun and released nothing. Remove one name (see "
-                f"`find / -samefile {path}`). For a backup, make a copy, not a link."
+                f"open it. This call did not begin a round or release anything. Remove "
+                f"one name (see `find / -samefile {path}`). For a backup, make a copy "
+                f"instead of a link."
             )
         _LOCKS.add(self)
 
     def watch(self) -> None:
-        """Records the files that the connection has open, for `check`."""
+        """Records which files the connection has open; `check` compares them."""
         self._numbers = self._file_numbers()
 
     def check(self) -> None:
-        """Raises OSError if the connection's files were deleted, moved or replaced."""
+        """Raises OSError if the ledger or its journal was deleted, moved or replaced."""
         try:
             is_same = self._file_numbers() == self._numbers
         except FileNotFoundError:
@@ -61,27 +62,28 @@ class LedgerLock:
         if not is_same:
             raise OSError(
                 f"{self._paths[0]} or its journal was deleted, moved or replaced while "
-                f"the program ran, so new entries would be lost. This call has begun and "
-                f"released nothing. Restore the run's newest files, and start again."
+                f"the program ran, so new entries would be lost. This call did not begin "
+                f"a round or release anything. Restore the run's newest files, and start "
+                f"again."
             )
 
     def close(self) -> None:
-        """Closes the connection and releases the lock; only the latter in a fork."""
+        """Closes the lock and, except in a forked process, the connection."""
         if self.database is not None:
             self.database.close()
             self.database = None
         self._lock.close()
 
     def leave(self) -> None:
-        """In a forked process, leaves the connection and the lock to the parent."""
+        """Leaves the connection to the parent process; called in a forked process."""
         if self.database is not None:
-            # The additional reference keeps Python from freeing, and thereby closing,
-            # the connection.
+            # The additional reference keeps Python from freeing the connection, which
+            # would close it.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.database))
         self.database = None
 
     def _file_numbers(self) -> list[int]:
-        # If a file was replaced, its path has another inode number than the open file.
+        # If a file is replaced, its path gets a new inode number.
         return [os.stat(path).st_ino for path in self._paths]
 
 

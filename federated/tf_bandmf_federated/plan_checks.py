@@ -1,4 +1,4 @@
-"""Checks of plans for federated learning, and of the related arguments."""
+"""Checks plans for federated learning, and arguments that must fit the plan."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
     """Checks that devices can enforce a plan's participation, and returns it.
 
     Args:
-      plan: plan whose steps are the rounds, and whose examples are the clients (user-level
-        privacy).
+      plan: plan whose steps are rounds and whose examples are clients, which gives
+        user-level privacy.
       num_rounds: number of rounds to run; None to skip this check.
 
     Raises:
       TypeError: if `plan` is not a plan.
-      ValueError: if the participation is not `MinSep` (devices take part whenever they
-        are available, so only their separation and number of participations can be
-        enforced, and no amplification by sampling can be claimed); if the plan reserves
-        budget for private counts or evaluations; or if the plan has fewer than
-        `num_rounds` steps.
+      ValueError: if the participation is not `MinSep`; if the plan reserves budget for
+        private counts or evaluations; or if it has fewer than `num_rounds` steps. Only
+        `MinSep` fits devices that take part when they are available: their separation
+        and number of participations can be enforced, but they are not a random sample,
+        so privacy is not amplified.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a tf_bandmf.Plan, found {type(plan).__name__}.")
@@ -32,13 +32,13 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
         raise ValueError(
             f"A federated plan must have sampling=MinSep(min_separation=..., "
             f"max_participations=...), which devices enforce, found "
-            f"{type(participation).__name__}. A server cannot sample devices as that "
-            f"participation assumes. Make a plan with MinSep."
+            f"{type(participation).__name__}, whose sampling a server cannot enforce. "
+            f"Make a plan with MinSep."
         )
     if plan.measurements.counts or plan.measurements.evaluations:
         raise ValueError(
-            "A federated run has no private counts or evaluations, found a plan that "
-            "reserves budget for them. Make the plan without Plan.reserve."
+            "A federated run has no private counts or evaluations, but the plan reserves "
+            "budget for them. Make the plan without Plan.reserve."
         )
     if num_rounds is not None and not 1 <= num_rounds <= plan.num_steps:
         raise ValueError(
@@ -49,7 +49,7 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
 
 
 def statement_of(plan: Plan) -> PrivacyStatement:
-    """Returns the plan's privacy statement, worded for devices instead of examples."""
+    """Returns the plan's privacy statement, for devices instead of examples."""
     statement = plan.statement(unit="one device: all that it contributes in all rounds")
     return dataclasses.replace(
         statement,
@@ -59,28 +59,28 @@ def statement_of(plan: Plan) -> PrivacyStatement:
 
 
 def check_horizon(plan: Plan, round_number: int) -> None:
-    """Raises ValueError if the round is beyond the plan's last round."""
+    """Raises ValueError if a round is past the plan's last round."""
     if not 0 <= round_number < plan.num_steps:
         raise ValueError(
             f"The plan has {plan.num_steps} rounds, counted from 0, found round "
-            f"{round_number}. Its privacy budget is spent; more rounds need a new plan."
+            f"{round_number}. Its privacy budget is spent. More rounds need a new plan."
         )
 
 
 def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
-    """Returns the public denominator: the expected number of clients in a round.
+    """Returns the expected number of clients in a round, which divides the sums.
 
     Raises:
-      ValueError: if neither the plan nor the argument states the number, if the two
-        differ, or if the number is not finite and positive.
+      ValueError: if neither the plan nor the argument gives the number, if they give
+        different numbers, or if the number is not finite and positive.
     """
     stated = plan.expected_batch_size
     if clients_per_round is None:
         clients_per_round = stated
     if clients_per_round is None:
         raise ValueError(
-            "clients_per_round is missing. It is the public constant by which the noisy "
-            "sum is divided, instead of by the actual number of clients."
+            "clients_per_round is missing. Set it to the expected number of clients in a "
+            "round. The noisy sum is divided by this constant."
         )
     check_positive("clients_per_round", clients_per_round)
     value = float(clients_per_round)

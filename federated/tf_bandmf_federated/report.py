@@ -1,11 +1,11 @@
 """The privacy report of a federated run, as Markdown.
 
-The report covers the points of arXiv:2306.08153, App. K.1 (based on Ponomareva et al.,
-2023, section 5.3), and two further points: the mechanism's parameters, and exclusions
-from the guarantee. The report derives its facts from the plan and the measured
-participation. They hold for a run that followed the plan, as runs of `build_fed_avg`
-do. Facts that only the operator knows are quoted as the operator's statements, or
-marked as not stated.
+The report has the items that arXiv:2306.08153, App. K.1, requires (based on Ponomareva
+et al., 2023, section 5.3), and two more: the parameters of the mechanism, and what the
+guarantee does not cover. It is computed from the plan and the measured participation,
+and is correct if the run followed the plan's mechanism, as runs of `build_fed_avg` do.
+Facts that only the operator knows are quoted as the operator's statements, or marked as
+not stated.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from tf_bandmf_federated.accounting import (
     measured_guarantee,
 )
 
-# The file has one paragraph for each point: title, period, text. Its last paragraph is
-# the table.
+# The report's template. Each paragraph is one item: its title, a period, its text. The
+# last paragraph is the table.
 _TEXT = pathlib.Path(__file__).with_name("report.txt")
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorStatements:
-    """The operator's statements about facts that are not in the plan or the measurement.
+    """The operator's statements about facts that the plan and the run do not show.
 
-    The report attributes each statement to the operator, and says "not stated" for
-    None.
+    The report attributes each statement to the operator. If a statement is None, the
+    report says "not stated".
 
     Attributes:
-      released: the released models (only the final one, or all), and their recipients.
+      released: which models are released (only the last one, or all), and to whom.
       public_data: data used in addition to the private data, for example in pretraining.
       devices: how devices relate to users.
-      enforcement: how the separation was enforced, and where the record comes from.
-      verifiability: where code and configuration can be inspected.
+      enforcement: how the min separation was enforced, and where the record of
+        participations comes from.
+      verifiability: where the code and the configuration can be inspected.
     """
 
     released: str | None = None
@@ -67,14 +68,14 @@ def write_report(
       measured: the run's measured participation: `PrivateFedAvg.measured`, the
         `measured` of the `TrainingOutcome` that `train_model` returns, or the result of
         `measure_participation`.
-      delta: delta of the report; by default the plan's.
-      operator: statements of the operator.
+      delta: delta for which the report states epsilon; by default the plan's delta.
+      operator: the operator's statements.
 
     Returns:
       The guarantee that the report states.
 
     Raises:
-      TypeError, ValueError: as for `measured_guarantee`; nothing is written in this case.
+      TypeError, ValueError: as for `measured_guarantee`. No file is written then.
     """
     actual = measured_guarantee(plan, measured, delta)
     text = _markdown(actual, operator)
@@ -109,7 +110,7 @@ def _markdown(actual: MeasuredGuarantee, operator: OperatorStatements) -> str:
 def _values(
     actual: MeasuredGuarantee, operator: OperatorStatements
 ) -> dict[str, object]:
-    """Returns the values for the placeholders in the report's text."""
+    """Returns the values of the placeholders in the report's template."""
     plan, measured = actual.plan, actual.measured
     planned = "The plan's guarantee does not hold."
     if actual.is_within_plan:
@@ -201,6 +202,6 @@ def _rho(guarantee: Guarantee) -> str:
 
 
 def _rounded_up(value: float) -> str:
-    """Returns the value, rounded up to six significant digits."""
+    """Formats a value with six significant digits, rounded up."""
     context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
     return format(float(context.create_decimal_from_float(value)), "g")

@@ -1,8 +1,7 @@
-"""The noise of each round, which the server generates with the core package.
+"""The noise of each round, for a server that does not use TensorFlow Federated.
 
-For a strategy with a banded C, the ring buffer of noise vectors is kept in memory, and
-is recomputed from round 0 after a restart. BISR, BandInvMF and λ-CGD need no ring
-buffer.
+For a strategy with a banded C, the ring buffer of noise vectors is kept in memory. After
+a restart, it is recomputed from round 0. BISR, BandInvMF and λ-CGD need no ring buffer.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf_federated.large_vectors import ahead
 from tf_bandmf_federated.plan_checks import check_horizon
 
-_PART = 1 << 20  # number of normals generated at a time if there is no ring buffer
+_PART = 1 << 20  # Number of normals generated at a time without a ring buffer.
 
 
 class RoundNoise:
-    """The noise of each round, as a pure function of key, round number and digests.
+    """Computes each round's noise, a function of key, round number and digests.
 
-    A digest binds the noise of a round to the sum to which it is added; see `bound_to`.
+    Digests bind the noise of each round to the sum to which it is added; see `bound_to`.
     If a round other than the next one is requested, the ring buffer is rebuilt from
     round 0.
 
     Args:
-      plan: plan whose strategy generates the noise; if the plan has a test seed, the
-        test key replaces the key in the state.
+      plan: plan whose strategy generates the noise. If it has a test seed, a key from
+        this seed replaces the key in the state.
       num_parameters: d, the number of parameters.
 
     Raises:
@@ -56,9 +55,10 @@ class RoundNoise:
         )
         shape = [self._generator.memory_vectors, self._generator.shard_size]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
-        # The digests of the rounds in the ring buffer; None if its content is unknown.
+        # The digests of all rounds that were generated with the ring buffer; None if the
+        # buffer's content is unknown.
         self._drawn: np.ndarray | None = np.zeros([0], np.int64)
-        self._secret = b""  # secret key of the last state used
+        self._secret = b""  # Secret key of the state that was used last.
         self._row = tf.function(self._row_in_place)
 
     def initial_state(self) -> OrderedDict[str, np.ndarray]:
@@ -69,24 +69,24 @@ class RoundNoise:
         )
 
     def name_of(self, state: Mapping[str, np.ndarray]) -> str:
-        """Returns the public name of the run to which a state belongs."""
+        """Returns the name, not secret, of the run to which a state belongs."""
         self._take_key(state)
         return hooks.name_of(self._key)
 
     def note_rounds(self, state: Mapping[str, np.ndarray], rounds: int) -> None:
-        """Reports the number of completed rounds to the plan's ledger."""
+        """Reports the number of completed rounds to the plan's budget ledger, if any."""
         hooks.note_steps(self._plan, self.name_of(state), rounds)
 
     def _digest(self, number: int, total: np.ndarray, point: str) -> int:
         """Returns a keyed digest of the sum to which a round's noise will be added.
 
-        The digest is BLAKE2b (RFC 7693) with a secret key of the run: two different
-        sums have the same digest with probability 2^-64, if BLAKE2b is computationally
+        The digest is BLAKE2b (RFC 7693) with a secret key of the run. Two different sums
+        have the same digest with probability 2^-64, if BLAKE2b is computationally
         indistinguishable from a random function.
 
         Returns:
-          A signed 64-bit number, as secret as the noise. With a test seed, which gives
-          no privacy anyway, the result is always 0, so that runs can be compared.
+          A signed 64-bit number, which must stay as secret as the noise. With a test
+          seed, which gives no privacy anyway, it is 0, so that runs can be compared.
         """
         if self._plan.test_seed is not None:
             return 0
@@ -113,16 +113,16 @@ class RoundNoise:
         Args:
           state: state after the previous rounds, with the digests of these rounds.
           total: all entries of the sum, always in the same order.
-          point: text to which the noise is bound in addition to the sum; must contain a
-            random number. Without the random number, two histories with equal sums
-            would have equal results, which would reveal that the sums are equal.
+          point: text to which the noise is bound in addition to the sum. It must contain
+            a random number. Otherwise two copies of a run with equal sums would have
+            equal results, which would reveal that the sums are equal.
 
         Returns:
           The round's row of `C^-1 Z`, float32, in consecutive parts that are generated
           on demand; and the state after the round. Both are secret.
 
         Raises:
-          LedgerError: if the plan's ledger rejects the run, or is not open.
+          LedgerError: if the plan's budget ledger rejects the run, or is not open.
           ValueError: if the plan has no further round.
         """
         number = len(state["digests"])
@@ -140,7 +140,8 @@ class RoundNoise:
     ) -> OrderedDict[str, np.ndarray]:
         """Returns the state after a round, with the round's digest; see `bound_to`.
 
-        Reserves the run's budget, once, in the ledger to which the plan is bound.
+        If the plan is bound to a budget ledger, the first call reserves the run's budget
+        there.
         """
         number = len(state["digests"])
         check_horizon(self._plan, number)
@@ -149,12 +150,12 @@ class RoundNoise:
         return OrderedDict(state, digests=np.append(state["digests"], digest))
 
     def _take_key(self, state: Mapping[str, np.ndarray]) -> None:
-        """Switches to the key of this state for all further noise."""
+        """Uses the key of this state for all further noise."""
         secret = np.asarray(state["key"]).tobytes()
         if secret == self._secret:
             return
         if self._secret:
-            self._drawn = None  # the ring buffer has noise of another key
+            self._drawn = None  # The ring buffer contains noise of another key.
         self._secret = secret
         self._key = NoiseKey(secret)
         if self._plan.test_seed is not None:
@@ -177,9 +178,9 @@ class RoundNoise:
         return ahead(part, range(self._generator.num_shards))
 
     def _from_buffer(self, keys: tf.Tensor, digests: np.ndarray) -> tf.Tensor:
-        """Returns the noise of the last of these rounds, after drawing earlier ones."""
+        """Returns the noise of the last round; generates earlier noise if needed."""
         drawn, first = self._drawn, 0
-        # If a step is interrupted, the content of the buffer stays unknown.
+        # The buffer's content is unknown until all steps are done.
         self._drawn = None
         if drawn is not None and np.array_equal(drawn, digests[:-1][: len(drawn)]):
             first = len(drawn)
@@ -193,7 +194,7 @@ class RoundNoise:
     def _row_in_place(
         self, keys: tf.Tensor, step: tf.Tensor, shard: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the noise of a step; advances the ring buffer, if there is one."""
+        """Returns the noise of a step, and advances the ring buffer, if there is one."""
         step = self._generator.checked_step(step)
         noise, updates = self._generator.row(keys, self._buffer, step, shard)
         with tf.control_dependencies([noise]):

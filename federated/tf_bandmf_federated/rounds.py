@@ -1,8 +1,8 @@
-"""Runs the rounds with any engine, from the first ledger entry to the last release.
+"""Runs all rounds of a run, from the first ledger entry to the last release.
 
-`tff.training` describes the order of the steps, and the recovery after a crash.
-TensorFlow Federated and Flower each have an implementation of `Engine`. An engine
-computes each round; it does not use the ledger.
+`tff.training` describes the order of the steps, and the recovery after a crash. An
+`Engine` computes each round, without access to the ledger. There is one engine for
+TensorFlow Federated, and one for Flower.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ _RESTARTS = ("replay", "skip")
 
 
 class Engine(Protocol):
-    """An engine computes rounds. Its states are nested structures of arrays and numbers.
+    """Computes rounds; its states are nested structures of arrays and numbers.
 
     Attributes:
       plan: plan of the run.
-      settings: plain values that, with the plan, define the run; the ledger stores
-        them.
+      settings: plain values that, together with the plan, identify the run. The ledger
+        stores them.
     """
 
     plan: Plan
     settings: dict[str, Any]
 
     def note_rounds(self, state: Any, rounds: int) -> None:
-        """Reports the number of completed rounds to the plan's ledger."""
+        """Reports the number of completed rounds to the plan's budget ledger, if any."""
 
     async def initial_state(self) -> Any:
         """Returns the state before round 0 of a new run."""
 
     def no_metrics(self) -> Any:
-        """Returns the metrics of a round without a result, in the structure of `run`."""
+        """Returns the metrics of a round without a result, in the same form as `run`."""
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
         """Runs a round with the selected devices; returns the new state and metrics.
 
         The noise is bound to `point`, a digest of the ledger at the start of the round,
-        so repeating a round at the same point reproduces the same bits.
+        so a round that is repeated with the same `point` and sum has the same result.
         """
 
     def skip_round(self, state: Any, point: str) -> Any:
-        """Skips a round that was begun at `point`; returns the state after the round.
+        """Skips a round that was begun, and returns the state after the round.
 
-        The noise of later rounds may reuse the normals of the skipped round. These
-        normals are bound to the point; otherwise, all copies of the run that skip the
-        round would share them.
+        The noise of later rounds may use the normals of the skipped round. Therefore
+        these are bound to `point`, the digest of the ledger at the start of the round.
+        Otherwise all copies of the run that skip the round would share them.
         """
 
     async def weights(self, state: Any) -> Any:
@@ -65,14 +65,14 @@ class Engine(Protocol):
 
 
 class Releasing(Protocol):
-    """A destination of releases, such as a `tff.program.ReleaseManager`."""
+    """A destination for released values, such as a `tff.program.ReleaseManager`."""
 
     async def release(self, value: Any, key: Any) -> None:
         """Releases a value, replacing any earlier value with the same key."""
 
 
 class ProgramState(NamedTuple):
-    """The state that is saved after each round.
+    """The state that is saved in the ledger after each round.
 
     Attributes:
       state: the engine's state.
@@ -86,20 +86,21 @@ class ProgramState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A resumable run, configured by its engine, cohorts, ledger and releases.
+    """A run that can be resumed after an interruption.
 
     Attributes:
       engine: engine that runs the rounds.
-      cohorts: function that makes the selector of devices from the run's ledger.
+      cohorts: function that maps the run's ledger to a `Cohorts`, which selects devices.
       private_dir: folder for the ledger; created with mode 0700.
-      clients_per_round: number of devices to select.
+      clients_per_round: number of devices to select for a round.
       total_rounds: number of rounds of the whole run; None for all rounds of the plan.
-      models: destination of the model's weights.
-      release_every: number of rounds between released models.
-      metrics: destination of the metrics, which are not private.
-      interrupted_round: "replay" an interrupted round, or "skip" it.
-      after_round: function that is called with the new state after each round and its
-        releases.
+      models: destination for the model's weights; None to release no models.
+      release_every: a model is released after every `release_every` rounds, and after
+        the last round.
+      metrics: destination for the metrics, which are not private; None to release none.
+      interrupted_round: what to do with an interrupted round: "replay" or "skip".
+      after_round: function that is called with the new state after each round, when its
+        releases are complete.
     """
 
     engine: Engine
@@ -127,7 +128,7 @@ class Run:
         return self.total_rounds or self.engine.plan.num_steps
 
     async def finish(self) -> tuple[ProgramState, MeasuredParticipation]:
-        """Runs the remaining rounds.
+        """Runs all rounds, or the remaining rounds of an interrupted run.
 
         Returns:
           The state after the last round; and the measured participation, which includes
@@ -135,8 +136,8 @@ class Run:
 
         Raises:
           BlockingIOError: if another program uses `private_dir`.
-          ValueError: if the ledger is damaged, or belongs to another run; or if more
-            than `total_rounds` rounds were begun. Errors within a round are not caught.
+          ValueError: if the ledger is damaged or belongs to another run, or if more than
+            `total_rounds` rounds have begun. Errors within a round are not caught.
         """
         total, engine = self.num_rounds, self.engine
         os.makedirs(self.private_dir, mode=0o700, exist_ok=True)
@@ -159,7 +160,7 @@ class Run:
             return state, ledger.measured(total)
 
     async def _begin(self, ledger: Ledger) -> ProgramState:
-        """Returns the newest state, after completing an interrupted release."""
+        """Returns the newest state; first completes an interrupted release of it."""
         state = ProgramState(
             await self.engine.initial_state(), self.engine.no_metrics()
         )
@@ -194,9 +195,9 @@ class Run:
         return after
 
     async def _release(self, ledger: Ledger, state: ProgramState) -> None:
-        """Makes the releases that follow the last round, possibly for a second time.
+        """Releases the model and the metrics of the last round, perhaps a second time.
 
-        After a skipped round, the unchanged model is released, without metrics.
+        After a skipped round, releases the unchanged model, but no metrics.
         """
         _, number = ledger.expected
         done = number + 1

@@ -1,10 +1,10 @@
-"""Server optimizers in NumPy (SGD, Adam, Yogi), for engines without optimizers.
+"""Server optimizers in NumPy: SGD, Adam and Yogi.
 
-Each step's direction is the noisy mean of the updates, so everything that an optimizer
-computes from the direction is post-processing (Reddi et al., 2021, arXiv:2003.00295,
-Algorithm 2). Correlated noise cancels over many rounds only if the model is linear in
-the directions. Strategies are optimized for SGD with momentum; with Adam and Yogi,
-correlated noise is a heuristic.
+They follow Reddi et al., 2021, arXiv:2003.00295, Algorithm 2. Each step's direction is
+the noisy mean of the updates, so everything that an optimizer computes from it is
+post-processing. The noise of different rounds cancels as planned only if the model is
+linear in the directions, as with SGD and momentum. With Adam and Yogi, correlated noise
+is a heuristic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Arrays = list[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptimizer(abc.ABC):
-    """A server optimizer, which is a pure function of weights, direction and state.
+    """A server optimizer: a pure function of weights, direction and state.
 
     Args:
       learning_rate: > 0.
@@ -41,21 +41,21 @@ class ServerOptimizer(abc.ABC):
         check_positive("learning_rate", self.learning_rate)
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
-        """Returns `slots` lists of zeros with the shapes of the weights."""
+        """Returns `slots` lists of zero arrays with the shapes of the weights."""
         return [[np.zeros_like(w) for w in weights] for _ in range(self.slots)]
 
     @abc.abstractmethod
     def apply(
         self, weights: Arrays, direction: Arrays, state: list[Arrays]
     ) -> tuple[Arrays, list[Arrays]]:
-        """Returns weights and state after a round with this descent direction.
+        """Returns the weights and the state after a step in this direction.
 
-        All arrays are float32. `weights` and `state` stay unchanged; the results may
-        reuse the memory of `direction`.
+        All arrays are float32. `weights` and `state` stay unchanged, but the results may
+        overwrite `direction`.
         """
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the name and hyperparameters, which must not change on restart."""
+        """Returns the name and hyperparameters, which a restart must not change."""
         return {"name": type(self).__name__, **dataclasses.asdict(self)}
 
 
@@ -72,7 +72,7 @@ class ServerSGD(ServerOptimizer):
     slots: ClassVar[int] = 1
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
-        """Returns one list of zeros; without momentum, an empty list, to save memory."""
+        """Returns one list of zero arrays, or an empty list if there is no momentum."""
         return super().initial_state(weights) if self.momentum else []
 
     def apply(
@@ -82,8 +82,8 @@ class ServerSGD(ServerOptimizer):
         if self.momentum:
             beta = np.float32(self.momentum)
             moments = [beta * m + g for m, g in zip(state[0], direction)]
-        # The results reuse the memory of `direction`, because a large model may leave
-        # no room for another array.
+        # The results overwrite `direction`, because a large model may leave no memory
+        # for further arrays.
         for weight, moment, after in zip(weights, moments, direction):
             np.add(weight, np.multiply(rate, moment, after), after)
         return direction, [moments] if self.momentum else []

@@ -1,4 +1,4 @@
-"""Converts states to database rows, and back; large arrays take several rows.
+"""Converts states to database rows and back; large arrays take several rows.
 
 A state may contain the noise key, so only the owner may read the database.
 """
@@ -17,7 +17,7 @@ import tree
 from tf_bandmf_federated.large_vectors import blocks
 
 # SQLite limits blobs to 10^9 bytes, and copies a blob when it is bound to a statement.
-_PART = 1 << 22  # numbers per row
+_PART = 1 << 22  # Maximum number of array entries per row.
 
 Row = tuple[str, str, str, Any]  # name, dtype, shape, content
 
@@ -32,16 +32,16 @@ def rows_of(state: Any) -> Iterator[Row]:
         value = np.asarray(leaf)
         if value.dtype.hasobject:
             raise TypeError(
-                f"A state must be arrays and numbers, found {type(leaf).__name__}."
+                f"A state must contain arrays and numbers, found {type(leaf).__name__}."
             )
         flat = np.ascontiguousarray(value).reshape(-1)
         about = (name, value.dtype.str, json.dumps(value.shape))
-        for part in blocks(0, max(flat.size, 1), _PART):  # empty arrays have one row
+        for part in blocks(0, max(flat.size, 1), _PART):  # Empty arrays get one row.
             yield *about, flat[part].view(np.uint8).data
 
 
 def digest_of_rows(rows: Iterable[Row]) -> str:
-    """Returns the SHA-256 of rows."""
+    """Returns the SHA-256 of a state's rows."""
     digest = hashlib.sha256()
     for *about, content in rows:
         digest.update(repr((about, len(content))).encode())
@@ -50,11 +50,11 @@ def digest_of_rows(rows: Iterable[Row]) -> str:
 
 
 def state_of(rows: Iterable[Row], structure: Any) -> Any:
-    """Restores a state from its rows; `structure` is any state of the same structure.
+    """Restores a state from its rows, with the nested structure of `structure`.
 
     Raises:
-      ValueError: if the arrays of `structure` have other names, dtypes or numbers of
-        dimensions.
+      ValueError: if the saved arrays do not have the names, dtypes and numbers of
+        dimensions of those in `structure`.
     """
     saved: dict[str, np.ndarray] = {}
     for (name, dtype, shape), parts in itertools.groupby(rows, lambda row: row[:3]):
@@ -67,8 +67,8 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
     )
     if kinds != wanted:
         raise ValueError(
-            f"The run's state was saved by another process: it holds {kinds} (names, "
-            f"dtypes, numbers of dimensions), expected {wanted}."
+            f"The run's state was saved by another process: it holds {kinds} (name, "
+            f"dtype and number of dimensions of each array), expected {wanted}."
         )
     leaves = [
         type(leaf)(saved[name]) if isinstance(leaf, (bool, int, float)) else saved[name]
@@ -78,6 +78,6 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
 
 
 def _named(state: Any) -> Iterator[tuple[str, Any]]:
-    """Returns all leaves, each with a unique name composed of its index and path."""
+    """Yields all leaves, each with a unique name, made from its index and path."""
     for number, (path, leaf) in enumerate(tree.flatten_with_path(state)):
         yield f"{number} {'.'.join(map(str, path))}", leaf

@@ -1,9 +1,10 @@
-"""Aggregation factories with bounded sums, correlated noise, and a public denominator.
+"""Aggregation for TFF: means of clipped updates, with correlated noise.
 
 `CorrelatedNoiseFactory` is a drop-in `model_aggregator` for TFF's
 `build_unweighted_fed_avg`. `admitting_process`, which `build_fed_avg` uses, also rejects
-clients that the plan does not permit to take part. It gets the clients' tags where TFF
-normally passes the clients' weights, because a private mean must not be weighted.
+clients that the plan does not permit to take part. It receives the clients' tags in
+place of the clients' weights, which TFF passes to weighted means: a private mean must
+not be weighted.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from tf_bandmf_federated.tff.updates import (
 
 
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
-    """The noisy mean of clipped updates: `(sum + stddev * (C^-1 Z)[round]) / clients`.
+    """Makes processes for noisy means: `(sum + stddev * (C^-1 Z)[round]) / clients`.
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
     plan's (epsilon, delta) guarantee, with all data of one client as the privacy unit,
     IF every client satisfies the plan's `MinSep` and takes part at most once in a
-    round. This factory does not see which clients take part; enforce the participation
+    round. The factory does not see which clients take part. Enforce the participation
     elsewhere, or use `build_fed_avg`.
 
-    The measurements are int32 counts of clients, for the operator: they are exact, and
-    the guarantee does not cover them.
+    The process's measurements are exact int32 counts of clients. They are for the
+    operator, and the guarantee does not cover them.
 
     Args:
       plan: plan with `MinSep` participation, whose steps are rounds.
-      clients_per_round: expected number of clients, the public denominator; by default
-        the plan's batch size.
+      clients_per_round: expected number of clients in a round, by which the noisy sum
+        is divided; by default the plan's batch size.
 
     Raises:
       TypeError: if `plan` is not a plan.
@@ -79,15 +80,16 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 def admitting_process(
     plan: Plan, denominator: float, value_type: tff.Type
 ) -> tff.templates.AggregationProcess:
-    """Returns the process of `CorrelatedNoiseFactory`, with admission by `MinSep`.
+    """Returns an aggregation process that admits clients only as the plan permits.
 
-    If a client takes part too early or too often, its update is replaced by exact zeros
-    on the client, before the sum. `early_clients` counts these clients. Only the
-    devices know their earlier participations, so they send `tags.DEVICE_TAGS` in place
-    of weights.
+    The process is that of `CorrelatedNoiseFactory`, but if a client takes part too early
+    or too often, its update is replaced by exact zeros on the client, before the sum.
+    The measurement `early_clients` counts these clients. Only the devices know their
+    earlier participations, so they send `tags.DEVICE_TAGS` in place of weights.
 
     Args:
-      plan: plan with `MinSep` participation; the caller reserves its budget in a ledger.
+      plan: plan with `MinSep` participation. If it is bound to a budget ledger, the
+        caller must reserve its budget there.
       denominator: the public constant by which the noisy sum is divided.
       value_type: type of an update, a structure of float32 tensors.
 
@@ -132,14 +134,14 @@ def num_parameters_of(value_type: tff.Type) -> int:
 def _process(
     plan: Plan, denominator: float, size: int, record_of: tff.Computation
 ) -> tff.templates.AggregationProcess:
-    """Returns a process that adds up the clients' records, and then adds noise.
+    """Returns a process that adds up the clients' clipped updates, and adds noise.
 
     Args:
       plan: plan that determines the noise.
       denominator: the public constant by which the noisy sum is divided.
       size: number of floats in an update.
-      record_of: computation that maps a client's update, the other values that the
-        client sends, and the round, to the clipped update and its counts.
+      record_of: computation that returns a client's clipped update and its counts. Its
+        arguments are the update, any other value that the client sends, and the round.
     """
     *sent_types, _ = record_of.type_signature.parameter.children()
     check_fits(plan, size)

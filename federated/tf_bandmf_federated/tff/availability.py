@@ -1,10 +1,10 @@
-"""Simulated availability of devices in a round.
+"""Simulates which devices are available in a round.
 
 Devices are available when they are charged, idle and on an unmetered network
 (arXiv:2306.08153, section 3 and App. K), so the number of available devices varies with
 the hour. An availability is a function that maps a round number and a device name to
-the probability that the device is available, or to a bool. No privacy is claimed for
-this randomness.
+the probability that the device is available, or to a bool. The privacy guarantee does
+not depend on this randomness.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ Availability = Callable[[int, str], float]
 def diurnal(
     rounds_per_day: float, peak: float = 1.0, trough: float = 0.0, spread: float = 1.0
 ) -> Availability:
-    """Returns an availability that varies with the time of day at the device.
+    """Returns an availability that depends on the time of day at the device.
 
-    `trough + (peak - trough) (1 + cos(2 pi (round / rounds_per_day - phase))) / 2`
+    The probability, where a hash of the device's name gives `phase` in [0, spread), is
+
+        trough + (peak - trough) (1 + cos(2 pi (round / rounds_per_day - phase))) / 2
 
     Args:
-      rounds_per_day: the period, > 0; not necessarily an integer.
+      rounds_per_day: the period in rounds, > 0; not necessarily an integer.
       peak: maximum probability, in (0, 1].
       trough: minimum probability, in [0, peak].
-      spread: fraction of the day, in [0, 1], over which the devices' peaks are spread,
-        by a hash of their names: 1 for devices all over the world, 0 if all devices
-        have their peak at the same time.
+      spread: fraction of the day, in [0, 1], over which the devices' peaks are spread:
+        1 for devices all over the world, 0 if all peaks are at the same time.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -54,10 +55,10 @@ def diurnal(
 def present(
     availability: Availability, round_number: int, names: Sequence[str], seed: bytes
 ) -> list[str]:
-    """Returns the available devices, each drawn independently from a 32-byte seed.
+    """Returns the available devices, drawn independently with a 32-byte seed.
 
     Raises:
-      ValueError: if the availability returns anything other than probabilities.
+      ValueError: if the availability returns a value that is not a probability.
     """
     generator = random.Random(f"{seed.hex()} {round_number}")
     there = []

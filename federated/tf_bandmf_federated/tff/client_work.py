@@ -15,16 +15,16 @@ from tf_bandmf_federated.tff.tags import CARRIED
 def tagged_client_work(
     inner: tff.learning.templates.ClientWorkProcess,
 ) -> tff.learning.templates.ClientWorkProcess:
-    """Wraps client work so that it accepts tagged data; see `tags`.
+    """Wraps client work so that it accepts data with tags; see the module `tags`.
 
     Args:
-      inner: client work that trains on examples, with uniform weights: the weight is 0
-        if the update was not finite (in which case TFF sends zeros), and 1 otherwise.
+      inner: client work that trains on examples, with uniform weights. A weight is 1, or
+        0 if the update was not finite, in which case TFF sends zeros.
 
     Returns:
-      Client work whose update weights are the `DEVICE_TAGS`. The tags named in
+      Client work that passes the `DEVICE_TAGS` in place of a weight. The tags named in
       `CARRIED` are the same in all elements of a client's data, and are read from the
-      first element. If a client has no data, they are `NEVER`.
+      first element. If a client has no data, these tags are `NEVER`.
     """
     state_type, weights_type, examples_type = inner.next.type_signature.parameter
     example_type = examples_type.member.element
@@ -32,10 +32,9 @@ def tagged_client_work(
     element = collections.OrderedDict(example=example_type, tags=tags_type)
     data_type = tff.SequenceType(tff.to_type(element))
 
-    # This is a single computation, because a second computation per client would cost
-    # as much as a training step of a small model. It does not use `reduce` to get the
-    # first element, because TensorFlow would prepare the function of `reduce` anew for
-    # each client.
+    # Get the examples and the tags in one computation, because a second computation per
+    # client would take as long as a training step of a small model. Avoid `reduce`,
+    # whose function TensorFlow would prepare again for each client.
     @tff.tensorflow.computation(data_type)
     def examples_and_tags(dataset):
         absent = tf.nest.map_structure(_empty, dataset.element_spec)

@@ -13,8 +13,8 @@
 
 `round_number(state)` is the round that `next` would run from a state. `skip_round`
 skips a round that was begun and must not be repeated. Within one Python process, `next`
-refuses to compute a second result of a round; the ledger of `train_model` also prevents
-this across processes. A saved state contains the noise key.
+refuses to compute a second result for a round. The ledger of `train_model` also prevents
+this across Python processes. A saved state contains the noise key.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ Model = Union[
 class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     """A `LearningProcess` with a plan, which computes each round at most once.
 
-    Use `build_fed_avg` to build a process. Its `next` is a TFF computation. When called
-    on values, `next` raises ValueError if this object has already computed a result for
-    the round.
+    Use `build_fed_avg` to build a process. Its `next` is a TFF computation. When `next`
+    is called with a state of values, it raises ValueError if this object has already
+    computed a result for the round.
 
     Attributes:
       plan: plan of the run.
-      settings: plain values that, with the plan, define the process; the ledger of a
-        run stores them.
+      settings: plain values that, together with the plan, identify the process. The
+        ledger of a run stores them.
     """
 
     def __init__(
@@ -96,8 +96,9 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return int(_aggregator(state)["round"])
 
     def prepare(self, state: Any, inputs: str) -> Any:
-        """Returns a copy of a state whose next round may be repeated, with the same bits.
+        """Returns a copy of a state whose next round may be run repeatedly.
 
+        With the same inputs, all runs of the round have the same result, bit for bit.
         This method is for programs, such as `train_model`, that record the start of
         each round.
 
@@ -108,7 +109,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
             text.
 
         Raises:
-          ValueError: past the plan's last round.
+          ValueError: if the plan has no further round.
         """
         check_horizon(self.plan, self.round_number(state))
         noise = _aggregator(state)["noise"]
@@ -120,7 +121,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         """Skips a round, and returns the state after it; the model is unchanged.
 
         Use this method for a round that was begun and must not be repeated. The
-        clients' participations in the round are counted. The guarantee holds, because
+        clients' participations in the round still count. The guarantee holds, because
         the releases are a subset of those that the plan permits.
 
         Args:
@@ -130,7 +131,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
             random number if the text is empty.
 
         Raises:
-          ValueError: past the plan's last round.
+          ValueError: if the plan has no further round.
         """
         current = self.round_number(state)
         check_horizon(self.plan, current)
@@ -141,18 +142,21 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return _with_noise(state, after, current + 1)
 
     def begin(self, state: Any) -> tuple[bytes, int] | None:
-        """Checks that `next` may compute a result from a state; returns its run and round.
+        """Checks that `next` may compute a result from a state.
 
-        The return value is None in two cases: if the run and the round are unknown
-        (while TFF traces, for value references in TFF programs, and for anything other
-        than a state of this process), or if a second result does no harm (with a test
-        seed, or after `prepare`). The first call for a run reserves the run's budget in
-        the ledger to which the plan is bound.
+        If the plan is bound to a budget ledger, the first call for a run reserves the
+        run's budget there.
+
+        Returns:
+          The run and the round, which from now on count as having a result. None if
+          they are unknown (while TFF traces, for value references in TFF programs, and
+          for anything other than a state of this process), or if a second result does
+          no harm (with a test seed, or after `prepare`).
 
         Raises:
           ValueError: if the round already has a result, and `prepare` was not called
             for it.
-          LedgerError: if the plan's ledger rejects the run.
+          LedgerError: if the plan's budget ledger rejects the run.
         """
         try:
             noise, current = _aggregator(state)["noise"], self.round_number(state)
@@ -160,7 +164,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         except (TypeError, KeyError, ValueError):
             if hooks.is_needed(self.plan):
                 raise LedgerError(
-                    "The plan is bound to a ledger: call next on a state of this process."
+                    "The plan is bound to a ledger. Call next with a state of this process."
                 ) from None
             return None
         hooks.begin(self.plan, _name_of(secret))
@@ -169,26 +173,26 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         use = (secret, current)
         if use in self._done:
             raise ValueError(
-                f"Round {current} already has a result; a second one would spend more than "
-                f"the plan permits. Continue with the state that next returned."
+                f"Round {current} already has a result. A second result would spend more "
+                f"than the plan permits. Continue with the state that next returned."
             )
         self._done.add(use)
         return use
 
     def has_failed(self, use: tuple[bytes, int]) -> None:
-        """Records that a round which `begin` permitted has failed, without a result."""
+        """Records that a round that `begin` permitted failed and has no result."""
         self._done.discard(use)
 
     def note_rounds(self, state: Any, rounds: int) -> None:
-        """Reports the number of completed rounds to the plan's ledger."""
+        """Reports the number of completed rounds to the plan's budget ledger, if any."""
         hooks.note_steps(self.plan, _name_of(_secret(state)), rounds)
 
 
 class _NextOnce(tff.framework.ConcreteComputation):
-    """The computation `next` of a process, which refuses a second result of a round.
+    """A computation `next` that refuses to compute a second result for a round.
 
     Args:
-      computation: the wrapped `next` computation of TFF.
+      computation: TFF's computation `next`, which does the work.
       process: the process that records which rounds have a result.
     """
 
@@ -213,16 +217,16 @@ class _NextOnce(tff.framework.ConcreteComputation):
 
 
 def _aggregator(state: Any) -> Any:
-    """Returns the aggregator's part of a process state, with "round" and "noise".
+    """Returns the aggregator's state within a process state.
 
     Raises:
-      TypeError: if the state has no such part.
+      TypeError: if it lacks the entries "round" and "noise".
     """
     aggregator = getattr(state, "aggregator", None)
     if isinstance(aggregator, Mapping) and {"noise", "round"} <= set(aggregator):
         return aggregator
     raise TypeError(
-        f"state must be a state of a process from build_fed_avg, found "
+        f"state must come from a process made by build_fed_avg, found "
         f"{type(state).__name__}."
     )
 
@@ -233,12 +237,12 @@ def _secret(state: Any) -> bytes:
 
 
 def _name_of(secret: bytes) -> str:
-    """Returns the name, in the plan's ledger, of the run with this digest key."""
+    """Returns the name in the budget ledger of the run with this digest key."""
     return hooks.name_of(NoiseKey(hashlib.sha256(secret).digest()))
 
 
 def _with_noise(state: Any, noise: Any, round_number: int | None = None) -> Any:
-    """Returns a copy of a state with a new noise state and, if given, a new round."""
+    """Returns a copy of a process state with a new noise state, and maybe new round."""
     changed = collections.OrderedDict(_aggregator(state), noise=noise)
     if round_number is not None:
         changed["round"] = np.int64(round_number)
@@ -273,11 +277,11 @@ def build_fed_avg(
       plan: plan with `MinSep` participation, whose steps are rounds.
       client_optimizer_fn: a TFF optimizer.
       server_optimizer_fn: a TFF optimizer; by default SGD with learning rate 1.
-      clients_per_round: expected number of clients, used as the public denominator; by
-        default the plan's batch size.
+      clients_per_round: expected number of clients in a round, by which the noisy sum
+        is divided; by default the plan's batch size.
       metrics_aggregator: aggregator of the training metrics; None to release no
-        training metrics. TFF's `tff.learning.metrics.sum_then_finalize` gives exact
-        metrics WITHOUT noise: they are not private.
+        training metrics. `tff.learning.metrics.sum_then_finalize` gives exact metrics
+        WITHOUT noise, which are not private.
 
     Returns:
       A `tff.learning.templates.LearningProcess`. Elements of the clients' data must be
@@ -339,7 +343,7 @@ def _client_work(
         optimizer=optimizer,
         client_weighting=tff.learning.ClientWeighting.UNIFORM,
         metrics_aggregator=metrics_aggregator,
-        # TFF's default loop is a `reduce`, whose function TensorFlow prepares anew for
+        # TFF's default loop uses `reduce`, whose function TensorFlow prepares again for
         # each client.
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )

@@ -1,9 +1,9 @@
 """Random 64-bit words from the operating system, read while the graph runs.
 
 TFF traces `initialize` once, so random numbers drawn in Python would become constants
-of the graph, the same in every execution. TensorFlow does not document how its own
-random generators are seeded. Therefore the graph reads the operating system's random
-device at each execution.
+of the graph and be the same in every execution. TensorFlow does not document how its
+own random generators are seeded. Therefore the graph reads the operating system's
+random device in each execution.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import math
 import tensorflow as tf
 
 _DEVICE = "/dev/urandom"
-_BLOCK = 4096  # number of bytes per read
-# Random bytes are read as text lines, which never contain \n or \r. The sum of this
-# many such bytes (mod 256) is uniform up to a relative error of (2 / 254)^4 = 4e-9.
+_BLOCK = 4096  # Number of bytes per read.
+# Number of bytes whose sum gives one random byte. Bytes are read as text lines, which
+# never contain \n or \r. The sum of four such bytes (mod 256) is uniform up to a
+# relative error of (2 / 254)^4 = 4e-9.
 _SUMMANDS = 4
 
 
@@ -27,9 +28,8 @@ def fresh_words(shape: list[int]) -> tf.Tensor:
         systems other than Linux and macOS).
     """
     count = math.prod(shape) * 8 * _SUMMANDS
-    # Lines have a mean length of 256 bytes, so this number of lines contains several
-    # times the required number of bytes. The probability of too few bytes is below
-    # 1e-30.
+    # A random line has a mean length of 256 bytes, so these lines contain more than
+    # enough bytes, except with a probability below 1e-30.
     num_lines = count // 128 + 64
     lines = tf.data.TextLineDataset(_DEVICE, buffer_size=_BLOCK)
     text = tf.strings.reduce_join(lines.batch(num_lines).take(1).get_single_element())

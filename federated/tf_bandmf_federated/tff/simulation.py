@@ -1,4 +1,4 @@
-"""Simulated clients, with their data and their availability in each round.
+"""Simulated clients for TFF, with data and with availability in each round.
 
 source = SimulatedClients(client_data, plan, availability=diurnal(24, 0.5, 0.05))
 outcome = asyncio.run(train_model(process, source, private_dir="run/private"))
@@ -32,11 +32,12 @@ Clients = Union[
 
 @dataclasses.dataclass(eq=False)
 class SimulatedClients:
-    """Clients with data on this machine, for `train_model`.
+    """Simulated clients for `train_model`, whose data are on this machine.
 
-    Cohorts are selected uniformly among the available clients that may take part.
-    Clients may join and leave a run between two calls of `train_model`. Each device
-    must always have the same name: with a second name, it would get a second budget.
+    Cohorts are selected uniformly at random from the available clients that may take
+    part. Clients may join and leave a run between two calls of `train_model`. A client
+    must always have the same name: with a second name, it would get a second privacy
+    budget.
 
     Args:
       clients: TFF's `ClientData`, or a dictionary that maps each client's name to a
@@ -50,10 +51,10 @@ class SimulatedClients:
         are added.
       on_shortage: what to do in a round with too few eligible clients: "error" raises
         ValueError; "fewer" runs the round with the eligible clients, possibly none. The
-        public denominator of the noisy sum does not change, so a round with fewer
-        clients has a smaller mean update, with the same privacy.
-      seed: integer >= 0, for reproducible cohorts; None for a fresh seed from the operating
-        system. No privacy is claimed for this randomness.
+        noisy sum is still divided by `clients_per_round`, so a round with fewer clients
+        has a smaller mean update, with the same privacy.
+      seed: integer >= 0, for reproducible cohorts; None for a fresh seed from the
+        operating system. The privacy guarantee does not depend on this randomness.
 
     Raises:
       TypeError, ValueError: if an argument is invalid.
@@ -78,11 +79,11 @@ class SimulatedClients:
             self._seed = hashlib.sha256(b"tf-bandmf cohorts %d" % number).digest()
 
     def available(self, round_number: int) -> list[str]:
-        """Returns the names of a round's available clients, always the same ones."""
+        """Returns the names of a round's available clients, the same in every call."""
         return present(self.availability, round_number, self.names, self._seed)
 
     def cohorts(self, ledger: Ledger, wanted: int, num_rounds: int) -> Cohorts:
-        """Returns a selector of clients for a run with this ledger.
+        """Returns a `Cohorts`, which selects the clients of a run with this ledger.
 
         Args:
           ledger: the run's ledger.
@@ -90,8 +91,8 @@ class SimulatedClients:
           num_rounds: number of rounds of the run.
 
         Raises:
-          ValueError: before round 0, if `on_shortage` is "error" and there can never be
-            enough clients.
+          ValueError: before round 0, if `on_shortage` is "error" and the clients are too
+            few for `num_rounds` rounds.
         """
         if not ledger.rounds and self.on_shortage == "error":
             self.check_enough(wanted, num_rounds)
@@ -120,8 +121,8 @@ class SimulatedClients:
         """Raises ValueError if there are too few clients for rounds of this size.
 
         A client may take part at most once in any b consecutive rounds, and at most k
-        times in total. Even if there are enough clients for both conditions, too few of
-        them may be available in some round.
+        times in total. This method checks only these two limits. In some rounds, too
+        few clients may be available nevertheless.
         """
         b = min(self.participation.min_separation, num_rounds)
         k = self.participation.participations(num_rounds)
@@ -136,9 +137,9 @@ class SimulatedClients:
             )
 
     def tagged(self, selected: Selected, round_number: int) -> list[tf.data.Dataset]:
-        """Returns the selected clients' data, each tagged with the client's own record.
+        """Returns the data sets of the selected clients, tagged with their own records.
 
-        Omits clients that have left since an interrupted round began.
+        Clients that have left since an interrupted round began are omitted.
         """
         names, datasets = set(self.names), []
         for name, (last_round, count) in zip(selected.names, selected.past.tolist()):
@@ -153,7 +154,7 @@ class SimulatedClients:
 def _clients(
     clients: Clients,
 ) -> tuple[tuple[str, ...], Callable[[str], tf.data.Dataset]]:
-    """Returns the sorted names, and a function that maps a name to its data set."""
+    """Returns the clients' sorted names, and a function from name to data set."""
     if isinstance(clients, tff.simulation.datasets.ClientData):
         names, make = clients.client_ids, clients.create_tf_dataset_for_client
     elif isinstance(clients, Mapping):

@@ -1,9 +1,9 @@
-"""Generates noise from TFF's state, which contains the round keys and the ring buffer.
+"""Generates noise from a TFF state that contains round keys and a ring buffer.
 
-TFF's server computations need the noise as a pure function, with a dictionary of
-tensors as state. In each round, TFF sends the state to its worker and back, which takes
-memory of about 20 times the state's size. Therefore a large ring buffer raises an
-error.
+In TFF's server computations, the noise must be a pure function, with a dictionary of
+tensors as its state. In each round, TFF sends the state to its worker process and back,
+which takes about 20 times as much memory as the state itself. Therefore a large ring
+buffer raises an error.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import halves
 from tf_bandmf_federated.tff.secret_words import fresh_words
 
-MAX_STATE_FLOATS = 5_000_000  # maximum size of the ring buffer
-_UNSAID = np.int64(0)  # value of `inputs` if the caller sets none
+MAX_STATE_FLOATS = 5_000_000  # Maximum number of entries in a ring buffer.
+_UNSAID = np.int64(0)  # The value of `inputs` if the caller sets none.
 
 State = collections.OrderedDict
 
@@ -35,25 +35,25 @@ def check_fits(plan: Plan, num_parameters: int) -> None:
             f"The ring buffer of {plan.mechanism} has {vectors} vectors of "
             f"{num_parameters:,} numbers. TFF copies its state to its worker and back in "
             f"every round, so at most {MAX_STATE_FLOATS:,} numbers are allowed. Make the "
-            f'plan with a mechanism without ring buffer: BISR ("bisr"), BandInvMF '
-            f'("bandinv") or λ-CGD ("lambda_cgd"); or use Flower.'
+            f'plan with a mechanism that has no ring buffer, which are BISR ("bisr"), '
+            f'BandInvMF ("bandinv") and λ-CGD ("lambda_cgd"), or use Flower.'
         )
 
 
 class NoiseInState:
-    """Generates the noise of each round from a state with round keys and a ring buffer.
+    """Generates each round's noise from a state with round keys and a ring buffer.
 
     The state contains:
 
     - `step_keys`, uint64 [num_steps, 2]: 128 bits from the operating system for each
       round (with ChaCha20 [num_steps, 5], 320 bits). The key of a completed round is
-      bound to the sum to which the noise was added, by a digest under `digest_key`, and
+      bound to the sum to which its noise was added, by a digest with `digest_key`, and
       to `inputs`. With a test seed, which gives no privacy, the noise depends only on
-      the round number.
+      the seed and the round number.
     - `digest_key`, int32: the secret key of the digests.
     - `inputs`, int64: a number that identifies the inputs of the next round. If it is
-      0, the default, the graph draws a random number when it runs. Therefore the noise
-      is independent of the earlier noise if a round is repeated from an older state.
+      0, the default, the graph draws a random number when it runs. Therefore a round
+      that is repeated from an older state has new, independent noise.
     - `buffer`, float32 [memory_vectors, num_parameters]: the ring buffer, which is empty
       for strategies with a banded inverse.
 
@@ -63,7 +63,7 @@ class NoiseInState:
     """
 
     def __init__(self, plan: Plan, num_parameters: int) -> None:
-        # XLA is off, because TFF's worker executes graphs without it.
+        # Do not use XLA, because TFF's worker executes graphs without it.
         self._generator = NoiseGenerator(
             plan.strategy,
             num_parameters,
@@ -73,7 +73,7 @@ class NoiseInState:
         self._test_seed = plan.test_seed
 
     def initial_state(self) -> State:
-        """Returns the state before round 0; its keys are drawn when the graph runs."""
+        """Returns the state before round 0; the graph draws new keys when it runs."""
         n, d = self._generator.num_steps, self._generator.num_parameters
         if self._test_seed is None:
             keys = fresh_words([n, self._generator.key_words])
@@ -124,10 +124,10 @@ class NoiseInState:
         return noise, State(state, step_keys=keys, inputs=unsaid, buffer=buffer)
 
     def skip(self, state: State, round_number: int, inputs: str) -> State:
-        """Returns the state after a skipped round; works on arrays, outside of TFF.
+        """Returns the state after a skipped round; uses arrays, outside of TFF.
 
-        The noise of later rounds may need the normals of the skipped round. These
-        normals are bound to `inputs`, so two copies of the run that skip the round with
+        The noise of later rounds may use the normals of the skipped round. Therefore
+        these are bound to `inputs`: two copies of the run that skip the round with
         different inputs have different normals.
         """
         keys = np.array(state["step_keys"])
@@ -140,7 +140,7 @@ class NoiseInState:
 
 
 def number_of_inputs(inputs: str) -> np.int64:
-    """Converts a text to the number `inputs` of a state: a 63-bit digest, never 0."""
+    """Converts a text to the entry `inputs` of a state: a 63-bit digest, never 0."""
     digest = hashlib.blake2b(inputs.encode(), digest_size=8).digest()
     return np.frombuffer(digest, np.int64)[0] | np.int64(1)
 

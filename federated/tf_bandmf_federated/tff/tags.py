@@ -1,8 +1,9 @@
-"""Tags, which carry a device's participation record in the elements of its data set.
+"""Tags: a device's participation record, added to all elements of its data set.
 
-TFF gives `next` exactly one argument per client: a sequence of elements. Therefore each
-element is a dictionary with two entries: `example`, a batch for the model; and `tags`,
-the int32 values named in `CARRIED`, in that order, which are the same in all elements.
+In TFF, the only argument of `next` that comes from clients is a sequence of elements per
+client. Therefore each element is a dictionary with two entries: `example`, a batch for
+the model; and `tags`, the int32 values named in `CARRIED`, in that order, which are the
+same in all elements.
 
 | tag | known to | purpose |
 |---|---|---|
@@ -43,12 +44,12 @@ def tag_dataset(
       participations: number of the device's earlier participations.
       round_number: the round for which the data are tagged, from
         `process.round_number(state)`. In any other round, `next` raises an error for
-        these tags, so make new tags for every round, from a record that includes the
-        last participation.
+        these tags. Therefore tag the data again for every round, with a record that
+        includes the last participation.
 
     Raises:
-      ValueError: if a number is not an integer or out of range, or if the numbers
-        contradict each other.
+      ValueError: if a number is not an integer or is out of range, or if `last_round`
+        and `participations` contradict each other.
     """
     last = whole_number("last_round", last_round, least=NEVER)
     count = whole_number("participations", participations, least=0)
@@ -58,8 +59,8 @@ def tag_dataset(
             f"last_round must be -1 and participations 0, or last_round >= 0 and "
             f"participations >= 1, found {last_round} and {participations}."
         )
-    # This zips the data with constant tags, because `Dataset.map` would trace a
-    # function for each client, and take ten times as long.
+    # Zip the data with constant tags. `Dataset.map` would trace a function for each
+    # client, and take ten times as long.
     tags = tf.data.Dataset.from_tensors(tf.constant([last, count, now], tf.int32))
     return tf.data.Dataset.zip(
         collections.OrderedDict(example=dataset, tags=tags.repeat())

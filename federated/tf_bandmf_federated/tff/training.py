@@ -5,29 +5,29 @@
                     model_output_manager=..., train_metrics_manager=...)
     )
 
-If the program was interrupted in any way, call `train_model` again with the same
-arguments to continue. The steps of a round are
+If the program was interrupted, call `train_model` again with the same arguments to
+continue. The steps of a round are
 
     select -> ledger: started -> prepare, next -> ledger: finished, with the state
            -> release -> ledger: released
 
-and each step begins after the entry of the previous step is on disk. Therefore, after a
-crash:
+and each step begins only when the entry of the step before is on disk. Therefore, after
+a crash:
 
 | the ledger's last entry | next step |
 |---|---|
-| `started` | the round is repeated, with the available part of its cohort |
+| `started` | the round is repeated, with the available devices of its cohort |
 | `finished` | the round's model, which the state contains, is released, possibly again |
 | `released` | the next round begins |
 
-Nothing of a round is released before the result is in the ledger, and the noise is
-bound to the sum, so the round may be repeated, even with different data. With
+A round may be repeated, even with different data, because no result of the round is
+released before the ledger contains it, and because the noise is bound to the sum. With
 `interrupted_round="skip"`, the round is skipped instead: its clients' participations
 are counted, and the unchanged model is released again if `release_every` requires a
-release. No release is ever repeated with different content.
+release. A release may be repeated, but always with the same content.
 
-TFF's own `tff.learning.programs.train_model` is not suitable: it does not wait until a
-state is saved, and it releases the whole state, including the noise key.
+TFF's own `tff.learning.programs.train_model` is not suitable, because it does not wait
+until a state is saved, and releases the whole state, including the noise key.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class TrainingOutcome:
     """The result of a training program.
 
     Attributes:
-      model_weights: the weights after the last round; private as the plan states.
-      measured: measured participation, including skipped rounds, for
+      model_weights: the weights after the last round, with the plan's guarantee.
+      measured: measured participation, including skipped rounds; an argument for
         `measured_guarantee` and `write_report`.
     """
 
@@ -77,27 +77,27 @@ async def train_model(
 
     Formal guarantee: all values that `model_output_manager` receives, over all
     restarts, are jointly (epsilon, delta)-DP as the plan states, if `private_dir` stays
-    private and complete. The values are an output of the plan's mechanism, because only
-    one result of each round is released. Metrics are outside the guarantee.
+    private and complete. This holds because only one result of each round is released.
+    The guarantee does not cover metrics.
 
     Args:
       process: a process from `build_fed_avg`.
       clients: simulated clients, made with the plan of `process`. Clients may join and
         leave between two calls; the ledger keeps the record of each name.
-      private_dir: folder for the ledger, which contains the state with the noise key;
-        created with mode 0700. Keep the folder as secret as the key; it is needed to
-        continue a run.
-      clients_per_round: number of clients to select; by default the plan's
+      private_dir: folder for the ledger, created with mode 0700. The ledger contains the
+        noise key, so keep the folder secret. It is needed to continue a run.
+      clients_per_round: number of clients to select for a round; by default the plan's
         `expected_batch_size`.
-      total_rounds: number of rounds of the whole run; by default the plan's.
-      model_output_manager: destination of the model's weights. The key of a release is
-        the number of completed rounds; a new release must replace an earlier release
-        with the same key.
-      release_every: number of rounds between released models; the last model is always
-        released. After a skipped round, the previous model is released again.
-      train_metrics_manager: destination of the process's metrics, which include exact
+      total_rounds: number of rounds of the whole run, over all restarts; by default all
+        rounds of the plan.
+      model_output_manager: destination for the model's weights. The key of a release is
+        the number of completed rounds. A release must replace an earlier release with
+        the same key.
+      release_every: a model is released after every `release_every` rounds, and after
+        the last round. After a skipped round, the previous model is released again.
+      train_metrics_manager: destination for the process's metrics, which include exact
         counts of clients. They are for the operator only, and NOT private.
-      interrupted_round: "replay" an interrupted round, or "skip" it.
+      interrupted_round: what to do with an interrupted round: "replay" or "skip".
 
     Raises:
       BlockingIOError: if another program uses `private_dir`.
@@ -107,9 +107,9 @@ async def train_model(
         call `train_model` again to continue.
     """
     if clients.plan.fingerprint != process.plan.fingerprint:
-        raise ValueError("process and clients must have the same plan, found two.")
+        raise ValueError("process and clients must have the same plan, found two plans.")
     first = await tff.program.materialize_value(process.initialize())
-    # The ledger compares the hyperparameters, because TFF would silently use those of
+    # The ledger refuses other hyperparameters, because TFF would silently use those in
     # the restored state.
     given = await tff.program.materialize_value(process.get_hparams(first))
     engine = _TffEngine(process, clients, first, tf.nest.map_structure(str, given))
@@ -131,7 +131,7 @@ async def train_model(
 
 
 class _TffEngine:
-    """TensorFlow Federated as an `Engine`; see `rounds`."""
+    """Implements `Engine` of the module `rounds` with TensorFlow Federated."""
 
     def __init__(
         self,
@@ -165,5 +165,5 @@ class _TffEngine:
 
 
 def _zeros(tensor_type: tff.TensorType) -> np.ndarray:
-    """Returns an array of zeros that fits a TFF tensor type."""
+    """Returns an array of zeros of a TFF tensor type; unknown dimensions become 0."""
     return np.zeros([size or 0 for size in tensor_type.shape or ()], tensor_type.dtype)

@@ -1,4 +1,4 @@
-"""Checks whether a client may take part, and clips its update, before the sum."""
+"""Clips a client's update, or replaces it by zeros if the client must not take part."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def is_early(
     Args:
       tags: `last_round` and `participations`, int32 scalars.
       round_number: int64 scalar, from the server.
-      participation: the plan's participation: b, and k if it is limited.
+      participation: the plan's participation.
 
     Returns:
-      bool scalar. It is also True if the last round is this round or later, and for
-      tags that are impossible in a valid record, such as a last round of -5.
+      bool scalar. It is also True if the last round is this round or a later one, and
+      for tags that are impossible, such as a last round of -5.
     """
     last, count = tf.cast(tags["last_round"], tf.int64), tags["participations"]
     b, k = participation.min_separation, participation.max_participations
@@ -36,8 +36,8 @@ def is_early(
 def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Operation:
     """Returns an assertion that a client's data are tagged for this round.
 
-    If a program reuses the tags of another round, it does not update the participation
-    records, and therefore does not enforce the separation.
+    A program that reuses the tags of another round does not update the participation
+    records, and so does not enforce the separation.
 
     Raises:
       InvalidArgumentError: at run time, if the data are tagged for another round.
@@ -60,20 +60,20 @@ def bounded_record(
 ) -> tuple[Any, collections.OrderedDict]:
     """Returns the clipped update, and int32 indicators (0 or 1) for the metrics.
 
-    The result is `update * min(1, l2_norm_clip / norm)`, or exact zeros if the client
-    is not admitted, or if a value or the norm is not finite.
+    The clipped update is `update * min(1, l2_norm_clip / norm)`, or exact zeros if the
+    client is not admitted, or if a value or the norm is not finite.
 
     Args:
       update: nested structure of float32 tensors.
-      l2_norm_clip: zeta.
-      finite: bool scalar; False if TFF has replaced an update that was not finite.
+      l2_norm_clip: zeta, the clip norm.
+      finite: bool scalar; False if the update was not finite and TFF replaced it.
       admitted: bool scalar; False if the plan does not permit the client to take part.
     """
-    # The norm is computed in float64, so that rounding does not make it too small.
+    # Compute the norm in float64, so that rounding does not make it too small.
     norm = tf.linalg.global_norm(
         [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(update)]
     )
-    # If any value is NaN or infinite, then the norm is not finite.
+    # If any value is NaN or infinite, the norm is not finite either.
     finite = tf.math.is_finite(norm) & finite
     contributes = admitted & finite
     is_clipped = norm > l2_norm_clip
@@ -100,13 +100,15 @@ def flat(total: Any) -> tf.Tensor:
 
 
 def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -> Any:
-    """Returns `(total + stddev * noise) / denominator`, in multiples of `grid_of`.
+    """Returns the noisy mean, `(total + stddev * noise) / denominator`, rounded.
+
+    The mean is rounded to multiples of `grid_of(stddev / denominator)`.
 
     Args:
-      total: nested structure of float32 tensors of static shapes.
+      total: nested structure of float32 tensors with static shapes.
       noise: float32, one vector for all tensors of `total`, in the order of
         `tf.nest.flatten`.
-      stddev: standard deviation of the noise per unit of `noise`.
+      stddev: factor by which `noise` is multiplied before it is added.
       denominator: a public constant.
     """
     leaves = tf.nest.flatten(total)
@@ -116,7 +118,7 @@ def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -
         (leaf + stddev * tf.reshape(part, leaf.shape)) / denominator
         for leaf, part in zip(leaves, parts)
     ]
-    # The grid is a power of two, so dividing a float32 by it is exact.
+    # `grid` is a power of two, so dividing a float32 by it is exact.
     grid = grid_of(stddev / denominator)
     noisy = [tf.round(mean / grid) * grid for mean in means]
     return tf.nest.pack_sequence_as(total, noisy)
