@@ -234,9 +234,7 @@ class Ledger(contextlib.AbstractContextManager):
         if not all(isinstance(name, str) for name in cohort):
             raise TypeError(f"Device names must be strings, found {list(cohort)}.")
         if len(set(cohort)) != len(cohort):
-            raise ValueError(
-                "Each device must be in a cohort at most once, found one twice."
-            )
+            raise ValueError("A device must be in a cohort only once, found one twice.")
         measured = self._rounds[-1].measured if self._rounds else NOTHING
         for last, count in self.history(cohort, round_number).tolist():
             measured = measured.with_one(round_number, last, count)

@@ -303,8 +303,7 @@ class PrivateFedAvg(Strategy):
             raise RuntimeError(self._why_nobody())
         log(
             WARNING,
-            "Only %d devices are eligible, although min_available = %d. The round starts "
-            "with these devices.",
+            "Only %d devices are eligible (min_available = %d); the round starts with them.",
             eligible,
             self._needed,
         )
@@ -323,9 +322,8 @@ class PrivateFedAvg(Strategy):
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
                 WARNING,
-                "%d nodes are connected. Each round uses %d devices, which then pause "
-                "for %d rounds, so the run needs %d devices. Unless more devices "
-                "connect, the run stops after %d rounds.",
+                "%d nodes are connected. If %d devices take part per round and then pause "
+                "for %d, the run needs %d devices. As it is, it stops after %d rounds.",
                 connected,
                 self._wanted,
                 b - 1,
@@ -342,27 +340,19 @@ class PrivateFedAvg(Strategy):
         spent = int(np.sum(counts >= k))
         problems = self._devices.problems()
         reasons = {
-            "node(s) have the policy of another plan. Build their app with "
-            "DevicePolicy.from_plan(plan) of this run's plan": problems[
-                devices.OTHER_PLAN
-            ],
-            "node(s) answered the query for their device name with an error. Their app "
-            "needs private_client_app, or ParticipationMod.install": problems[
-                devices.FAILED
-            ],
+            "node(s) have the policy of another plan. Their app needs the DevicePolicy "
+            "of this run's plan": problems[devices.OTHER_PLAN],
+            "node(s) did not send a device name, because of an error. Their app needs "
+            "private_client_app, or ParticipationMod.install": problems[devices.FAILED],
             "node(s) claim that they took part in rounds that this run has not begun. An "
-            "earlier run of the plan began these rounds, and both runs together would "
-            "spend more than the plan permits. Continue with that run's private_dir, or "
-            "begin a new run with a new plan and new device stores": problems[
-                devices.STRANGER
-            ],
-            f"device(s) took part {k} times, the plan's maximum. Connect other devices": (
-                spent
-            ),
-            f"device(s) must pause for {b - 1} rounds. Rounds of {wanted} devices with a "
-            f"min separation of {b} need {wanted * b} devices. Connect more devices and "
-            f"call start again, or make a plan with fewer clients per round or a smaller "
-            f"min separation": (len(names) - spent),
+            "earlier run of the plan began them, and both runs would spend more than the "
+            "plan permits. Continue with that run's private_dir, or begin a new run with a "
+            "new plan and new device stores": problems[devices.STRANGER],
+            f"node(s) took part {k} times, the maximum. Connect other devices": spent,
+            f"node(s) must pause for {b - 1} rounds. Rounds of {wanted} devices with a min "
+            f"separation of {b} need {wanted * b} devices. Connect more devices and call "
+            f"start again, or make a plan with fewer clients per round or a smaller min "
+            f"separation": (len(names) - spent),
             "node(s) have not answered": len(self._devices.nodes)
             - len(names)
             - problems.total(),

@@ -107,9 +107,7 @@ async def train_model(
         call `train_model` again to continue.
     """
     if clients.plan.fingerprint != process.plan.fingerprint:
-        raise ValueError(
-            "process and clients must have the same plan, found two plans."
-        )
+        raise ValueError("process and clients must have the same plan, found 2 plans.")
     first = await tff.program.materialize_value(process.initialize())
     # The ledger refuses other hyperparameters, because TFF would silently use those in
     # the restored state.
