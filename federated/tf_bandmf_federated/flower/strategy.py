@@ -303,7 +303,7 @@ class PrivateFedAvg(Strategy):
             raise RuntimeError(self._why_nobody())
         log(
             WARNING,
-            "Only %d devices are eligible (min_available = %d); the round starts with them.",
+            "Only %d devices are eligible (min_available is %d). The round uses these.",
             eligible,
             self._needed,
         )
