@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rows import ByIndex, record_file
-from small_plans import schedule_for
+from small_plans import schedule_for, small_plan
 
 import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
@@ -128,13 +128,12 @@ def test_schedule_id_covers_every_byte_and_no_file_names(tmp_path):
 @pytest.mark.parametrize("place", [14, -20])
 def test_a_file_that_changes_meanwhile_is_found_out(tmp_path, place):
     files = write(tmp_path)
-    source = TFRecordExamples(files, parse)
+    schedule = schedule_for(FIXED, 18, 7, TFRecordExamples(files, parse))
     with open(files[2], "r+b") as file:
         content = bytearray(file.read())
         content[place] ^= 1
         file.seek(0)
         file.write(content)
-    schedule = schedule_for(FIXED, 18, 7, source)
     with pytest.raises(tf.errors.InvalidArgumentError, match="changed while it was"):
         list(schedule)
     with pytest.raises(ValueError, match="damaged"):
@@ -164,3 +163,17 @@ def test_texts_that_are_fetched_are_the_texts(kind):
     source = IndexedExamples(rows_of(list(given)))
     fetched = source.gather(tf.constant([2, 0, 1], tf.int64))["x"].numpy()
     assert fetched.tolist() == [b"", b"a b", "ü".encode()]
+
+
+def test_missing_values_are_told(tmp_path, recwarn):
+    """NaN in an example is told, from any source, unless `map` may fill it in."""
+    x, y = data()
+    x[3, 1, 2] = np.nan
+    stream = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+    files = TFRecordExamples(write(tmp_path, x=x), parse)
+    plan = small_plan("bsr:2", M, 4, 3)
+    for made in ((x, y), (stream,), (lambda: zip(x, y),), (files,)):
+        with pytest.warns(UserWarning, match="4.35% of 23 inspected examples contain"):
+            plan.batches(*made)
+        plan.batches(*made, map=tf.abs)
+    assert not [warning for warning in recwarn if "NaN" in str(warning.message)]

@@ -28,6 +28,7 @@ from tf_bandmf.sampling.sources import (
     ExampleSource,
     IndexedExamples,
     classes_of,
+    rows_with_nan,
 )
 from tf_bandmf.sampling.streamed import StreamedExamples, is_stream
 
@@ -90,14 +91,25 @@ class Examples:
             _refuse_overlap(source)
         if users is None:
             _warn_of_repetitions(source)
-        if map is None and source.parse is None and not (ranges or source.in_order):
-            content, works = source.probed_content()
-            _warn_of_missing_values(content)
-            self.labels = classes_of(content)[works]
         self.remarks, self.ranges = source.remarks, {}
         self._changes: list[Any] = []
         if source.parse is not None:
             self._make(source.parse, parses=True)
+        missing = source.missing()
+        if not (map is not None or ranges or source.in_order):
+            ids = tf.constant(source.probed())
+            rows = self._rows(np.zeros(2, np.int64), tf.constant(0, tf.int64), ids, 1)
+            content = tf.nest.map_structure(np.asarray, rows)
+            self.labels = classes_of(content)
+            if source.parse is not None:
+                missing = rows_with_nan(tf.nest.flatten(content))
+        if map is None and not ranges and missing.any():
+            warnings.warn(
+                f"{100.0 * missing.mean():.3g}% of {len(missing)} inspected examples "
+                f"contain NaN. Such an example contributes nothing to training. Fill in "
+                f"missing values before plan.batches, and add a column that marks them.",
+                stacklevel=4,
+            )
         if ranges:
             self._changes.append(Ranges(ranges))
             self.ranges = dict(ranges)
@@ -302,22 +314,6 @@ def _are_windows(rows: np.ndarray) -> bool:
         if (same & varies).mean() >= _MOST:
             return True
     return False
-
-
-def _warn_of_missing_values(content: Any) -> None:
-    """Warns if inspected rows contain NaN, because NaN inputs cause NaN gradients."""
-    leaves = tf.nest.flatten(content)
-    missing = np.zeros(len(leaves[0]), bool)
-    for leaf in leaves:
-        if leaf.dtype.kind == "f":
-            missing |= np.isnan(leaf).reshape(len(leaf), -1).any(axis=1)
-    if missing.any():
-        warnings.warn(
-            f"{100.0 * missing.mean():.3g}% of {len(missing)} inspected examples "
-            f"contain NaN. Such an example contributes nothing to training. Fill in "
-            f"missing values before plan.batches, and add a column that marks them.",
-            stacklevel=4,
-        )
 
 
 def _warn_of_repetitions(source: ExampleSource) -> None:

@@ -74,7 +74,7 @@ class ExampleSource(abc.ABC):
         if any(weight.ndim == 1 for weight in weights):
             self.remarks = (*self.remarks, OF_WEIGHTS)
         self._lock = threading.Lock()
-        self._failed, self._is_seen = np.zeros([2, num_examples], bool)
+        self._failed, self._is_seen, self._has_nan = np.zeros([3, num_examples], bool)
         # Hashes of all records and rows that were read.
         self._hashes = np.zeros([2, num_examples], np.int64)
         # The rows whose hashes `update_digest` uses to distinguish data sets.
@@ -107,6 +107,7 @@ class ExampleSource(abc.ABC):
             inputs = tf.nest.pack_sequence_as(self._sample, leaves)[INPUTS]
             both = np.stack([identity.record_hashes(inputs), rows])
             self._hashes[:, indices[new]] = both[:, new]
+            self._has_nan[indices[new]] = rows_with_nan([leaf[new] for leaf in leaves])
             self._is_seen[indices[new]] = True
         changed = indices[self._hashes[1, indices] != rows]
         if changed.size:
@@ -116,14 +117,17 @@ class ExampleSource(abc.ABC):
         """Returns the hashes of the rows that were read."""
         return self._hashes[1, self._is_seen]
 
+    def missing(self) -> np.ndarray:
+        """Returns for each row that was read whether it contains NaN, bool."""
+        return self._has_nan[self._is_seen]
+
     def records(self) -> np.ndarray:
         """Returns the hashes of the records that were read."""
         return self._hashes[0, self._is_seen]
 
-    def probed_content(self) -> tuple[dict[str, Any], np.ndarray]:
-        """Returns up to 256 evenly spaced rows, and a mask of the readable rows."""
-        *leaves, works = self.rows(self._probed[:: -(-len(self._probed) // _PROBED)])
-        return tf.nest.pack_sequence_as(self._sample, leaves), works
+    def probed(self) -> np.ndarray:
+        """Returns the indices of up to 256 evenly spaced rows."""
+        return self._probed[:: -(-len(self._probed) // _PROBED)]
 
     def all_rows(self) -> Iterator[dict[str, Any]]:
         """Reads and hashes all rows; yields their contents, block by block."""
@@ -469,6 +473,12 @@ def said_of(error: BaseException) -> str:
     callers = [f for f in theirs if "site-packages" not in f.filename] or theirs
     where = [f", line {f.lineno} of {os.path.basename(f.filename)}" for f in callers]
     return "".join([type(error).__name__, *where[-1:]])
+
+
+def rows_with_nan(leaves: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns whether each of N >= 1 rows contains NaN: bool, shape [N] or []."""
+    floats = (leaf.reshape(len(leaf), -1) for leaf in leaves if leaf.dtype.kind == "f")
+    return np.any([np.isnan(leaf).any(axis=1) for leaf in floats], axis=0)
 
 
 def classes_of(content: dict[str, Any]) -> np.ndarray:
