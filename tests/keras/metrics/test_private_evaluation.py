@@ -93,6 +93,14 @@ def test_the_callback_asks_for_no_more_than_there_are(reserved):
         model.fit(plan.batches(*data), epochs=6, verbose=0, callbacks=[callback])
 
 
+def test_wrong_targets_are_told_before_a_step(reserved):
+    model, kinds = make_private_model(reserved), r"(U11\(22,|int32\(20,)\)\. Give one"
+    for y in (data[1].astype(str), data[1][:-2]):
+        callback = tf_bandmf.keras.PrivateEvaluation(data[0], y)
+        with refused(model, ValueError, kinds):
+            model.fit(reserved.batches(*data), verbose=0, callbacks=[callback])
+
+
 @pytest.mark.slow
 def test_what_is_refused(begun_at, begun, tmp_path):
     with pytest.raises(ValueError, match="taken no step"):

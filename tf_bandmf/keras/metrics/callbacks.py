@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.metrics.evaluation import (
@@ -63,8 +64,16 @@ class PrivateEvaluation(keras.callbacks.Callback):
                 f"{left} left. Reserve more, or give every="
                 f"{-(-self.params['epochs'] // max(left, 1))}. Nothing was trained."
             )
-        for batch in itertools.islice(batches_of(*self._data, 1), 1):
-            traced(self.model, batch[:2], self._metrics)(*batch)
+        try:
+            for batch in itertools.islice(batches_of(*self._data, 1), 1):
+                traced(self.model, batch[:2], self._metrics)(*batch)
+        except (ValueError, tf.errors.OpError) as error:
+            leaves = tf.nest.flatten(self._data)
+            kinds = [f"{x.dtype}{x.shape}" for x in leaves if hasattr(x, "shape")]
+            raise ValueError(
+                f"x and y cannot be evaluated, found {', '.join(kinds)}. Give one target "
+                f"for each input, and classes as numbers. Nothing was trained. {error}"
+            ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the metrics and their noise, which serves as an error bar, to the logs."""
