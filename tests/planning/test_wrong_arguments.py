@@ -67,6 +67,7 @@ def test_the_largest_budget_has_guarantees_at_other_deltas(sampling):
     assert epsilons[1] == pytest.approx(1e4, rel=1e-3)
 
 
-def test_an_epsilon_that_promises_nothing_is_named():
-    with pytest.warns(UserWarning, match="epsilon = 500 protects nobody"):
-        make_plan(epsilon=500)
+@pytest.mark.parametrize("budget", [{"epsilon": 500}, {NOISE: 0.03}])
+def test_an_epsilon_that_promises_nothing_is_named(budget):
+    with pytest.warns(UserWarning, match="epsilon = .* protects nobody"):
+        make_plan(**budget)

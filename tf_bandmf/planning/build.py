@@ -75,8 +75,10 @@ def plan(
       epsilon: epsilon of the budget, > 0; requires delta.
       delta: delta of the budget, in [1e-20, 1). A value of 1 / num_examples or more
         triggers a warning.
-      noise_multiplier: the noise standard deviation divided by the sensitivity, in
-        place of epsilon, which is then computed for delta.
+      noise_multiplier: the noise standard deviation divided by the sensitivity of the
+        whole run, in place of epsilon, which is then computed for delta. For the noise
+        of one step in clip norms, as in TF Privacy and Opacus, divide that noise by
+        `plan(...).sensitivity.value`.
       num_examples: size of the training set.
       batch_size: examples per step. With a `Participation`, it is the expected batch
         size, by which the noisy sum is divided.
@@ -142,6 +144,7 @@ def plan(
         guarantee = accountant.guarantee(noise_stddev, delta)
         if guarantee.epsilon > LARGEST_EPSILON * (1.0 + 1e-9):
             raise no_privacy(noise_stddev, delta, LARGEST_EPSILON)
+        check_budget(guarantee.epsilon, delta, None, None)  # warns if it is large
     else:
         assert epsilon is not None  # check_budget
         made = accountant.calibrate(float(epsilon), delta)
