@@ -108,7 +108,7 @@ def test_advice_is_that_of_python(run, json_of):
         mechanism="bisr:16",
     )
     assert str(advice) in run(*ADVISE)
-    assert json_of(*ADVISE)["batch_size"] == advice.setting.batch_size
+    assert json_of(*ADVISE)["batch_size"] == advice.batch_size
 
 
 def test_without_arguments_it_shows_its_commands(run):

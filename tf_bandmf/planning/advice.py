@@ -3,8 +3,9 @@
     advice = tf_bandmf.advise(num_examples=60_000, num_parameters=39_700, epsilon=3,
                               delta=1e-5, epochs=40)
     print(advice)
-    keras.optimizers.SGD(**advice.optimizer_arguments)
     advice.plan                  # ready for PrivateOptimizer and `batches`
+    advice.optimizer()           # a Keras optimizer with the advised learning rate
+    advice.epochs                # the epochs of `fit`
 
 Advice is computed without private data, so it costs no privacy. It is based on the
 noise of each plan, which is known exactly, and on one learning-rate rule
@@ -63,75 +64,68 @@ _NOTHING, _LITTLE = 0.2, 0.7
 
 @dataclasses.dataclass(frozen=True)
 class RunSetting:
-    """A choice of sampling, mechanism and batch size, with the noise that a budget needs.
+    """A choice of sampling, mechanism and batch size that `advise` compares.
 
     Attributes:
       sampling, mechanism: names, as `tf_bandmf.plan` takes them.
-      batch_size, epochs, num_steps: sizes of the run.
-      noise: the noise s that `learning_rates.noise_in_models` defines. For settings
-        that were compared but not chosen, it is accurate only to within 1%.
-      learning_rate: SGD learning rate times clip norm; see
-        `learning_rates.per_clip_unit`.
-      progress: the distance that the weights can move; see `learning_rates.progress`.
-        `advise` recommends the setting with the most progress.
+      batch_size, num_steps: sizes of the run.
+      progress: the distance that the weights can move with the noise that the budget
+        needs; see `learning_rates.progress`. `advise` recommends the setting with the
+        most progress.
     """
 
     sampling: str
     mechanism: str
     batch_size: int
-    epochs: int
     num_steps: int
-    noise: float
-    learning_rate: float
     progress: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Advice:
-    """Recommended settings for training with a privacy budget, with the reasons.
+class Advice(RunSetting):
+    """The recommended setting for training with a privacy budget, with the reasons.
 
     Attributes:
       plan: plan of the recommended run, which `tf_bandmf.plan(**arguments)` returns.
-      setting: batch size, epochs, steps, sampling and mechanism, with the plan's noise.
-      optimizer: "sgd" or "adam", the argument of `advise`.
+      epochs: number of passes over the data.
+      optimizer_name: "SGD" or "Adam".
       optimizer_arguments: arguments of `keras.optimizers.SGD` or `Adam`: learning rate,
         momentum, weight averaging.
       expected_share: the expected improvement of the model by training, as a share of
         the improvement without privacy; see `learning_rates.expected_share`.
       settings: all compared settings, with closed-form mechanisms: for each sampling,
-        one per batch size, in order of decreasing batch size. The recommended one among
-        them is `setting`.
+        one per batch size, in order of decreasing batch size.
       reasons: pairs of a subject, such as "batch size", and one or two sentences.
       arguments: arguments of `tf_bandmf.plan`.
     """
 
     plan: Plan
-    setting: RunSetting
-    optimizer: str
+    epochs: int
+    optimizer_name: str
     optimizer_arguments: dict[str, Any]
     expected_share: float
     settings: tuple[RunSetting, ...]
     reasons: tuple[tuple[str, str], ...]
     arguments: dict[str, Any]
 
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        """Returns a new Keras optimizer with the advised arguments."""
+        import keras  # planning does not need it otherwise
+
+        make = getattr(keras.optimizers, self.optimizer_name)
+        return make(**self.optimizer_arguments)
+
     def to_record(self) -> dict[str, Any]:
         """Returns the advice as a dictionary of finite values that JSON can store."""
-        planned = ("l2_norm_clip", "noise_multiplier", "epsilon", "delta", "kind")
-        return {
-            **vars(self.setting),
-            "optimizer": self.optimizer,
-            "optimizer_arguments": self.optimizer_arguments,
-            "expected_share": self.expected_share,
-            **{name: getattr(self.plan, name) for name in planned},
-            "settings": [dict(vars(one)) for one in self.settings],
-            "reasons": dict(self.reasons),
-        }
+        names = "l2_norm_clip noise_multiplier epsilon delta kind".split()
+        record = {**vars(self), **{name: getattr(self.plan, name) for name in names}}
+        del record["plan"], record["arguments"]
+        settings = [dict(vars(one)) for one in self.settings]
+        return {**record, "settings": settings, "reasons": dict(self.reasons)}
 
     def __str__(self) -> str:
-        names = {"sgd": "SGD", "adam": "Adam"}
         facts = {"momentum": 0.0, **self.optimizer_arguments}
-        facts |= {"advice": self, "optimizer": names[self.optimizer]}
-        values = phrases("advised", **facts)
+        values = phrases("advised", advice=self, **facts)
         width = max(map(len, values))
         lines = [f"{name.ljust(width)}  {value}" for name, value in values.items()]
         lines += ["", *(f"{name}: {text}" for name, text in self.reasons)]
@@ -207,35 +201,35 @@ def advise(
         largest = min(largest, whole_number("max_batch_size", max_batch_size))
     clip, of_clip = learning_rates.clip_norm(loss)
 
-    def setting(
-        mechanism: str, n: int, rmse: float, size: float, momentum: float, **use: Any
-    ) -> RunSetting:
-        noise = learning_rates.noise_in_models(rmse, size, momentum)
-        rate = learning_rates.per_clip_unit(noise, num_parameters, MOMENTUM, clip, loss)  # type: ignore[arg-type]
-        moved = learning_rates.progress(rate, n)
-        of_noise = dict(noise=noise, learning_rate=rate, progress=moved)
-        return RunSetting(mechanism=mechanism, num_steps=n, **of_noise, **use)  # type: ignore[arg-type]
-
     given: Any = dict(epsilon=epsilon, delta=delta, num_examples=num_examples)
+
+    def setting(sampling: str, size: int) -> RunSetting | None:
+        _LOG.info("comparing %s, batches of %d", sampling, size)
+        use: Any = dict(sampling=sampling, batch_size=size, epochs=epochs, **given)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                forms = _closed_forms(mechanism, sampling)
+                table = compare(forms, workload=_WORKLOAD, **use)
+        except (ValueError, ArithmeticError):  # No mechanism can be used.
+            return None
+        row = min(table, key=lambda row: row.rmse)
+        mean = row.batch_size or size
+        noise = learning_rates.noise_in_models(row.rmse, mean, MOMENTUM)
+        rate = learning_rates.per_clip_unit(noise, num_parameters, MOMENTUM, clip, loss)
+        moved = learning_rates.progress(rate, row.num_steps)
+        return RunSetting(sampling, row.mechanism, size, row.num_steps, moved)
+
     sizes, best = _batch_sizes(largest, num_examples, epochs), dict[str, RunSetting]()
     settings: list[RunSetting] = []
     names: Any = sampling if isinstance(sampling, (list, tuple)) else (sampling,)
     for name in names:
         check_word("sampling", name, _SAMPLINGS)
     for name in dict.fromkeys(names):
-        mechanisms = _closed_forms(mechanism, name)
         for size in sizes:
-            _LOG.info("comparing %s, batches of %d", name, size)
-            use: dict[str, Any] = dict(sampling=name, batch_size=size, epochs=epochs)
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    table = compare(mechanisms, workload=_WORKLOAD, **given, **use)
-            except (ValueError, ArithmeticError):  # No mechanism can be used.
+            one = setting(name, size)
+            if one is None:
                 continue
-            row = min(table, key=lambda row: row.rmse)
-            numbers = row.num_steps, row.rmse, row.batch_size or size, MOMENTUM
-            one = setting(row.mechanism, *numbers, **use)
             settings.append(one)
             best[name] = max(best.get(name, one), one, key=lambda one: one.progress)
             if one.progress < _HOPELESS * best[name].progress:
@@ -248,45 +242,42 @@ def advise(
         )
     chosen, of_sampling = _choose(best)
     if sampling is DEFAULT_SAMPLINGS:
-        of_sampling += f" {phrase('advice', 'others')}"
-    use = {name: getattr(chosen, name) for name in ("sampling", "batch_size", "epochs")}
+        bins = setting("balls-in-bins", chosen.batch_size)
+        if bins is not None and bins.progress > (1.0 + _WORTH) * chosen.progress:
+            more = bins.progress / chosen.progress
+            of_sampling += f" {phrase('advice', 'bins', more=more)}"
+    reasons = {"batch size": phrase("advice", "batch size")}
+    reasons |= {"sampling": of_sampling, "clip norm": of_clip}
     arguments: dict[str, Any] = {
-        **{"mechanism": mechanism, **given, **use, "l2_norm_clip": clip},
+        **{"mechanism": mechanism, "sampling": chosen.sampling, **given},
+        **{"batch_size": chosen.batch_size, "epochs": epochs, "l2_norm_clip": clip},
         "workload": "prefix" if is_adam else _WORKLOAD,
     }
     with warnings.catch_warnings():
         # `check_budget` has warned of the budget above.
         warnings.filterwarnings("ignore", "(epsilon|delta) = ")
         plan = build.plan(**arguments)
-        choice, of_mechanism = plan.choice, dict[str, str]()
-        if choice is not None:
-            of_mechanism["mechanism"] = choice.reason
-            calm = _calmest(choice)
+        if plan.choice is not None:
+            reasons["mechanism"] = plan.choice.reason
+            calm = _calmest(plan.choice)
             if calm is not None:
-                facts = dict(chosen=calm, least=choice.best())
-                of_mechanism["mechanism"] = phrase("advice", "calm", **facts)
+                facts = dict(chosen=calm, least=plan.choice.best())
+                reasons["mechanism"] = phrase("advice", "calm", **facts)
                 arguments["mechanism"] = calm.mechanism
                 plan = build.plan(**arguments)
-    named = registry.specification(plan.strategy)
-    momentum, mean_size = plan.workload.momentum or 0.0, plan.expected_batch_size or 0.0
-    planned = setting(named, plan.num_steps, plan.rmse(), mean_size, momentum, **use)
-    share = learning_rates.expected_share(
-        planned.noise, num_parameters, plan.num_steps, clip
-    )
-    reasons = {
-        "batch size": phrase("advice", "batch size"),
-        "sampling": of_sampling,
-        "clip norm": of_clip,
-        **of_mechanism,
-        "expected share": _verdict(share),
-    }
+    noise = learning_rates.noise_of(plan)
+    share = learning_rates.expected_share(noise, num_parameters, plan.num_steps, clip)
+    kind = "nothing" if share < _NOTHING else "little" if share < _LITTLE else "enough"
+    about = phrase("advice", "about", share=share, spread=learning_rates.SPREAD)
+    reasons["expected share"] = phrase("advice", kind, about=about)
     return Advice(
+        **{**vars(chosen), "mechanism": registry.specification(plan.strategy)},
         plan=plan,
-        setting=planned,
-        optimizer=optimizer,
+        epochs=epochs,
+        optimizer_name="Adam" if is_adam else "SGD",
         optimizer_arguments=plan.optimizer_arguments(num_parameters, optimizer, loss),
         expected_share=share,
-        settings=tuple(planned if one is chosen else one for one in settings),
+        settings=tuple(settings),
         reasons=tuple(reasons.items()),
         arguments=arguments,
     )
@@ -357,10 +348,3 @@ def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
     ]
     more = f" With its own best batch size, {'; '.join(said)}." if said else ""
     return chosen, f"It demands {NAMED[chosen.sampling].demands}.{more}"
-
-
-def _verdict(share: float) -> str:
-    """Returns a sentence about the expected share of the gain without privacy."""
-    about = phrase("advice", "about", share=share, spread=learning_rates.SPREAD)
-    kind = "nothing" if share < _NOTHING else "little" if share < _LITTLE else "enough"
-    return phrase("advice", kind, about=about)

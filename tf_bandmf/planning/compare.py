@@ -398,7 +398,7 @@ class Search:
         with one_blas_thread():
             _, excluded = _each("mechanism", mechanisms, self._add)
         table = Comparison("", tuple(self._rows), excluded, self.objective)
-        budget = "noise multiplier 1"
+        budget = "noise 1 per unit of sensitivity"
         if self.budget is not None:
             budget = "epsilon {:g}, delta {:g}".format(*self.budget)
         name, steps = self.workload.name, self.workload.num_steps

@@ -83,6 +83,12 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
     return (1.0 - momentum) * rmse / batch_size
 
 
+def noise_of(plan: Plan) -> float:
+    """Returns s for a plan with an expected batch size."""
+    size, momentum = plan.expected_batch_size or 0.0, plan.workload.momentum or 0.0
+    return noise_in_models(plan.rmse(), size, momentum)
+
+
 def _excess(l2_norm_clip: float) -> float:
     """Returns k >= 1, the ratio of the clip norm to the typical gradient norm."""
     return max(1.0, l2_norm_clip / _USUAL_NORM)
@@ -136,10 +142,8 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
             "The rule for learning rates needs a plan with a batch size and a constant "
             "rate: this plan has no batch size, or its workload has learning_rates."
         )
-    momentum = plan.workload.momentum or 0.0
-    noise = noise_in_models(plan.rmse(), plan.expected_batch_size, momentum)
-    clip = plan.l2_norm_clip
-    return per_clip_unit(noise, num_parameters, momentum, clip, loss) / clip
+    momentum, clip = plan.workload.momentum or 0.0, plan.l2_norm_clip
+    return per_clip_unit(noise_of(plan), num_parameters, momentum, clip, loss) / clip
 
 
 def expected_share(

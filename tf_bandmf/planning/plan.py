@@ -177,6 +177,26 @@ class Plan:
         return self.strategy.num_steps
 
     @property
+    def batch_size(self) -> float | None:
+        """The batch size that was planned; None if the plan has none.
+
+        Some batches are smaller: `expected_batch_size`, the mean, divides the noisy sum.
+        """
+        return getattr(self.participation, "batch_size", self.expected_batch_size)
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs of `fit` that take all steps.
+
+        Raises:
+          TypeError: if the caller makes the batches.
+        """
+        use: Any = self.participation
+        if not use.has_schedule:
+            raise TypeError(use.no_schedule())
+        return -(-self.num_steps // -(-use.num_examples // use.batch_size))
+
+    @property
     def mechanism(self) -> str:
         """A description of the strategy: its name in tables, and its parameters."""
         name = registry.specification(self.strategy)
@@ -209,7 +229,11 @@ class Plan:
 
     @property
     def unit_noise_stddev(self) -> float:
-        """The noise standard deviation for clip norm 1, multiplier * sensitivity."""
+        """The noise standard deviation in clip norms, multiplier * sensitivity.
+
+        For "identity" (C = I), it is the noise of each step's sum: the noise multiplier
+        of TF Privacy and Opacus.
+        """
         assert self.sensitivity is not None  # set by __post_init__
         return self.noise_multiplier * self.sensitivity.value
 
@@ -700,7 +724,7 @@ class Plan:
         return (
             f"Plan({self.strategy.describe()}, num_steps={self.num_steps}, "
             f"epsilon={self.epsilon:g}, delta={self.delta:g}, "
-            f"noise_multiplier={self.noise_multiplier:.4g}, "
+            f"noise={self.unit_noise_stddev:.4g} clip norms, "
             f"fingerprint={self.fingerprint[:12]}"
             + (", FOR TESTS ONLY)" if self.test_seed is not None else ")")
         )

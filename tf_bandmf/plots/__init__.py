@@ -304,7 +304,7 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
         ("mechanism", name),
         ("steps", plan.num_steps),
         ("ε, δ", f"{plan.epsilon:.4g}, {plan.delta:.3g} ({plan.kind})"),
-        ("noise multiplier", f"{plan.noise_multiplier:.4g}"),
+        ("noise", f"{plan.unit_noise_stddev:.4g} clip norms"),
         ("RMSE", f"{plan.rmse():.4g}"),
         ("memory vectors", plan.strategy.memory_vectors),
         ("fingerprint", plan.fingerprint[:12]),

@@ -26,8 +26,6 @@ from tf_bandmf.planning.advice import Advice, advise
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyCard, PrivacyStatement
 
-_NAMED = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivateFit:
@@ -145,7 +143,7 @@ def fit_privately(
             print(advice)
     if isinstance(optimizer, str):
         arguments = plan.optimizer_arguments(num_weights, optimizer, compiling["loss"])
-        optimizer = _NAMED[optimizer](**arguments)
+        optimizer = keras.optimizers.get({"class_name": optimizer, "config": arguments})
     batches = plan.batches(x, y, sample_weight)
     make_private(model, microbatch_size=microbatch_size)
     released = to_plain(model)  # made here, so that it fails before training if at all
@@ -153,7 +151,7 @@ def fit_privately(
     model.compile(private, **compiling)
     history = model.fit(
         batches,
-        epochs=-(-plan.num_steps // batches.steps_per_epoch),
+        epochs=plan.epochs,
         verbose=verbose,
         **fit_arguments,
     )
