@@ -43,6 +43,7 @@ SUBJECTS = {
     "mix precis": "keras",
     "multi gpu": "keras",
     "learn rate schedul": "choosing-budget",
+    "fit privat": "start",
 }
 # The `rel` values of <link> elements that only browsers follow.
 _WITHOUT_FILE = ("data", "javascript", "mailto")
