@@ -1,11 +1,12 @@
-"""BLT strategies optimized for the product of error and noise under amplification.
+"""BLT strategies that are optimized for amplification by balls-in-bins sampling.
 
 Other families minimize the error at sensitivity 1, or at column norm 1. With
-amplification by balls-in-bins sampling, however, the noise depends on the whole Gram
-matrix of the bins and on the budget: the best strategies for epsilon 1 and 8 differ.
-Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (arXiv:2410.06266) published such an
-optimization for banded Toeplitz `C`. For banded inverses, arXiv:2505.12128, section 6,
-leaves this optimization open.
+amplification by balls-in-bins sampling, however, the noise that a privacy budget needs
+depends on the whole Gram matrix of the bins: the best strategies for epsilon = 1 and
+epsilon = 8 differ. Therefore this family minimizes the product of error and needed
+noise. Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (arXiv:2410.06266) published
+such an optimization for banded Toeplitz `C`. For banded inverses, arXiv:2505.12128,
+section 6, mentions it as an open problem.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ if TYPE_CHECKING:
     from tf_bandmf.accounting.simulator import Proposal
 
 _LARGEST_BINS = 2_048
-# The maximum absolute logit. Up to this value, decays differ from each other and from 1
-# even in float32.
+# The maximum absolute value of a logit, the variable of the search. Up to this value,
+# the decays of a BLT differ from each other and from 1 even in float32.
 _LARGEST_LOGIT = 14.0
 # The number of simulated draws per direction of adjacency in the search.
 _DRAWS = 1_500
-# The number of iterations in a round, and the maximum change of a logit in a round. The
-# change is limited because the draws of a round are accurate only for strategies near
-# the start of the round.
+# The maximum number of rounds, the maximum number of iterations in a round, and the
+# maximum change of a logit in a round. The change is limited because the draws of a
+# round are accurate only for strategies near the start of the round.
 _MOST_ROUNDS, _ITERATIONS, _REACH = 8, 4, 1.0
-# The step of finite differences in a logit, and the minimum relative decreases in an
-# iteration and in a round after which the search continues.
+# The step of finite differences in a logit. After an iteration, a round continues if
+# the objective decreased by at least the fraction _PRECISION; after a round, the search
+# continues if it decreased by at least the fraction _LEAST_DECREASE.
 _DIFFERENCE, _PRECISION, _LEAST_DECREASE = 0.02, 2e-4, 1e-3
 
 
@@ -54,29 +56,31 @@ def optimized_amplified(
 ) -> Strategy:
     """Returns the BLT with the smallest product of error and noise for a budget.
 
-    Under balls in bins, a simulation computes the noise for both directions of
-    adjacency, with the same draws for all candidates of a round. L-BFGS with finite
-    differences optimizes the decays, starting from the decays of `blt`. Without
-    amplification, the noise is proportional to the sensitivity at every budget, so this
-    function returns the result of `blt`.
+    For `BallsInBins`, a simulation computes the noise that the budget needs, for both
+    directions of adjacency. L-BFGS with finite differences optimizes the decays,
+    starting from the decays of `blt`, in several rounds with different draws.
 
-    Under cyclic sampling, the noise is proportional to the column norm
-    (arXiv:2306.08153, Theorem 4); use `optimized_toeplitz` instead.
+    For a participation without amplification by sampling, the noise is proportional to
+    the sensitivity at every budget, so this function returns the result of `blt`. For
+    cyclic sampling, use `optimized_toeplitz` instead, because the noise is proportional
+    to the column norm (arXiv:2306.08153, Theorem 4).
 
     Args:
-      workload: A; a learning-rate schedule is taken into account under balls in bins.
-      participation: participation that determines the bins, or the min separation and
-        the maximum number of participations.
+      workload: the workload. A learning-rate schedule is taken into account only for
+        `BallsInBins`.
+      participation: `BallsInBins`, which determines the bins, or another participation,
+        which determines the min separation and the maximum number of participations.
       num_buffers: maximum number of model-sized vectors that the noise generator may
-        store, from 1 to 10. Like `blt`, the result may have fewer.
-      epsilon: epsilon of the budget, > 0; needed under balls in bins.
-      delta: delta of the budget, in (0, 1); needed under balls in bins.
+        store, from 1 to 10. The result may need fewer, as with `blt`.
+      epsilon: epsilon of the budget, > 0; required for `BallsInBins`.
+      delta: delta of the budget, in (0, 1); required for `BallsInBins`.
       objective: "mean" for the RMSE, "max" for the MaxSE.
 
     Returns:
       The strategy, with convergence information in its diagnostics. On the draws of the
-      search, the result is not worse than `blt`. The noise of a plan comes from the
-      accountant, which mostly uses other draws. Equal arguments give equal strategies.
+      search, it is not worse than the result of `blt`. This is not certain for a plan,
+      whose noise comes from the accountant with mostly different draws. Equal arguments
+      give equal strategies.
 
     Raises:
       ValueError: if an argument is out of range, or the budget is missing.

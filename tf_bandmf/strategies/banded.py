@@ -1,4 +1,4 @@
-"""BandMF: optimized banded strategies with general columns.
+"""BandMF: optimized banded strategies, whose columns may all differ.
 
 These are the strategies of Choquette-Choo et al., "(Amplified) Banded Matrix
 Factorization", arXiv:2306.08153, section 4 and Appendix B, in the parametrization of
@@ -24,13 +24,14 @@ from tf_bandmf.workloads import Workload, check_workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
 
-# The stopping rules: the error needs about three correct digits to compare strategies,
-# and six for a plan.
+# The stopping rules for drafts, which need about three correct digits of the error to
+# compare strategies, and for plans, which need six digits.
 _DRAFT = Options(max_iterations=40, decrease_tolerance=2e-4)
 _PLAN = Options(decrease_tolerance=2e-7)
-# For more than _MOST_AT_ONCE steps, the starting point is the optimum for a quarter of
-# the steps, to the precision below, if this quarter has at least _LEAST_PER_BAND steps
-# per band.
+# For more than _MOST_AT_ONCE steps, the optimization starts from an extrapolation of
+# the optimum for a quarter of the steps, if this quarter has at least _LEAST_PER_BAND
+# steps per band. _START_GAP and _START_DECREASE are the tolerances of the shorter
+# problem.
 _MOST_AT_ONCE, _LEAST_PER_BAND = 2**16, 64
 _START_GAP, _START_DECREASE = 5e-3, 1e-7
 
@@ -48,49 +49,55 @@ def optimized_banded(
     gradient_tolerance: float = 1e-5,
     decrease_tolerance: float = 1e-9,
 ) -> Strategy:
-    """Returns the banded `C` with the smallest error at sensitivity 1, with a certificate.
+    """Returns the banded `C` with the smallest error at sensitivity 1.
 
-    With equal column norms, one strategy is optimal for every participation with a min
-    separation of at least `bands`: with k participations, `sens(C) = sqrt(k)`
-    (arXiv:2306.08153, Theorem 2). Without equal norms, the result is the best strategy
-    for the patterns of a fixed epoch order (Appendix B): slightly better for these
-    patterns, and slightly worse under b-min-separation.
+    If all columns have norm 1 (`column_normalized`), one strategy is optimal for every
+    participation with a min separation of at least `bands`, because the sensitivity for
+    k participations is `sqrt(k)` (arXiv:2306.08153, Theorem 2). Otherwise, the result
+    is the best strategy for a fixed epoch order (Appendix B of the same paper). It is
+    slightly better for a fixed epoch order, and slightly worse for other participations
+    with the same min separation.
 
-    The problem is convex in `C^T C`. The diagnostics contain the certified
-    `optimality_gap`: no other strategy with these bands and constraints (the class
-    `optimal_among`) has an objective (a squared error) that is smaller by more than this
-    fraction. Strategies outside the class, with columns of other norms, may be better. The
-    certified gap is at least the true gap. Both shrink approximately like the square of the
-    gradient, except if the error of some step has no weight, as for "last"; then the
-    certified gap shrinks like the gradient. `converged` is True if the gap, the gradient or
-    the decrease met its tolerance, and `message` tells which.
+    The problem is convex in `C^T C`, which allows a certificate of optimality. The
+    diagnostics contain:
+
+    - `optimality_gap`: no other strategy in the class `optimal_among` (with these bands
+      and column norms) has an objective, a squared error, that is smaller by more than
+      this fraction. Strategies outside this class may be better. The true gap may be
+      smaller than this certified gap. Both shrink approximately like the square of the
+      gradient. If the error of some step has no weight, as for the objective "last",
+      the certified gap shrinks only like the gradient.
+    - `converged`: True if the gap, the gradient or the decrease met its tolerance.
+      `message` tells which of them.
 
     Args:
-      workload: A; a learning-rate schedule is taken into account.
+      workload: the workload. A learning-rate schedule is taken into account.
       bands: number of diagonals of `C`, 1 <= bands <= n.
-      objective: "mean" for the RMSE; "max" for the MaxSE, by p-norms of growing order;
-        "last" for only the final model (no invertible `C` attains the infimum, so the
-        optimization stops unconverged); or a differentiable function of the per-step
-        squared errors (pass an `Objective` if it is convex and you need a gap).
+      objective: "mean" for the RMSE; "max" for the MaxSE, which p-norms of growing
+        order approximate; "last" for the error of the final model (no invertible `C`
+        attains the infimum, so the optimization stops without convergence); or a
+        differentiable function of the per-step squared errors. If this function is
+        convex, pass it as an `Objective` to get a gap.
       column_normalized: True if all columns must have norm 1.
-      participation: required without column normalization; then a `FixedEpochOrder`
-        with at least as many steps per epoch as `C` has bands.
-      start: banded strategy to start from, with any number of bands. The default is the
-        optimal banded Toeplitz strategy or, for the mean error of prefix sums of more than
-        65,536 steps, an extrapolation of the optimum for a quarter of the steps.
+      participation: required if `column_normalized` is False: a `FixedEpochOrder` with
+        at least as many steps per epoch as `C` has bands.
+      start: banded strategy from which the optimization starts, with any number of
+        bands. The default is the optimal banded Toeplitz strategy. For the mean error
+        of prefix sums of more than 65,536 steps, it is an extrapolation of the optimum
+        for a quarter of the steps.
       max_iterations: maximum number of L-BFGS iterations per stage.
       gap_tolerance: a result counts as converged if its certified relative gap is at
         most this.
       gradient_tolerance: a result counts as converged if no derivative of
         `n log(objective)` exceeds this value.
       decrease_tolerance: a result counts as converged if the objective decreases by at
-        most this fraction in 20 iterations; increase it for very large problems.
+        most this fraction in 20 iterations. Increase it for very large problems.
 
     Returns:
-      The strategy; without column normalization it has sensitivity 1.
+      The strategy. If `column_normalized` is False, it has sensitivity 1.
 
     Raises:
-      ValueError: if an argument is out of range, or the participation is unsuitable.
+      ValueError: if an argument is out of range, or if the participation does not fit.
     """
     check_workload(workload)
     options = Options(
@@ -143,7 +150,7 @@ def _optimized(
 
 
 def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarray:
-    """Returns the columns [bands, n] of the strategy to start from."""
+    """Returns the columns of `start`, cut or padded to the bands, shape [bands, n]."""
     n = workload.num_steps
     if start.num_steps != n:
         raise ValueError(
@@ -151,15 +158,15 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
         )
     if start.is_inverse_banded:
         raise ValueError(
-            f"start must be a banded strategy, found {start.family!r}, which only has "
-            f"a banded inverse."
+            f"start must be a banded strategy, found {start.family!r}, of which only "
+            f"the inverse is banded."
         )
     rows = start.matrix.as_rows()
     return optimized.fit_bands(matrices.columns_from_rows(rows), bands)
 
 
 def _epoch(participation: Participation | None, bands: int, num_steps: int) -> int:
-    """Returns the steps per epoch, after checking that the participation is suitable."""
+    """Returns the number of steps per epoch, after checking the participation."""
     if not isinstance(participation, FixedEpochOrder):
         raise ValueError(
             f"participation must be a FixedEpochOrder if column_normalized is False, "
@@ -182,12 +189,12 @@ def _default_columns(
     options: Options,
     is_certified: bool,
 ) -> np.ndarray:
-    """Returns the columns [bands, n] of the default start.
+    """Returns the columns of the default starting point, shape [bands, n].
 
-    The default start is the optimal Toeplitz strategy for the workload without its
-    learning rates. For prefix sums of very many steps, it is an extrapolation of the
-    optimum for fewer steps. With momentum 0.9, an extrapolation was no better than the
-    Toeplitz strategy in measurements up to 2^16 steps.
+    The default starting point is the optimal Toeplitz strategy for the workload without
+    its learning rates. For prefix sums of very many steps, it is an extrapolation of
+    the optimum for fewer steps. For workloads with momentum 0.9 and up to 2^16 steps,
+    such an extrapolation was no better than the Toeplitz strategy in measurements.
     """
     from tf_bandmf.optimize import continuation, objectives
 

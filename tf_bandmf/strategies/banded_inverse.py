@@ -43,15 +43,16 @@ def optimized_banded_inverse(
 ) -> Strategy:
     """Returns the Toeplitz `C` with banded inverse that has the smallest error.
 
-    The noise generator stores nothing and regenerates `bands - 1` earlier vectors at each
-    step. The error is minimized at the exact sensitivity in two cases: under a fixed
-    epoch order, for entries of `C` of any sign (up to thousands of steps); and under
-    min-separation, if the first column of `C` is nonnegative and does not increase from
-    lag b on. Otherwise the error is minimized at an upper bound on the sensitivity. The
-    result is never worse than the starting point.
+    The noise generator stores nothing and regenerates `bands - 1` earlier vectors at
+    each step. The function minimizes the product of the error and the sensitivity. The
+    sensitivity is exact in two cases: under a fixed epoch order, for entries of `C` of
+    any sign (up to thousands of steps); and for other participations, if the first
+    column of `C` has no negative entries and does not increase from row b on. Otherwise
+    the function uses an upper bound on the sensitivity. The result is never worse than
+    the starting point, BISR.
 
     Args:
-      workload: A; a learning-rate schedule is taken into account.
+      workload: the workload. A learning-rate schedule is taken into account.
       participation: participation that determines the min separation b and the maximum
         number k of participations.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
@@ -60,8 +61,8 @@ def optimized_banded_inverse(
       column_normalized: scale the columns of `C` to norm 1, after the optimization.
       max_iterations: maximum number of L-BFGS iterations.
       gradient_tolerance: a result counts as converged if no derivative of the logarithm
-        of the squared error exceeds this.
-      is_draft: True to stop within about 0.3% of the minimum error.
+        of the squared error exceeds this value.
+      is_draft: True to stop earlier, within about 0.3% of the minimum error.
 
     Returns:
       The strategy, with convergence information in its diagnostics.
@@ -91,15 +92,16 @@ class _Search:
         options: Options,
     ) -> None:
         self._workload, self._participation = workload, participation
-        # Results are cached because an upper bound on the sensitivity can take seconds.
+        # Sensitivities are cached because computing an upper bound can take seconds.
         self._sensitivity = functools.cache(lambda x: x.sensitivity(participation))
         self._objective, self._options = objective, options
 
     def with_continuation(self, bands: int) -> Strategy:
-        """Returns the better optimum from BISR and from the optimum for half the bands.
+        """Returns the best result from one or two starting points.
 
-        The second start is used only if the first does not converge with an exact
-        sensitivity.
+        The first starting point is BISR. If this search does not converge, or if its
+        sensitivity is not exact, a second search starts from the optimum for half as
+        many bands.
         """
         start = square_root_coefficients(self._workload, bands, inverse=True)
         best = self.from_start(start)
@@ -110,7 +112,7 @@ class _Search:
         return min(best, other, key=self._error)
 
     def from_start(self, initial: np.ndarray) -> Strategy:
-        """Returns the result of descent from `initial`, or `initial` if better."""
+        """Returns the result of a search from `initial`, or `initial` if better."""
         use, n = self._participation, self._workload.num_steps
         sensitivity = SquaredSensitivity(
             n, use.separation(), use.participations(n), use.has_fixed_positions
@@ -148,7 +150,7 @@ class _Search:
         )
 
     def _error(self, strategy: Strategy) -> float:
-        """Returns the objective times the squared sensitivity, or an upper bound."""
+        """Returns the objective times the squared sensitivity (or an upper bound)."""
         errors = strategy.per_step_squared_error(self._workload)
         value = float(self._reduction(errors)) * self._sensitivity(strategy).value ** 2
         return value if math.isfinite(value) else math.inf

@@ -1,4 +1,4 @@
-"""The class `Strategy`: a matrix C, its origin, and properties of its noise."""
+"""The class `Strategy`: a matrix C, its family, and the properties of its noise."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class Strategy:
     """A strategy matrix `C` for a fixed number of steps.
 
     Attributes:
-      family: "identity", "lambda_cgd", "bsr", "bisr", ...
+      family: name of the family, such as "identity", "lambda_cgd", "bsr" or "bisr".
       matrix: `C`, n x n.
       parameters: the values that define the strategy within its family, for tables and
         plans.
-      diagnostics: information about an optimization: convergence, gradient norm, certified
-        optimality gap and so on. It is not part of the guarantee.
+      diagnostics: information about the optimization of C, such as convergence,
+        gradient norm and certified optimality gap. Privacy guarantees do not depend on
+        it.
     """
 
     family: str
@@ -44,14 +45,15 @@ class Strategy:
 
     @property
     def is_inverse_banded(self) -> bool:
-        """True if `C^-1` is banded, so noise is regenerated and nothing is stored."""
+        """True if `C^-1` is banded: earlier noise is regenerated instead of stored."""
         return self.core.banded_inverse() is not None
 
     @property
     def memory_vectors(self) -> int:
         """The number of model-sized vectors that the noise generator stores.
 
-        A dense strategy counts as storing none, because it regenerates all earlier vectors.
+        It is 0 for a dense strategy, for which the generator regenerates all earlier
+        vectors.
         """
         return self.matrix.streaming().memory_vectors
 
@@ -70,31 +72,35 @@ class Strategy:
         return f"{self.family}({inside})" if inside else self.family
 
     def sensitivity(self, participation: Participation) -> sensitivity_lib.Sensitivity:
-        """Returns the sensitivity; see `tf_bandmf.analysis.sensitivity`."""
+        """Returns the sensitivity of C; see `tf_bandmf.analysis.sensitivity`."""
         return sensitivity_lib.sensitivity(self.matrix, participation)
 
     def per_step_squared_error(self, workload: Workload) -> np.ndarray:
-        """Returns `||row i of A C^-1||^2`, shape [n]; see `tf_bandmf.analysis.error`."""
+        """Returns `||row i of A C^-1||^2` for every step i, shape [n].
+
+        A is the matrix of the workload; see `tf_bandmf.analysis.error`.
+        """
         return error.per_step_squared_error(self.matrix, workload)
 
     def rmse(self, workload: Workload, participation: Participation) -> float:
         """Returns the root mean squared error over all steps at noise multiplier 1.
 
-        The value is `||A C^-1||_F / sqrt(n) * sens(C)` (arXiv:2601.22334, eq. 6).
+        The value is `||A C^-1||_F / sqrt(n) * sens(C)` (arXiv:2601.22334, eq. 6), where
+        A is the matrix of the workload and `sens(C)` the sensitivity.
         """
         mean = error.root_mean_squared_error(self.per_step_squared_error(workload))
         return mean * self.sensitivity(participation).value
 
     def max_se(self, workload: Workload, participation: Participation) -> float:
-        """Returns the maximum error over all steps at noise multiplier 1.
+        """Returns the maximum root mean squared error of a step at noise multiplier 1.
 
-        The value is the MaxSE of arXiv:2601.22334, eq. 7.
+        This is the MaxSE of arXiv:2601.22334, eq. 7.
         """
         largest = error.max_error(self.per_step_squared_error(workload))
         return largest * self.sensitivity(participation).value
 
     def normalize_columns(self) -> Strategy:
-        """Returns the same strategy with columns of `C` scaled to norm 1."""
+        """Returns the strategy with the columns of `C` scaled to norm 1."""
         parameters = {**self.parameters, "column_normalized": True}
         return dataclasses.replace(
             self, matrix=self.matrix.normalize_columns(), parameters=parameters
@@ -103,9 +109,9 @@ class Strategy:
     def in_float32(self) -> Strategy:
         """Returns the strategy with its coefficients rounded to float32.
 
-        The noise generator uses float32 coefficients. Plans contain strategies in this
-        form, so that sensitivity and error are those of the matrix that generates the
-        noise. Normalized columns stay normalized.
+        The noise generator uses float32 coefficients. Therefore plans contain rounded
+        strategies: their sensitivity and error are those of the matrix that generates
+        the noise. Normalized columns stay normalized.
         """
         return dataclasses.replace(self, matrix=self.matrix.in_float32())
 

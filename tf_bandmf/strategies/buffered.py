@@ -22,12 +22,14 @@ from tf_bandmf.workloads import Workload, check_workload
 
 _MAX_BUFFERS = 10
 DEFAULT_BUFFERS = 4
-# The minimum relative decrease of the squared error that justifies another buffer.
+# The search tries another buffer as long as the last one reduced the squared error by
+# at least this fraction.
 _LEAST_GAIN = 1e-4
-# The number of iterations after which the best starting points are chosen.
+# The number of iterations after which the two best starting points are chosen, and the
+# maximum number of iterations of a search from a chosen starting point.
 _SCREENING_ITERATIONS, _MOST_ITERATIONS = 12, 1_000
-# The maximum absolute logit. It is far beyond the range in which float64 resolves
-# interlaced decays.
+# The maximum absolute value of a logit, the variable of the search. Much smaller logits
+# already give decays that float64 cannot tell apart.
 _LARGEST_LOGIT = 34.0
 
 
@@ -37,19 +39,19 @@ def blt(
     num_buffers: int = DEFAULT_BUFFERS,
     objective: str = "mean",
 ) -> Strategy:
-    """Returns the BLT strategy with the smallest error for a number of buffers.
+    """Returns the BLT strategy with the smallest error for up to `num_buffers` buffers.
 
-    The first column of `C` is positive and decreasing by construction, so the
-    sensitivity under min-separation is exact (arXiv:2601.22334, Theorem 1). The
-    logarithm of the error, which is not convex in the decays, is minimized by L-BFGS
-    with exact gradients, for 1, 2, ... buffers in turn. Each search starts from the
-    previous optimum, with a new buffer added at several positions. The search ends
-    early if another buffer gives no improvement, which is common with many
-    participations. Each evaluation costs O(d^3 log n).
+    The first column of `C` is positive and decreasing, so the sensitivity under
+    min-separation is exact (arXiv:2601.22334, Theorem 1). The variables of the
+    optimization are the decay rates of the buffers. L-BFGS with exact gradients
+    minimizes the logarithm of the error, which is not convex, for 1, 2, ... buffers in
+    turn. Each search starts from the previous optimum, with a new buffer added at
+    several positions. The search ends early if another buffer gives no improvement,
+    which is common with many participations. Each evaluation costs O(d^3 log n).
 
     Args:
-      workload: A. The strategy depends only on the Toeplitz factor of A, not on a
-        learning-rate schedule.
+      workload: the workload. The strategy does not depend on its learning-rate
+        schedule.
       participation: participation that determines the min separation and the maximum
         number of participations.
       num_buffers: d, maximum number of model-sized vectors that the noise generator may
@@ -59,8 +61,8 @@ def blt(
 
     Returns:
       The strategy. Its diagnostics contain `converged`, `objective`, `gradient_norm` (of
-      the logarithm of the squared error, in the variables of the search) and `iterations`.
-      There is no certificate, so `optimality_gap` is None.
+      the logarithm of the squared error with respect to the variables of `decays_of`)
+      and `iterations`. There is no certificate, so `optimality_gap` is None.
 
     Raises:
       ValueError: for an unknown objective, or a number of buffers out of range.
@@ -86,7 +88,7 @@ def blt(
 
 
 def _optimum(problem: _Problem, num_buffers: int) -> tuple[Any, int]:
-    """Returns the best local minimum, and the total number of iterations."""
+    """Returns SciPy's result at the best local minimum, and the total of iterations."""
     decays, inverse_decays = np.zeros(0), np.zeros(0)
     best, iterations = None, 0
     for _ in range(num_buffers):
@@ -106,9 +108,10 @@ def _optimum(problem: _Problem, num_buffers: int) -> tuple[Any, int]:
 class _Problem:
     """Computes log(error^2 sens^2) of a BLT and its gradient, in time O(d^3 log n).
 
-    The first columns of `C` and `A C^-1`, and (up to sign) their derivatives with
-    respect to the decays, are states of linear recurrences `s[t + 1] = F s[t]`; `_sum`
-    adds up the products of two states over all steps.
+    Here n is the number of steps and d the number of buffers. Row t of the first
+    columns of `C` and `A C^-1`, and of their derivatives with respect to the decays
+    (up to sign), are entries of the states `s[t]` of linear recurrences `s[t + 1] = F
+    s[t]`. `_sum` adds up the products of these entries over all steps.
     """
 
     def __init__(
@@ -117,8 +120,8 @@ class _Problem:
         self.num_steps, self._is_mean = workload.num_steps, objective == "mean"
         self._separation = participation.separation()
         self._participations = participation.participations(self.num_steps)
-        # The generating function of A is a reciprocal of factors `1 - p x`. The poles
-        # are stored as `1 - p`.
+        # The generating function of A is 1 divided by a product of factors `1 - p x`.
+        # Each pole p is stored as `1 - p`.
         self._poles = 1.0 - np.sort(np.roots(workload.inverse_coefficients))[::-1]
 
     def minimize(self, start: np.ndarray, max_iterations: int) -> Any:
@@ -134,32 +137,38 @@ class _Problem:
         )
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns loss and gradient at `variables`, logits of decay ratios, [2 d]."""
+        """Returns the loss and its gradient at the variables of `decays_of`, [2 d]."""
         # The values are 1 - decay, to full precision for decays close to 1.
         rests = -np.expm1(-np.log1p(np.exp(-variables)).cumsum())
         response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))
         poles = np.concatenate([self._poles, rests[1::2]])
         change, start = _recurrence(poles, rests[0::2], rests)
-        # The mean error counts entry t of the first column n - t times, once for each
-        # row that contains it. The maximum error is that of the last row.
+        # The mean error contains entry t of the first column of A C^-1 n - t times:
+        # once for each row with this entry. The maximum error is that of the last row.
         powers = _powers(change, self.num_steps)[0]
         error = _of_output(_sum(powers, np.outer(start, start), self._is_mean), start)
-        # d log C / d theta = x / (1 - theta x), and the negative for the inverse decays.
+        # The generating function C(x) has d log C / d theta = x / (1 - theta x) for a
+        # decay theta, and the negative of this for an inverse decay.
         by_decay = 2.0 * (response[1:] / response[0] - error[1:] / error[0])
         by_decay[1::2] *= -1.0
-        # Each decay is a product of ratios; d log(sigmoid(v)) / dv = 1 - sigmoid(v).
+        # Each decay is a product of ratios sigmoid(v) with the variables v, for which
+        # d log(sigmoid(v)) / dv = 1 - sigmoid(v).
         tails = (by_decay * (1.0 - rests))[::-1].cumsum()[::-1]
         return math.log(error[0] * response[0]), tails / (1.0 + np.exp(variables))
 
     def _response(self, change: np.ndarray, start: np.ndarray) -> np.ndarray:
         """Returns the squared sensitivity, and inner products for its derivatives.
 
-        The squared sensitivity is the squared norm of the sum of the columns of `C` in
-        which an example takes part. The inner products are those of this sum with its
-        derivatives; see `_of_output`.
+        The squared sensitivity is the squared norm of a sum of columns of `C`: those of
+        the steps at which an example takes part. The inner products are those of this
+        sum with its derivatives; see `_of_output`.
+
+        Args:
+          change, start: the recurrence that generates the first column of `C`, as
+            returned by `_recurrence`.
         """
         others, size = self._participations - 1, start.size
-        # The next participation adds a new start to the old state after b steps.
+        # After b steps, the next participation adds the initial state to the old state.
         powers, last = _powers(change, self._separation)
         following = np.zeros((size + 1, size + 1))
         following[:size, :size], following[:size, size] = last, start
@@ -175,20 +184,22 @@ class _Problem:
 def _recurrence(
     poles: np.ndarray, zeros: np.ndarray, decays: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `F - 1` and `s[0]` for the series `prod (1 - z x) / prod (1 - p x)`.
+    """Returns a linear recurrence that generates a power series in x.
 
-    Factors are applied one after another, each to the result of the previous factor. If
-    poles and zeros interlace, this avoids cancellation.
+    The series is `prod (1 - z x) / prod (1 - p x)` over poles p and zeros z. The
+    recurrence `s[t + 1] = F s[t]` generates its coefficients. Factors are applied one
+    after another, each to the result of the previous factor. If poles and zeros
+    interlace, this avoids cancellation.
 
     Args:
-      poles: `1 - p`.
-      zeros: `1 - z`, at most as many as poles.
-      decays: `1 - theta`. Each decay adds a state at the end: the series times
-        `x / (1 - theta x)`.
+      poles: `1 - p` for each pole p.
+      zeros: `1 - z` for each zero z, at most as many as poles.
+      decays: `1 - theta` for each decay theta. A decay adds an entry to the state:
+        the coefficient of the series times `x / (1 - theta x)`.
 
     Returns:
-      Shapes [m, m] and [m]. The states that start at 1 belong to the factors; the last of
-      these states is the series itself.
+      `F` minus the identity, shape [m, m], and `s[0]`, shape [m]. The entries of `s[0]`
+      that are 1 belong to the factors; the last of these entries is that of the series.
     """
     size = len(poles) + 1  # One additional pole is at 0.
     zeros = np.append(zeros, np.ones(poles.size - zeros.size))
@@ -202,18 +213,19 @@ def _recurrence(
 def _powers(
     change: np.ndarray, num_steps: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], np.ndarray]:
-    """Returns powers of a recurrence for the binary digits of a number of steps.
+    """Returns powers of a recurrence's matrix F for the binary digits of an exponent n.
 
-    The computation subtracts the identity from all powers, because decays close to 1
+    The computation subtracts the identity I from all powers, because decays close to 1
     would lose digits otherwise.
 
     Args:
-      change: `F - 1`, [m, m].
+      change: `F - I`, shape [m, m].
       num_steps: n >= 0.
 
     Returns:
-      A pair for each digit, and `F^n - 1`. If the digits before a digit form the number m,
-      its pair is `F^m`, and `F^(2 m)` if the digit is 1, else None.
+      A list with a pair for each binary digit of n, and `F^n - I`. Let k be the number
+      that the digits before a digit form. The pair is `F^k`, and `F^(2 k)` if the digit
+      is 1, else None.
     """
     one, power, powers = np.eye(len(change)), np.zeros_like(change), []
     for digit in f"{num_steps:b}":
@@ -231,14 +243,12 @@ def _sum(
     first: np.ndarray,
     is_mean: bool = False,
 ) -> np.ndarray:
-    """Returns the sum of `s[t] s[t]^H` over t < n, or the mean of these sums up to n.
-
-    The mean is that of the sums for 1, ..., n steps.
+    """Returns the sum of `s[t] s[t]^H` over the n steps t of a recurrence.
 
     Args:
-      powers: result of `_powers`.
-      first: `s[0] s[0]^H`, or a sum of such products, [m, m].
-      is_mean: True to return the mean.
+      powers: the powers that `_powers` returns for the recurrence and n.
+      first: `s[0] s[0]^H`, or a sum of such products for several states, shape [m, m].
+      is_mean: True to return the mean of the sums over the first 1, 2, ..., n steps.
     """
     products = running = np.zeros_like(first)
     steps = 0
@@ -254,30 +264,34 @@ def _sum(
 
 
 def _of_output(products: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Selects the products of the series with itself and with the states after it.
+    """Returns the products of the series with itself and with the entries after it.
 
     Args:
-      products: sums over time of the products of all states, [m, m].
-      start: the initial states, [m], 1 for each state up to the series and 0 after it.
+      products: sums over time of the products of all entries of the state, [m, m].
+      start: the initial state of `_recurrence`, [m]. Its entries are 1 up to the entry
+        of the series, and 0 after it.
     """
     output = int(start.sum()) - 1
     return products[output, output:].real
 
 
 def decays_of(variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns decays, interlaced and descending, from the logits of their ratios.
+    """Returns the decays theta of `C` and theta_inverse of `C^-1`.
 
-    The order is `theta[0] > theta_inverse[0] > theta[1] > ...`.
+    The decays interlace: `1 > theta[0] > theta_inverse[0] > theta[1] > ...`.
+
+    Args:
+      variables: logits of the ratios of consecutive decays in this order, shape [2 d].
     """
     decays = np.cumprod(1.0 / (1.0 + np.exp(-variables)))
     return decays[0::2], decays[1::2]
 
 
 def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
-    """Returns logits of ratios of interlaced decays, [2 d]; the inverse of `decays_of`."""
+    """Returns the variables, [2 d], for which `decays_of` returns these decays."""
     decays = np.append(1.0, np.stack([theta, theta_inverse], axis=1))
     ratios = decays[1:] / decays[:-1]
-    # A ratio rounds to 1 if decays hardly differ.
+    # If two decays hardly differ, their ratio is rounded to 1.
     with np.errstate(divide="ignore"):
         logits = np.log(ratios) - np.log1p(-ratios)
     return np.clip(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT)
@@ -286,11 +300,17 @@ def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
 def _starts(
     problem: _Problem, theta: np.ndarray, theta_inverse: np.ndarray
 ) -> list[np.ndarray]:
-    """Returns starting points with one more buffer than theta has.
+    """Returns starting points with one more buffer than theta has decays.
 
-    The new pair of decays is placed at each point of a grid, either close together,
-    which gives the new buffer almost no weight, or far apart. The three best points of
-    either kind are used.
+    A new buffer has a pair of decays, one of `C` and one of `C^-1`. The decay of `C` is
+    placed at each point of a grid. The other decay is either close to it, which gives
+    the new buffer almost no weight, or far from it. The result contains the three best
+    points of each kind, and one that ignores the previous optimum.
+
+    Args:
+      problem: the optimization problem.
+      theta: decays of `C` at the previous optimum.
+      theta_inverse: decays of `C^-1` at the previous optimum.
     """
     num_steps = problem.num_steps
     slow = 1.0 - np.geomspace(min(0.5, 1e-2 / num_steps), 0.5, 12)
@@ -302,8 +322,8 @@ def _starts(
             larger = theta > place
             if np.any(theta == place) or np.any(theta_inverse[larger] <= place):
                 continue
-            # Both decays of the pair lie between this point and the next smaller decay,
-            # or 0.
+            # The other decay of the pair lies between this point and `below`, the next
+            # smaller decay of `C`, or 0.
             below = np.max(theta[~larger], initial=0.0)
             paired = place - fraction * min(place - below, 1.0 - place)
             pairs = np.append(theta, place), np.append(theta_inverse, paired)

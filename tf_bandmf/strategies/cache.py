@@ -1,12 +1,12 @@
 """A cache of optimized strategies, in the user's cache directory.
 
 The key of an entry is a fingerprint of everything that determines the strategy:
-workload, participation, family, its options, and the version of the library. A wrong
-entry cannot weaken a guarantee, because plans compute sensitivity, error and noise from
-the matrix that they contain. Entries that cannot be read are ignored.
+workload, participation, family, options, and the version of the library. A wrong entry
+cannot weaken a guarantee, because a plan computes sensitivity, error and noise from the
+matrix that it contains. Entries that cannot be read are ignored.
 
-The environment variable `TF_BANDMF_CACHE` names another directory, or turns the cache
-off if its value is "off".
+The environment variable `TF_BANDMF_CACHE` can name another directory. The value "off"
+turns the cache off.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def directory() -> str | None:
     wanted = os.environ.get(VARIABLE)
     if wanted is not None:
         return None if wanted.strip().lower() in ("", "off", "0") else wanted
-    # The import is lazy because devices that only participate in federated rounds do
-    # not need this package.
+    # The package is imported here because devices that only participate in federated
+    # rounds do not need it.
     import platformdirs
 
     return os.path.join(platformdirs.user_cache_dir("tf-bandmf"), "strategies")
@@ -48,7 +48,7 @@ def fingerprint(
 ) -> str:
     """Returns a cache key of 64 hexadecimal digits for the inputs of a strategy.
 
-    Two keys are equal only if the strategies are equal.
+    Inputs that differ have different keys.
     """
     content = {
         "format": _FORMAT,
@@ -79,7 +79,7 @@ def load(key: str, workload: Workload) -> Strategy | None:
 
 
 def store(key: str, strategy: Strategy) -> None:
-    """Stores a strategy under its fingerprint; does nothing if files cannot be written."""
+    """Stores a strategy under its fingerprint if the directory is writable."""
     place = directory()
     if place is None:
         return

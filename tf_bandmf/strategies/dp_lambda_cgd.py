@@ -21,8 +21,9 @@ def lambda_cgd(
 ) -> Strategy:
     """Returns the strategy whose `C^-1` has diagonal 1 and subdiagonal `-lambda`.
 
-    These are eq. 8 and 9 of arXiv:2601.22334. The noise of step `i` is
-    `z[i] - lambda z[i-1]`; `z[i-1]` is regenerated from the key, so nothing is stored.
+    The strategy is defined by eq. 8 and 9 of arXiv:2601.22334. The noise of step `i` is
+    `z[i] - lambda z[i-1]`, where the `z[i]` are independent normals. The generator
+    stores nothing, because it regenerates `z[i-1]` from the key.
 
     Args:
       num_steps: n.
@@ -36,8 +37,8 @@ def lambda_cgd(
     num_steps = matrices.check_num_rows(num_steps)
     if not (is_real(lambda_) and 0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):
         raise ValueError(
-            f"lambda must be in [0, 1), also in float32, found {lambda_!r}. 0 is "
-            f"DP-SGD; at 1, the sensitivity would be unbounded."
+            f"lambda must be in [0, 1), also in float32, found {lambda_!r}. Use 0 "
+            f"for DP-SGD. With lambda = 1, the sensitivity would be unbounded."
         )
     diagonals = np.array([1.0, -lambda_])[: 2 if num_steps > 1 and lambda_ else 1]
     matrix = matrices.Inverse(matrices.ToeplitzBanded(diagonals, num_steps))
@@ -52,13 +53,13 @@ def optimized_lambda_cgd(
     column_normalized: bool = False,
     objective: str = "mean",
 ) -> Strategy:
-    """Returns DP-lambda-CGD with the smallest error without amplification.
+    """Returns the DP-lambda-CGD strategy with the smallest error without amplification.
 
     Args:
-      workload: A.
-      participation: participation that determines the sensitivity.
-      lambda_: see `lambda_cgd`; None for the best.
-      column_normalized: see `lambda_cgd`.
+      workload: the workload.
+      participation: the participation, which determines the sensitivity.
+      lambda_: lambda, as in `lambda_cgd`; None for the best value.
+      column_normalized: scale the columns of `C` to norm 1.
       objective: "mean" for the RMSE, "max" for the MaxSE. The lambda that minimizes the
         MaxSE is never smaller than the lambda that minimizes the RMSE
         (arXiv:2601.22334, Lemma 3).

@@ -12,7 +12,7 @@ from tf_bandmf.workloads import Workload
 
 
 def identity(num_steps: int) -> Strategy:
-    """Returns `C = I`: fresh noise at each step (Abadi et al., 2016, arXiv:1607.00133)."""
+    """Returns `C = I`, the strategy of DP-SGD (Abadi et al., arXiv:1607.00133)."""
     return Strategy("identity", matrices.ToeplitzBanded(np.ones(1), num_steps))
 
 

@@ -1,10 +1,9 @@
-"""gamma-BIFR: the banded inverse of a fractional power of the workload.
+"""gamma-BIFR: strategies whose inverse is a banded fractional power of the workload.
 
 Source: Kalinin, Rehn, Andersson, Honkela, Lampert, "Beyond Square Roots: Explicit
 Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. With
 two bands, gamma-BIFR is DP-lambda-CGD; with gamma = 1/2, it is BISR. With other values
-of gamma, a few bands can correlate more of the noise than the same number of bands of
-BISR.
+of gamma, a few bands can cancel more noise than the same number of bands of BISR.
 """
 
 from __future__ import annotations
@@ -26,15 +25,16 @@ def bifr(
 ) -> Strategy:
     """Returns gamma-BIFR: the first `bands` diagonals of `C^-1 = A^(-gamma)`.
 
-    The noise generator stores nothing and regenerates `bands - 1` earlier vectors at each
-    step. The sensitivity follows from the theorems of `tf_bandmf.analysis.sensitivity`: for
-    the prefix sum, every gamma gives a `C` without negative entries.
+    The noise generator stores nothing and regenerates `bands - 1` earlier vectors at
+    each step. `tf_bandmf.analysis.sensitivity` computes the sensitivity. For the prefix
+    sum, `C` has no negative entries for any gamma.
 
     Args:
-      workload: A; a learning-rate schedule does not change the strategy.
+      workload: the workload, with the matrix A. A learning-rate schedule does not
+        change the strategy.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
       gamma: exponent in [0, 1); 0 is DP-SGD, 1/2 is BISR. With momentum and a large
-        gamma, the entries of `C` grow without limit, which a large error reveals.
+        gamma, the entries of `C` grow with the number of steps, and the error is large.
       column_normalized: scale the columns of `C` to norm 1.
 
     Raises:
@@ -44,11 +44,11 @@ def bifr(
     bands = optimized.check_bands(bands, workload.num_steps)
     if not 0.0 <= gamma < 1.0:
         raise ValueError(
-            f"gamma must be in [0, 1), found {gamma}. 0 is DP-SGD; 1 would be the "
-            f"inverse of the workload."
+            f"gamma must be in [0, 1), found {gamma}. Use 0 for DP-SGD; with "
+            f"gamma = 1, C would be the workload itself."
         )
-    # With decay alpha and momentum beta, the series is (1 - alpha x)^gamma (1 - beta
-    # x)^gamma.
+    # For decay alpha and momentum beta, the coefficients are those of the power series
+    # (1 - alpha x)^gamma (1 - beta x)^gamma.
     coefficients = power_series.power(workload.inverse_coefficients, gamma, bands)
     inverse = matrices.ToeplitzBanded(coefficients, workload.num_steps)
     parameters = {"bands": bands, "gamma": float(gamma)}
@@ -64,15 +64,15 @@ def optimized_bifr(
     column_normalized: bool = False,
     objective: str = "mean",
 ) -> Strategy:
-    """Returns gamma-BIFR with the smallest error without amplification.
+    """Returns the gamma-BIFR strategy with the smallest error without amplification.
 
     Args:
-      workload: A.
-      participation: determines the sensitivity.
-      bands: p, number of diagonals of `C^-1`, 1 <= bands <= n; None for the best power of
-        two.
-      gamma: see `bifr`; None for the best.
-      column_normalized: see `bifr`.
+      workload: the workload.
+      participation: the participation, which determines the sensitivity.
+      bands: p, number of diagonals of `C^-1`, 1 <= bands <= n; None for the best power
+        of two.
+      gamma: exponent in [0, 1), as in `bifr`; None for the best value.
+      column_normalized: scale the columns of `C` to norm 1.
       objective: "mean" for the RMSE, "max" for the MaxSE.
 
     Raises:
@@ -87,8 +87,8 @@ def optimized_bifr(
         if gamma is not None:
             return build(gamma)
         best = with_best_fraction(build, workload, participation, objective)
-        # Rounding gamma to four digits keeps names short, and hardly changes the error,
-        # which is near its minimum.
+        # Gamma is rounded to four digits to keep the strategy's name short. This hardly
+        # changes the error, which is near its minimum.
         strategy = build(min(round(best.parameters["gamma"], 4), 0.9999))
         return dataclasses.replace(strategy, diagnostics=best.diagnostics)
 

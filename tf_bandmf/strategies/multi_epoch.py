@@ -1,12 +1,13 @@
 """Dense multi-epoch matrix factorization (MULTI-EPOCH MF), with a certificate.
 
-This is the baseline 'MF [15]' of arXiv:2306.08153, Table 2: Choquette-Choo, McMahan,
-Rush, Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine
-Learning", arXiv:2211.06530. It minimizes `tr(A^T A X^-1)` over the Gram matrix
-`X = C^T C` such that columns of `C` in which one example can take part (`b`, `2b`, ...
-steps apart) are orthogonal. Under a fixed epoch order, the sensitivity then depends
-only on the column norms. With one participation, columns do not have to be orthogonal,
-and the result is the best of all factorizations.
+The mechanism is that of Choquette-Choo, McMahan, Rush, Thakurta, "Multi-Epoch Matrix
+Factorization Mechanisms for Private Machine Learning", arXiv:2211.06530, the baseline
+'MF [15]' in arXiv:2306.08153, Table 2. For the workload A and the strategy C, it
+minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C`, subject to a constraint:
+two columns of `C` are orthogonal if one example can take part at both of their steps
+(`b`, `2b`, ... steps apart). Under a fixed epoch order, the sensitivity then depends
+only on the column norms. With one participation per example, there is no such
+constraint, and the result is the best of all factorizations.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from tf_bandmf.workloads import Workload, check_workload
 # The maximum number of steps: each iteration needs several n x n arrays and an
 # eigendecomposition.
 _LARGEST_NUM_STEPS = 8_192
-# Exponent of the multiplicative update; 2 would be exact for a diagonal X.
+# The exponent of the multiplicative update. For a diagonal X, an exponent of 2 would
+# give the optimum in one iteration.
 _RELAXATION = 1.8
-# The number of results that an accelerated iteration combines.
+# The number of earlier results that Anderson acceleration combines.
 _DEPTH = 12
 
 
@@ -41,52 +43,55 @@ def dense(
 
     The class depends on the participation; `diagnostics["optimal_among"]` names it:
 
-    | participations | class |
+    | participations per example | class |
     |---|---|
     | one | all strategies: `sens(C)` is the largest column norm |
-    | more, fixed epoch order | columns b, 2b, ... steps apart are orthogonal |
-    | more, min-separation | the same, and all columns have equal norms |
+    | several, fixed epoch order | columns b, 2b, ... steps apart are orthogonal |
+    | several, min-separation | columns also have equal norms |
 
-    With more than one participation, a strategy outside the class may be better.
-    Without orthogonal columns, the sensitivity is not a function of the column norms,
-    and the optimum is unknown.
+    With several participations, a strategy outside the class may be better. Without
+    orthogonal columns, the sensitivity is not a function of the column norms, and the
+    optimum is unknown. Under a fixed epoch order, the sensitivity of the result is
+    exact; under min-separation, it is an upper bound (arXiv:2306.08153, Alg. 4).
 
-    The noise of each step depends on the normals of all earlier steps, so a generator
-    either stores `n` vectors or regenerates up to `n - 1`; `Strategy` assumes that it
-    regenerates them. Under a fixed epoch order, the sensitivity is exact; under
-    min-separation, it is an upper bound (Alg. 4).
+    The noise of each step depends on the normals of all earlier steps. Therefore a
+    generator either stores `n` vectors or regenerates up to `n - 1` vectors per step;
+    `Strategy` assumes that it regenerates them.
 
-    Method: with the steps grouped by their position in the epoch, at the optimum
-    `X^-1 A^T A X^-1 = L` is block diagonal, and the blocks of `X` are diagonal. Given
-    `L`, `X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2`. The iteration is
+    **Method.** The steps are grouped by their position in the epoch, so that matrices
+    consist of blocks. Let A be the matrix of the workload, `X = C^T C`, and
+    `L = X^-1 A^T A X^-1`. At the optimum, L is block diagonal, and the diagonal blocks
+    of `X` are diagonal matrices. L determines X:
+    `X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2`. The iteration is
     `L <- L^1/2 P^w L^1/2`, where `P` consists of the diagonal blocks of `X` divided by
-    their target; for blocks of size one and `w = 1`, this is the fixed-point iteration
-    of Denisov et al., 2022 (arXiv:2202.08312, Theorem 3.2). Whitening the blocks of `X`
-    makes `X` feasible, and `L` gives a lower bound on the error of every feasible `X`
-    (Lagrange duality). Iterations end when the error and this lower bound agree to
+    their targets, and w is a fixed exponent. For blocks of size one and `w = 1`, this
+    is the fixed-point iteration of Denisov et al., 2022 (arXiv:2202.08312, Theorem
+    3.2). Whitening the diagonal blocks of `X` gives a matrix that meets the constraints
+    (feasible). By Lagrange duality, `L` gives a lower bound on the error of every
+    feasible matrix. The iterations end when the error and this lower bound agree to
     `tolerance`.
 
     Args:
-      workload: A.
+      workload: the workload.
       participation: participation that determines the min separation b and the maximum
         number k of participations. With k = 1, b does not matter. Otherwise k must be
         `ceil(n / b)`, unless `equal_column_norms` is True.
-      equal_column_norms: True if the columns of `C` must have equal norms. The default is
-        True for min-separation, as Table 2 recommends for long runs, and False for a fixed
-        epoch order.
+      equal_column_norms: True if the columns of `C` must have equal norms. The default
+        is False for a fixed epoch order. Otherwise it is True, as arXiv:2306.08153,
+        Table 2, recommends for long runs.
       tolerance: iterations end once the certified relative gap of the squared error is
         at most this value.
       max_iterations: maximum number of iterations, each with one eigendecomposition and
         about 10 n^3 operations.
 
     Returns:
-      The strategy, scaled to sensitivity 1 under fixed epoch order. Its diagnostics contain
-      `converged`, `optimality_gap` (relative, of the mean squared error, in the class
-      `optimal_among`), `iterations` and `mean_squared_error`.
+      The strategy, which has sensitivity 1 under a fixed epoch order. Its diagnostics
+      contain `converged`, `optimality_gap` (the relative gap of the mean squared error
+      in the class `optimal_among`), `iterations` and `mean_squared_error`.
 
     Raises:
-      ValueError: if there are more than 8,192 steps, the tolerance is not positive, or k is
-        below `ceil(n / b)` without `equal_column_norms`.
+      ValueError: if there are more than 8,192 steps, if the tolerance is not positive,
+        or if k is below `ceil(n / b)` and `equal_column_norms` is False.
     """
     check_workload(workload)
     n = workload.num_steps
@@ -107,7 +112,7 @@ def dense(
     if not equal_column_norms and k < -(-n // b):
         raise ValueError(
             f"max_participations must be ceil(n / b) = {-(-n // b)} without equal "
-            f"column norms, found {k}. Set equal_column_norms=True."
+            f"column norms, found {k}. Pass equal_column_norms=True."
         )
     gram, squared_error, gap, iterations = _optimize(
         workload, min(b, n), k, equal_column_norms, tolerance, max_iterations
@@ -130,8 +135,9 @@ def dense(
 class _Blocks:
     """The layout of block-diagonal matrices, with one block per position in the epoch.
 
-    A block-diagonal matrix is a list of arrays [positions, size, size]: the first
-    `n mod b` positions have one step more than the others.
+    The first `n mod b` positions in the epoch have one step more than the others.
+    Therefore a block-diagonal matrix is stored as a list of up to two arrays, one for
+    each block size, of shape [number of blocks, size, size].
     """
 
     def __init__(self, num_steps: int, min_separation: int) -> None:
@@ -143,7 +149,7 @@ class _Blocks:
         self.groups = [(count, size) for count, size in groups if count and size]
 
     def split(self, x: np.ndarray) -> list[np.ndarray]:
-        """Returns rows [n, ...] as one array [positions, size, ...] per group."""
+        """Splits x, [n, ...], into an array [number of blocks, size, ...] per size."""
         parts, start = [], 0
         for count, size in self.groups:
             rows = x[start : start + count * size]
@@ -163,9 +169,9 @@ class _Blocks:
 
 
 def _function(block: np.ndarray, function: Callable) -> np.ndarray:
-    """Applies a scalar function to symmetric matrices by their eigendecompositions.
+    """Applies a scalar function to the eigenvalues of symmetric matrices.
 
-    The matrices have shape [positions, size, size].
+    The matrices have the shape [number of blocks, size, size].
     """
     values, vectors = np.linalg.eigh(0.5 * (block + block.transpose(0, 2, 1)))
     return (vectors * function(values)[:, None, :]) @ vectors.transpose(0, 2, 1)
@@ -181,7 +187,7 @@ def _diagonals(blocks: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _scaled(blocks: list[np.ndarray], factors: list[np.ndarray]) -> list[np.ndarray]:
-    """Returns `diag(f) block diag(f)` for each block, with its vector f of factors."""
+    """Returns `diag(f) block diag(f)` for each block and its vector f in `factors`."""
     return [f[:, :, None] * g * f[:, None, :] for g, f in zip(blocks, factors)]
 
 
@@ -195,10 +201,12 @@ def _optimize(
 ) -> tuple[np.ndarray, float, float, int]:
     """Returns X, its squared error, the relative gap, and the number of iterations.
 
+    The docstring of `dense` describes the method. The Gram matrix is
     `X = D^1/2 Y D^1/2`, where the diagonal blocks of Y are identity matrices and the
-    diagonal of D holds the squared column norms. At the optimal norms, the diagonal of
-    `D^-1/2 L D^-1/2`, the Lagrange multiplier of `X`, is constant within each position
-    in the epoch. Damped steps converge to these norms.
+    diagonal of D consists of the squared column norms. The multiplier L is that of Y,
+    so the Lagrange multiplier of X is `D^-1/2 L D^-1/2`. At the optimal norms, its
+    diagonal is constant within each position in the epoch. Damped steps converge to
+    these norms.
     """
     n = workload.num_steps
     blocks = _Blocks(n, min_separation)
@@ -228,11 +236,11 @@ def _optimize(
             lower,
             values.sum() ** 2 / _largest_inner(diagonal, equal_column_norms, size),
         )
-        # Y = left left^T, and `current` holds its diagonal blocks.
+        # Y = left left^T, and `current` contains the diagonal blocks of Y.
         left = blocks.apply(inverse_root, vectors * np.sqrt(values))
         current = [part @ part.transpose(0, 2, 1) for part in blocks.split(left)]
         whiten, color = _power(current, -0.5), _power(current, 0.5)
-        # `error` is the squared error of the whitened X, which is feasible.
+        # `error` is the squared error of X after whitening, which makes it feasible.
         inverse = blocks.apply(color, blocks.apply(root, vectors / np.sqrt(values)))
         inverse = (scale[:, None] * inverse)[inverse_order]
         error = float(np.sum(inverse_workload.solve(inverse) ** 2))
@@ -264,8 +272,8 @@ def _optimize(
 class _Anderson:
     """Anderson acceleration of the iteration, in the logarithms of its variables.
 
-    The next point is the combination of the last few results that would have the smallest
-    residual if the iteration were linear.
+    The next point is a combination of the last few results: the one that would have the
+    smallest residual if the iteration were linear.
     """
 
     def __init__(self) -> None:
@@ -309,8 +317,15 @@ def _largest_inner(
 ) -> float:
     """Returns the maximum of `<Lambda, X>` over feasible X, from Lambda's diagonal.
 
-    By duality, `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for every X, and the best
-    multiple of Lambda gives `tr(V X^-1) >= ||A Lambda^1/2||_*^2 / max <Lambda, X>`.
+    Lambda is the block-diagonal Lagrange multiplier of X, `V = A^T A`, and `||.||_*` is
+    the nuclear norm. By duality, `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for
+    every X. The best multiple of Lambda gives the lower bound
+    `tr(V X^-1) >= ||A Lambda^1/2||_*^2 / max <Lambda, X>`.
+
+    Args:
+      diagonal: the diagonal of Lambda, split into blocks.
+      equal_column_norms: True if all column norms of a feasible X are equal.
+      size: the maximum number of participations.
     """
     if equal_column_norms:
         return sum(float(d.sum()) for d in diagonal) / size

@@ -1,4 +1,4 @@
-"""A search for the best value of one parameter in [0, 1), finest close to 1."""
+"""A search for the best value of a parameter in [0, 1), most precise close to 1."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
 _POINTS = 25
-# The tolerance of log(1 - fraction). In runs with more than LONG_RUN steps, each
-# evaluation of a strategy takes tenths of a second, so the tolerance is larger, and
-# "auto" compares drafts. A larger tolerance costs little, because near the optimum the
-# error depends on the squared distance from the optimum.
+# _TOLERANCE is the tolerance of log(1 - fraction) in the search. For more than LONG_RUN
+# steps, each evaluation of a strategy takes tenths of a second. Therefore the tolerance
+# is larger, and the mechanism "auto" compares drafts. A larger tolerance hardly
+# increases the error, because near the optimum the error depends on the square of the
+# distance from the optimum.
 _TOLERANCE, LONG_RUN = 1e-7, 2**16
 
 
@@ -27,20 +28,21 @@ def with_best_fraction(
     participation: Participation,
     objective: str,
 ) -> Strategy:
-    """Returns the strategy with the smallest error without amplification.
+    """Returns the strategy of a family whose parameter gives the smallest error.
 
-    Because `1 - fraction` spans orders of magnitude, the search is over its logarithm:
-    first on a grid from `0.1 / num_steps` to 1, then between the neighbors of the best
-    grid point.
+    The error is that without amplification by sampling. The parameter is a fraction in
+    [0, 1). Because `1 - fraction` spans orders of magnitude, the search is over its
+    logarithm: first on a grid of `1 - fraction` from `0.1 / num_steps` to 1, and then
+    between the neighbors of the best grid point.
 
     Args:
       build: function that returns the strategy for a fraction.
-      workload: A.
-      participation: determines the sensitivity.
+      workload: the workload.
+      participation: the participation, which determines the sensitivity.
       objective: "mean" for the RMSE, "max" for the MaxSE.
 
     Returns:
-      The strategy of the best fraction, with diagnostics of the search.
+      The strategy for the best fraction, with diagnostics of the search.
 
     Raises:
       ValueError: for an unknown objective.
@@ -51,7 +53,7 @@ def with_best_fraction(
     measure = Strategy.rmse if objective == "mean" else Strategy.max_se
 
     def at(log_rest: float) -> float:
-        # C may grow like a geometric series and overflow.
+        # The entries of C may grow exponentially and overflow.
         with np.errstate(all="ignore"):
             strategy = build(-np.expm1(log_rest))
             try:

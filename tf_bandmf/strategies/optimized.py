@@ -1,4 +1,4 @@
-"""Functions that the numerically optimized families share."""
+"""Functions that several families of numerically optimized strategies use."""
 
 from __future__ import annotations
 

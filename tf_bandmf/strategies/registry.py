@@ -1,8 +1,9 @@
 """The registry of strategy families, with one `Family` record per family.
 
-Plans, tables, "auto", the search for bands, the command line and the contract tests
-know a family only by this record. To add a family, write a module that ends with
-`register(Family(...))`, and import it in `strategies/__init__.py`.
+All code outside a family's module (plans, tables, the mechanism "auto", the search for
+bands, the command line and the contract tests) knows the family only by this record. To
+add a family, write a module that ends with `register(Family(...))`, and import it in
+`strategies/__init__.py`.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ from tf_bandmf.strategies import cache
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
-# The maximum number of bands that are tried if the user does not pass `bands`. More
-# bands may need more memory, which the user must choose.
+# The maximum number of bands to try if the user does not pass `bands`. More bands may
+# need more memory, so the user has to ask for them.
 _LARGEST_DEFAULT_BANDS = 32
-# Words that may follow the numbers in a specification, each with the option that it
-# sets and the option's value. The last word of a specification comes first.
+# Words that may follow the numbers in a specification such as "bisr:4:normalized:max".
+# Each comes with the option that it sets, and the option's value. The words are in
+# reverse order, because `parse` reads a specification from its end.
 _FLAGS: tuple[tuple[str, str, Any], ...] = (
     ("max", "objective", "max"),
     ("normalized", "column_normalized", True),
 )
-# Options that are not written as numbers in a specification.
+# Options whose values are not numbers in a specification.
 _OTHERS = ("column_normalized", "objective", "epsilon", "delta")
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A number that follows the name of a family, as in "bisr:4".
+    """An option whose value is a number after the name of a family, as in "bisr:4".
 
     Attributes:
-      name: name of the argument of `Family.build`. "bands" is a number of diagonals,
-        for which powers of two are tried. Another integer is a number of stored
-        vectors, for which only the default is tried. A float is a fraction, in [0, 1).
-      convert: type of the number: int or float.
-      default: default value of an integer other than "bands".
+      name: name of the argument of `Family.build`. The value of "bands" is a number of
+        diagonals; comparisons try powers of two. Another integer is a number of stored
+        vectors; comparisons try only the default. A float is a fraction in [0, 1).
+      convert: type of the value: int or float.
+      default: default value of an integer option other than "bands".
     """
 
     name: str
@@ -56,14 +58,15 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Refinement:
-    """Relates a family to a faster one, whose error it lowers by a few percent at most.
+    """Relates a family to a faster one with an error at most a few percent larger.
 
     Attributes:
-      of: name of the faster family. On workloads without a learning-rate schedule,
-        "auto" skips the slower family if the faster one is far from the best.
-        Otherwise, under cyclic sampling, the slower family gets as many bands as the
-        faster one.
-      largest_work: maximum `n * bands^2` for which "auto" tries the slower family.
+      of: name of the faster family. On workloads without a learning-rate schedule, the
+        mechanism "auto" skips the slower family if the faster one is far from the best.
+        Otherwise, under cyclic sampling, "auto" gives the slower family as many bands
+        as the faster one has.
+      largest_work: maximum `n * bands^2` for which "auto" tries the slower family,
+        where n is the number of steps.
     """
 
     of: str
@@ -77,21 +80,21 @@ class Family:
     Attributes:
       name: name by which users request the family; also the `Strategy.family` of its
         strategies.
-      build: function of workload, participation and options that returns the strategy. Its
-        signature determines the options that it takes, from among `numbers`, the
-        budget, `column_normalized` and `objective`. All are optional; "bands" always
-        has a value if `is_optimized`.
+      build: function of workload, participation and options that returns the strategy.
+        Its signature determines which options it takes, from among `numbers`,
+        "epsilon", "delta", "column_normalized" and "objective". All are optional. If
+        `is_optimized`, `build_strategy` always passes "bands".
       numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
       aliases: other names by which users can request the family.
-      auto: rank in the tables of "auto" and of `compare`, where a family comes after
-        the family that it refines; None if the family is in neither table.
-      banded: the matrix that has few bands: "C", which permits amplification by cyclic
-        sampling; "inverse" for `C^-1`, whose earlier normals are regenerated instead of
-        stored; None for neither.
-      is_optimized: True if `build` optimizes numerically; results are then cached, and more
-        bands, up to the separation, are never worse.
+      auto: rank in the tables of the mechanism "auto" and of `compare`, where a family
+        comes after the family that it refines; None if the family is in neither table.
+      banded: the matrix that has few bands. "C" allows amplification by cyclic
+        sampling. "inverse" means `C^-1`, for which the generator regenerates earlier
+        normals instead of storing them. None means neither matrix.
+      is_optimized: True if `build` optimizes numerically. Results are then cached, and
+        more bands (up to the min separation) never increase the error.
       refinement: relation to a faster family, which this family improves in minutes of
-        computation; or None.
+        computation; None if there is no such family.
     """
 
     name: str
@@ -112,10 +115,11 @@ class Family:
 
     @property
     def has_drafts(self) -> bool:
-        """True if `build` takes `is_draft`, to build a draft faster than the optimum.
+        """True if `build` takes `is_draft`, to stop an optimization at a draft.
 
-        Drafts are precise enough to compare strategies. "auto" compares drafts, and
-        optimizes only the chosen strategy to full precision.
+        Drafts take less time and are precise enough to compare strategies. The
+        mechanism "auto" compares drafts, and optimizes only the best one to full
+        precision.
         """
         return "is_draft" in inspect.signature(self.build).parameters
 
@@ -123,19 +127,20 @@ class Family:
     def needs_budget(self) -> bool:
         """True if the best strategy depends on the privacy budget, which `build` takes.
 
-        "auto" compares such families only if amplification is simulated. Otherwise, the
-        noise is proportional to a norm of the matrix, whatever the budget.
+        The mechanism "auto" compares such families only if the accountant simulates the
+        amplification. Otherwise, the noise for any budget is proportional to a norm of
+        the matrix, so the best strategy does not depend on the budget.
         """
         return "epsilon" in self.options
 
     @property
     def has_bands(self) -> bool:
-        """True if the first number after the family's name is a number of bands."""
+        """True if the number after the family's name is a number of bands."""
         return bool(self.numbers) and self.numbers[0].name == "bands"
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """Specifications of the family with and without normalization, for tests."""
+        """Example specifications, without and with normalized columns, for tests."""
         name = ":".join([self.name, *(one.example for one in self.numbers[:1])])
         normalized = "column_normalized" in self.options
         return (name, f"{name}:normalized") if normalized else (name,)
@@ -188,9 +193,11 @@ def family_of(name: str) -> Family:
 
 
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
-    """Returns the families that "auto" compares, in the order of its table.
+    """Returns the families that the mechanism "auto" compares, in table order.
 
-    Families that need a budget are included only if amplification is simulated.
+    Args:
+      is_simulated: True if the accountant simulates the amplification. Only then, the
+        result includes families that need a budget.
     """
     ranked = [family for family in FAMILIES.values() if family.auto is not None]
     ranked.sort(key=lambda family: (family.auto, family.name))
@@ -210,12 +217,13 @@ def build_strategy(
 
     Args:
       mechanism: name of a family.
-      workload: A, which also determines the number of steps.
-      participation: the participation, on which optimized mechanisms depend.
+      workload: the workload, which also determines the number of steps.
+      participation: the participation, on which optimized strategies depend.
       is_draft: True to optimize only to the precision that is needed to compare
         strategies. It has no effect on families without drafts.
-      **options: `bands`, `lambda_`, `gamma`, `num_buffers`, `column_normalized`,
-        `objective`, if the mechanism takes them. An option that is None is ignored.
+      **options: those options that the mechanism takes: `bands`, `lambda_`, `gamma`,
+        `num_buffers`, `column_normalized`, `objective`, `epsilon`, `delta`. An option
+        that is None is ignored.
 
     Raises:
       ValueError: for an unknown mechanism, or an option that the mechanism does not take.
@@ -245,18 +253,18 @@ def build_strategy(
 def parse(specification: str) -> tuple[str, dict[str, Any]]:
     """Reads a mechanism and its options from "name[:value][:normalized][:max]".
 
-    An example is "bisr:4". The value is the number of bands, lambda of "lambda_cgd", or
-    the number of buffers of "blt"; the mechanism chooses an omitted value. "bifr" takes
-    a second value, gamma. ":normalized" scales the columns of `C` to norm 1. In
-    families that optimize an objective, ":max" minimizes the maximum error over all
-    steps (MaxSE) instead of the mean error (RMSE).
+    An example is "bisr:4". The value is the number of bands, lambda for "lambda_cgd",
+    or the number of buffers for "blt"; if it is omitted, the mechanism chooses it.
+    "bifr" takes a second value, gamma. The suffix ":normalized" scales the columns of `C` to
+    norm 1. In families that optimize an objective, the suffix ":max" minimizes the
+    maximum error over all steps (MaxSE) instead of the mean error (RMSE).
 
     Returns:
-      The name and the options, as `build_strategy` takes them.
+      The name and the options of the mechanism, for `build_strategy`.
 
     Raises:
-      ValueError: for an unknown name, a value that is not a number, or a mechanism that
-        does not take a value.
+      ValueError: if the name is unknown, if a value is not a number, or if the
+        mechanism does not take the value or the suffix.
     """
     if not isinstance(specification, str):
         raise ValueError(
@@ -292,8 +300,8 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
 def specification(strategy: Strategy) -> str:
     """Returns a strategy's name for tables, files and statements, such as "bisr:4".
 
-    If the family is registered, `parse` can read this name. Otherwise the result is
-    `Strategy.describe()`.
+    If the family is registered, `parse` can read this name. Otherwise the name is the
+    result of `Strategy.describe()`.
     """
     family = FAMILIES.get(strategy.family)
     if family is None:
@@ -322,10 +330,14 @@ def default_bands(workload: Workload, participation: Participation) -> int:
 
 
 def with_best_bands(build: Callable[..., Strategy]) -> Callable[..., Strategy]:
-    """Makes `Family.build` from a closed-form `build(workload, bands, normalized)`.
+    """Returns a function for `Family.build` that can choose the number of bands.
 
-    If the number of bands is omitted, the returned function uses the power of two that
-    has the smallest error.
+    If the number of bands is omitted, the returned function uses the power of two with
+    the smallest error.
+
+    Args:
+      build: function of the workload, the number of bands and `column_normalized` that
+        returns a strategy without optimization.
     """
 
     def best(

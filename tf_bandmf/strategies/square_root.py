@@ -5,8 +5,8 @@
 * BISR keeps the first bands of `C^-1 = A^(-1/2)`: Kalinin, McKenna, Upadhyay, Lampert,
   "Back to Square Roots", arXiv:2505.12128.
 
-BSR and BISR ignore a learning-rate schedule: they use only the Toeplitz factor of the
-workload.
+BSR and BISR ignore a learning-rate schedule: `A` is the workload without it, which is a
+Toeplitz matrix.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from tf_bandmf.workloads import Workload, check_workload
 def square_root_coefficients(
     workload: Workload, num_terms: int, inverse: bool = False
 ) -> np.ndarray:
-    """Returns the first column of `A^(1/2)`, or of `A^(-1/2)` if `inverse`, [num_terms].
+    """Returns the first `num_terms` entries of the first column of a root of `A`.
 
-    For SGD with momentum beta and decay alpha, `A^(1/2)` has
+    The root is `A^(-1/2)` if `inverse`, else `A^(1/2)`. For SGD with momentum beta and
+    decay alpha, the first column of `A^(1/2)` is
     `c[k] = sum_i alpha^(k-i) r[k-i] r[i] beta^i` with `r[k] = |binom(-1/2, k)|`
-    (arXiv:2405.13763, the lemma on regularized SGD with momentum). `A^(-1/2)` is the
-    product of the series of `(1 - alpha x)^(1/2)` and `(1 - beta x)^(1/2)`
-    (arXiv:2505.12128, Lemma 1, eq. 9).
+    (arXiv:2405.13763, the lemma on regularized SGD with momentum). The first column of
+    `A^(-1/2)` has the coefficients of the power series
+    `(1 - alpha x)^(1/2) (1 - beta x)^(1/2)` (arXiv:2505.12128, Lemma 1, eq. 9).
     """
     if workload.momentum is None or workload.decay is None:
         series = workload.inverse_coefficients if inverse else workload.first_column()
@@ -52,9 +53,9 @@ def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Stra
     The noise generator stores `bands - 1` model-sized vectors.
 
     Args:
-      workload: A.
-      bands: number of diagonals of `C`, 1 <= bands <= n. With bands <= b, the columns
-        in which the same example takes part are orthogonal.
+      workload: the workload, with the matrix A.
+      bands: number of diagonals of `C`, 1 <= bands <= n. If it is at most the minimum
+        separation, the columns for one example's participations are orthogonal.
       column_normalized: scale the columns of `C` to norm 1.
 
     Raises:
@@ -75,7 +76,7 @@ def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Str
     regenerates `bands - 1` earlier vectors at each step.
 
     Args:
-      workload: A.
+      workload: the workload, with the matrix A.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
       column_normalized: scale the columns of `C` to norm 1.
 

@@ -1,4 +1,4 @@
-"""Optimized banded Toeplitz strategies, which consist of one coefficient per band.
+"""Optimized banded Toeplitz strategies, which have one coefficient per band.
 
 Source: McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially
 Private ML", arXiv:2405.15913, section 3.2.
@@ -38,13 +38,14 @@ def optimized_toeplitz(
 ) -> Strategy:
     """Returns the banded Toeplitz `C` with the smallest error at sensitivity 1.
 
-    With at most b bands, the sensitivity in the objective is exact. With more than b
-    bands, the optimization assumes a min separation that equals the number of bands, as
-    in production (arXiv:2306.08153, section 6). `Strategy.sensitivity` then returns the
-    sensitivity for the real b, or an upper bound if no theorem applies.
+    Let b be the min separation of the participation. With at most b bands, the function
+    minimizes the error at the exact sensitivity. With more than b bands, it assumes a
+    min separation that equals the number of bands, like the production training in
+    arXiv:2306.08153, section 6. `Strategy.sensitivity` of the result still returns the
+    sensitivity for the actual b, or an upper bound if no theorem applies.
 
     Args:
-      workload: A; a learning-rate schedule is taken into account.
+      workload: the workload. A learning-rate schedule is taken into account.
       participation: participation that determines the min separation b and the maximum
         number k of participations.
       bands: number of diagonals of `C`, 1 <= bands <= n.

@@ -1,4 +1,4 @@
-"""The binary-tree baseline with the optimal decoder (OPTIMAL TREEAGG)."""
+"""Binary-tree aggregation with the optimal decoder (OPTIMAL TREEAGG), a baseline."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 from tf_bandmf.workloads import Workload
 
-# The maximum of num_steps. There is a limit because the dense factor and its Gram
-# matrix are materialized.
+# The maximum number of steps. It is limited because the strategy matrix and its Gram
+# matrix are materialized as dense matrices.
 _LARGEST_NUM_STEPS = 20_000
 
 
 def binary_tree(num_steps: int) -> Strategy:
-    """Returns noisy sums over complete dyadic intervals, decoded by the pseudo-inverse.
+    """Returns the strategy of binary-tree aggregation with the optimal decoder.
 
-    This is the mechanism of Dwork et al., 2010, and Chan et al., 2011, with the 'full'
-    estimator of Honaker, 2015, which is the best linear decoder. The module
-    `matrices.dyadic_tree` explains why the square matrix of this strategy has the
-    sensitivity and the error of the rectangular matrix of the tree. The strategy has no
+    Tree aggregation releases noisy sums over complete dyadic intervals of steps (Dwork
+    et al., 2010; Chan et al., 2011). The 'full' estimator of Honaker, 2015, decodes
+    them by the pseudo-inverse, which is the best linear decoder. The module
+    `matrices.dyadic_tree` explains why the square matrix of this strategy has the same
+    sensitivity and error as the rectangular matrix of the tree. The strategy has no
     parameters, and does not depend on the workload.
 
     Args:
