@@ -164,8 +164,9 @@ class _Problem:
         sum with its derivatives; see `_of_output`.
 
         Args:
-          change, start: the recurrence that generates the first column of `C`, as
-            returned by `_recurrence`.
+          change: `F - 1` for the recurrence of the first column of `C`, as returned by
+            `_recurrence`.
+          start: `s[0]` of this recurrence.
         """
         others, size = self._participations - 1, start.size
         # After b steps, the next participation adds the initial state to the old state.

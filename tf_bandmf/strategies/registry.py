@@ -255,9 +255,9 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
 
     An example is "bisr:4". The value is the number of bands, lambda for "lambda_cgd",
     or the number of buffers for "blt"; if it is omitted, the mechanism chooses it.
-    "bifr" takes a second value, gamma. The suffix ":normalized" scales the columns of `C` to
-    norm 1. In families that optimize an objective, the suffix ":max" minimizes the
-    maximum error over all steps (MaxSE) instead of the mean error (RMSE).
+    "bifr" takes a second value, gamma. The suffix ":normalized" scales the columns of
+    `C` to norm 1. In families that optimize an objective, the suffix ":max" minimizes
+    the maximum error over all steps (MaxSE) instead of the mean error (RMSE).
 
     Returns:
       The name and the options of the mechanism, for `build_strategy`.
