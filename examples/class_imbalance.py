@@ -1,9 +1,9 @@
-"""The effect of class weights and thresholds on a rare class under privacy.
+"""Shows how class weights and thresholds affect a rare class in private training.
 
-The data are generated customers, 15 % of whom leave. For each way of training, the
-program prints three measures on held-out customers: the mean predicted probability, the
-balanced accuracy at the threshold of the table's row, and the area under the ROC curve.
-Each measure is given as its mean and standard error over seeds.
+The data are generated customers, 15 % of whom leave. For each training method, the
+program prints three metrics on held-out customers: the mean predicted probability, the
+balanced accuracy at the method's threshold, and the area under the ROC curve. It prints
+the mean and standard error of each metric over several seeds.
 
     python examples/class_imbalance.py
 """
@@ -30,7 +30,7 @@ _RARE = 0.15
 
 
 def customers(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns features, [m, 20] float32, and labels (1 for leaving), [m] int32."""
+    """Generates features, [m, 20] float32, and labels (1 for leaving), [m] int32."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(_TRAINING + _HELD_OUT, _FEATURES))
     score = x[:, :4] @ [1.0, -0.8, 0.6, 0.4] + 0.5 * x[:, 4] * x[:, 5]
@@ -79,9 +79,8 @@ def trained(
     )
     tf_bandmf.keras.make_private(model)
     inner = keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))
-    # Each way of training is a separate run. If several models were released, the
-    # privacy losses of their runs would add up, so `tf_bandmf.compose` would give the
-    # guarantee.
+    # Each training method is a separate run. If several models were released, the privacy
+    # losses of their runs would add up, and `tf_bandmf.compose` would give the guarantee.
     private = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
     model.compile(private, loss)
     model.fit(plan.batches(x, y), epochs=_EPOCHS, class_weight=class_weight, verbose=0)
@@ -112,7 +111,7 @@ WAYS = {
 @click.command()
 @click.option("--seeds", default=3, show_default=True, help="how many runs of each")
 def main(seeds: int) -> None:
-    """Trains in all ways and prints a table of the results."""
+    """Trains models with all methods, and prints a table of the results."""
     table = rich.table.Table(title=f"epsilon = {_EPSILON}, {seeds} seeds")
     for heading in ("way", "mean p", "balanced accuracy", "AUC"):
         table.add_column(heading)

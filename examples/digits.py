@@ -1,7 +1,8 @@
 """The quickstart: private training on scikit-learn's handwritten digits.
 
 The program trains the same Keras model at the same (epsilon, delta) with DP-SGD,
-DP-lambda-CGD and a banded square-root strategy. It needs no download; `make demo` runs it.
+DP-lambda-CGD and a banded square-root strategy. It downloads nothing; `make demo` runs
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares correlated noise with DP-SGD on Fashion-MNIST at the same (epsilon, delta).
 
-The program trains with each mechanism at the learning rate that its plan advises, and
-reports the mean and standard error of the test accuracy. No mechanism uses
+The program trains with each mechanism at the learning rate that the mechanism's plan
+recommends, and prints the mean and standard error of the test accuracy. No mechanism uses
 amplification by sampling, because all of them use the same fixed epoch order.
 
     python examples/fashion_mnist.py             # downloads the data with Keras' loader

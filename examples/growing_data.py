@@ -1,11 +1,11 @@
-"""Compares ways to train a model every week on growing data, at one yearly epsilon.
+"""Compares ways to train a model on growing data every week, at one yearly epsilon.
 
     python examples/growing_data.py
 
-The program prints the table in docs/several-runs.md. The table contains the noise per
-coordinate of the released models at clip norm 1, in units of the mean gradient: the
-root mean square over all releases of the year, and the value for the last release. The
-program computes these numbers without training a model.
+The program prints the table in docs/several-runs.md. The table contains the standard
+deviation of the noise per coordinate of the released models, in units of the mean
+gradient at clip norm 1: the root mean square over all releases of the year, and the
+value for the last release. The program computes these numbers without training a model.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 import tf_bandmf
 from tf_bandmf.accounting import gaussian
 
-# The budget of the whole year.
+# The privacy budget of the whole year.
 EPSILON, DELTA = 4.0, 1e-6
 # The number of weeks, and the number of steps per week.
 WEEKS, STEPS = 52, 40
-# The batch size for 20,000 new records per week, or for new data of 20,000 users.
+# The batch size. It suits 20,000 new records per week, or new data of 20,000 users.
 BATCH = 500
-# The number of weeks whose records are used, if not all of them are.
+# The number of most recent weeks whose records are used, if older records are not used.
 WINDOW = 4
-# Closed-form strategies, from which the best one is chosen. Optimized strategies may be
-# even better.
+# The strategies from which the best is chosen. They have a closed form; optimized
+# strategies may be even better.
 CANDIDATES = ("identity", "lambda_cgd", "bisr:4", "bisr:32", "bsr:8", "bsr:32")
 # The noise multiplier of a mechanism that spends the budget of the whole year.
 YEAR = gaussian.calibrate_noise_stddev(EPSILON, DELTA)
@@ -35,24 +35,24 @@ YEAR = gaussian.calibrate_noise_stddev(EPSILON, DELTA)
 def errors(plan: tf_bandmf.Plan) -> np.ndarray:
     """Returns the standard deviation of the model's noise after each step, shape [n]."""
     squared = plan.strategy.per_step_squared_error(plan.workload)
-    # `noise_stddev` is the standard deviation of the noise for a clip norm of 1.
+    # `noise_stddev` is the standard deviation of the noise at clip norm 1.
     return plan.noise_stddev * np.sqrt(squared)
 
 
 def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
-    """Finds the mechanism with the smallest error over the releases.
+    """Finds the mechanism with the minimum error over the weekly releases.
 
     Args:
       num_steps: number of steps of the mechanism.
       uses: number of steps in which the mechanism uses the data of one record or user.
-      separation: minimum number of steps between two of these uses.
-      shares: number of equal mechanisms among which the yearly budget is divided.
+      separation: minimum number of steps between two uses of one record or user.
+      shares: number of identical mechanisms that share the yearly budget.
     """
     candidates = []
     for name in CANDIDATES:
         family, _, bands = name.partition(":")
         if bands and int(bands) > separation and family != "bisr":
-            continue  # Columns in which one example takes part would overlap.
+            continue  # The columns of C in which one example participates would overlap.
         plan = tf_bandmf.plan(
             name,
             noise_multiplier=YEAR * math.sqrt(shares),
@@ -67,18 +67,18 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
 
 
 def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
-    """Returns the errors, mechanism and epsilon if each week has a separate plan."""
+    """Returns the weekly errors, mechanism and epsilon if each week has its own plan."""
     _, name, (last,), plan = best(STEPS, 1, STEPS, shares)
     after = last / batches
-    # If training continues, each week starts from the previous model, including its
-    # noise.
+    # If training continues, each week starts from the previous week's model, which
+    # already contains noise.
     if continued:
         after = np.sqrt(np.cumsum(after**2))
     return after, name, plan.epsilon
 
 
 def whole_year(uses: int, separation: int, batch: int) -> tuple:
-    """Returns the errors, mechanism and epsilon if one run continues over all weeks."""
+    """Returns the weekly errors, mechanism and epsilon if one run spans all weeks."""
     _, name, released, plan = best(WEEKS * STEPS, uses, separation, 1)
     return released / batch, name, plan.epsilon
 

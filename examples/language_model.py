@@ -1,12 +1,12 @@
 """Private LoRA fine-tuning of a causal language model from KerasHub.
 
-A small GPT-2 learns bytes of the Python language reference without privacy, as a
-stand-in for a public model. Then adapters of rank 8 are trained on private text of
-another kind, in windows of 32 bytes, the privacy unit. The program compares a
-correlated-noise mechanism that stores no noise with DP-SGD at the same (epsilon,
-delta). For each mechanism, the best of a few learning rates is chosen on validation
-text, and the printed perplexity is measured on other held-out text. The adapter is
-saved and loaded into an ordinary KerasHub model, which generates text.
+A small byte-level GPT-2 is trained on the Python language reference without privacy; it
+takes the place of a public model. Then adapters of rank 8 are trained on a different,
+private text. The text is cut into windows of 32 bytes, and each window is a privacy unit.
+The program compares DP-SGD with a correlated-noise mechanism that stores no noise, at the
+same (epsilon, delta). For each mechanism, the best of a few learning rates is chosen on
+validation text, and the printed perplexity is measured on other held-out text. The
+adapter is saved, and loaded into an ordinary KerasHub model, which generates text.
 
     python examples/language_model.py              # private: docstrings of Python
     python examples/language_model.py --text FILE  # private: a text file of your own
@@ -44,14 +44,14 @@ ADAPTED = [
 
 
 class Mechanism(NamedTuple):
-    """A mechanism of the comparison: title, and arguments of `tf_bandmf.plan`."""
+    """A mechanism that is compared: its title, and arguments for `tf_bandmf.plan`."""
 
     title: str
     arguments: dict[str, Any]
 
 
 class Text(NamedTuple):
-    """Three parts of a text, each an array [N, LENGTH + 1] of byte windows."""
+    """Three splits of a text, each an array [N, LENGTH + 1] of byte windows."""
 
     training: np.ndarray
     validation: np.ndarray
@@ -67,7 +67,7 @@ MECHANISMS = (
 
 
 def docstrings(characters: int) -> str:
-    """Returns about `characters` characters of docstrings of the standard library."""
+    """Returns about `characters` characters of the standard library's docstrings."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "test", "tests", "idlelib", "pydoc_data"}
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -107,7 +107,7 @@ def split(text: str) -> Text:
 
 
 def inputs_of(tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns inputs for KerasHub's language models."""
+    """Converts byte windows to inputs for KerasHub's language models."""
     return {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
 
 
@@ -132,13 +132,13 @@ def compiled(model: keras.Model, optimizer: Any) -> keras.Model:
 
 
 def adapted(public: list[np.ndarray]) -> keras.Model:
-    """Returns the public model with adapters; only the adapters are trainable."""
+    """Adds adapters to the public model; only the adapters are trainable."""
     model = build_model()
     model.set_weights(public)
     model.backbone.enable_lora(RANK, target_layer_names=ADAPTED)
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False) and layer.bias is not None:
-            # The file in which an adapter is saved does not contain biases.
+            # Biases are not trained, because the file of a saved adapter has no biases.
             layer.bias.trainable = False
     return model
 
@@ -166,14 +166,14 @@ def pretrain(tokens: np.ndarray, epochs: int) -> list[np.ndarray]:
 def train_privately(
     public: list[np.ndarray], tokens: np.ndarray, plan: Any, rate: float
 ) -> keras.Model:
-    """Trains adapters for the public model with a plan; returns the adapted model."""
+    """Trains adapters of the public model with a plan, and returns the adapted model."""
     keras.utils.set_random_seed(1)
     model = tf_bandmf.keras.make_private(adapted(public))
-    # `fit` ends with a moving average of the weights, as `advise` recommends. This is
-    # post-processing, which costs no privacy.
+    # At its end, `fit` sets the weights to their moving average, as `advise` recommends.
+    # This is post-processing, which costs no privacy.
     memory = learning_rates.ema_momentum(plan.num_steps)
-    # The privacy losses of the runs of this comparison add up. A release would contain
-    # only one run.
+    # `additional_run=True` permits several runs on the same data. The privacy losses of
+    # all runs add up, but only the model of one run would be released.
     optimizer = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(
             rate, momentum=MOMENTUM, use_ema=True, ema_momentum=memory
@@ -189,7 +189,7 @@ def train_privately(
 
 
 def generated(model: keras.Model, prompt: np.ndarray) -> str:
-    """Returns a prompt, an array [T] of bytes, with its continuation, as text."""
+    """Returns the text of a prompt, an array [T] of bytes, and of its continuation."""
     codes = np.zeros((1, 2 * LENGTH), np.int32)
     codes[0, : len(prompt)] = prompt
     mask = (np.arange(2 * LENGTH) < len(prompt)).astype(np.int32)[None]
@@ -202,7 +202,7 @@ def generated(model: keras.Model, prompt: np.ndarray) -> str:
 def compare(
     public: list[np.ndarray], text: Text, arguments: argparse.Namespace
 ) -> keras.Model:
-    """Trains with all mechanisms and learning rates, and prints their perplexities.
+    """Trains with all mechanisms and learning rates, and prints the perplexities.
 
     Returns:
       The best model of the first mechanism.
@@ -273,8 +273,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{model.privacy_statement()}\n")
     print("This statement covers one run, but not the other runs of this comparison.")
     model.backbone.save_lora_weights(arguments.adapter)
-    # The adapter's file does not record which layers have adapters, so the same
-    # adapters are added to the model before the file is loaded.
+    # The adapter's file does not record which layers have adapters, so adapters are added
+    # to the same layers before the file is loaded.
     plain = adapted(public)
     plain.backbone.load_lora_weights(arguments.adapter)
     print(

@@ -1,11 +1,10 @@
-"""Two processes compete for the rest of a privacy budget; the second is refused.
+"""Two processes compete for a privacy budget, and the ledger refuses the second one.
 
     python examples/ledger_two_shells.py privacy.db
 
-This command runs both processes, as two shells would. To run them by hand, append
-`first` to the command in one shell and, once the file exists, `second` in another
-shell. No model is trained: the example calls `ledger.begin`, as the first step of `fit`
-does.
+This command starts both processes. To start them by hand, append `first` to the command
+in one shell and, once the file privacy.db exists, `second` in another shell. No model is
+trained: the example calls `ledger.begin` in the same way as the first step of `fit`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ DATASET = "patients-2026"
 
 
 def plan_for(ledger: tf_bandmf.Ledger, epsilon: float) -> tf_bandmf.Plan:
-    """Returns a plan that is bound to the ledger."""
+    """Makes a plan that is bound to the ledger."""
     plan = tf_bandmf.plan(
         "lambda_cgd:0.9",
         epsilon=epsilon,
@@ -36,7 +35,7 @@ def plan_for(ledger: tf_bandmf.Ledger, epsilon: float) -> tf_bandmf.Plan:
 
 
 def say(name: str, text: str) -> None:
-    """Prints a message, with the name of the shell in front."""
+    """Prints a message after the name of the shell."""
     lines = textwrap.fill(
         f"{name + ':':8}{text}", 90, subsequent_indent=" " * 8, break_on_hyphens=False
     )
@@ -44,7 +43,7 @@ def say(name: str, text: str) -> None:
 
 
 def run_of(name: str) -> str:
-    """Returns an identifier of a run; real runs use a digest of the noise key."""
+    """Returns a made-up name of a run; real runs use a digest of the noise key."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -69,7 +68,7 @@ def shell(url: str, name: str) -> None:
 
 
 def main(path: str) -> None:
-    """Runs two shells, which plan before either starts a run, then a third."""
+    """Runs two shells, whose plans are both made before a run starts, then a third."""
     url = f"sqlite:///{os.path.abspath(path)}"
     tf_bandmf.Ledger(url).add_dataset(DATASET, epsilon=5.0, delta=1e-6)
     command = [sys.executable, __file__, path]

@@ -1,6 +1,6 @@
 """Trains a model with several mechanisms at the same budget, and compares the results.
 
-Several examples use this module. Each of them provides the data and the model.
+Other examples import this module, and provide the data and the model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from matplotlib import pyplot as plt
 
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
-# Otherwise, TensorFlow would warn about retracing, because many models are trained one
-# after the other.
+# With lower log levels, TensorFlow would warn about retracing, because many models are
+# trained one after another.
 tf.get_logger().setLevel("ERROR")
 
 console = rich.console.Console()
@@ -46,8 +46,8 @@ TITLES = {
 class Run:
     """One training run: plan, learning rate, and test accuracy after each epoch.
 
-    The last accuracy is that of the moving average of the weights, which `fit` sets at
-    the end of training.
+    The last accuracy is measured with the moving average of the weights, to which `fit`
+    sets the weights at the end of training.
     """
 
     plan: tf_bandmf.Plan
@@ -63,7 +63,7 @@ def train(
     seed: int,
     on_epoch: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Trains one model with the hyperparameters that the plan advises.
+    """Trains one model with the hyperparameters that the plan recommends.
 
     The seed determines the initial weights, but not the noise.
     """
@@ -98,7 +98,7 @@ def train_all(
     data: Data,
     seeds: Sequence[int],
 ) -> dict[str, list[Run]]:
-    """Trains with each mechanism and seed, showing progress."""
+    """Trains one model for each mechanism and seed, and shows the progress."""
     jobs = [(name, seed) for name in plans for seed in seeds]
     runs: dict[str, list[Run]] = {name: [] for name in plans}
     total = sum(plans[name].participation.epochs for name, _ in jobs)
@@ -147,14 +147,14 @@ def print_table(title: str, runs: dict[str, list[Run]]) -> None:
 
 
 def print_joint_guarantee(runs: dict[str, list[Run]]) -> None:
-    """Prints the joint guarantee of all runs, because a comparison consists of many."""
+    """Prints the joint guarantee of all runs of the comparison."""
     plans = [run.plan for group in runs.values() for run in group]
     joint = tf_bandmf.compose(plans)
     delta = plans[0].delta
     console.print(
         f"Each of these {len(plans)} runs on the same data spends a separate budget. "
         f"Together, they are (epsilon = {joint.epsilon(delta):.4g}, delta = {delta:g})-DP. "
-        f"The statement of a single run holds if nothing of the other runs is released."
+        f"A single run's statement holds if no results of the other runs are released."
     )
 
 
@@ -166,7 +166,7 @@ def mean_and_standard_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def save_picture(path: str, runs: dict[str, list[Run]]) -> None:
-    """Plots the test accuracy of each epoch, and the noise in each step's model."""
+    """Plots the test accuracy after each epoch, and the model's noise after each step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for name, group in runs.items():
         accuracy = np.mean([run.accuracy for run in group], axis=0)

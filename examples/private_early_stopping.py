@@ -1,10 +1,10 @@
-"""Early stopping on a private held-out set, with one guarantee for it and the training.
+"""Early stopping on a private held-out set; one guarantee covers it and the training.
 
 The data are handwritten digits: 1,080 images for training, 360 private held-out images,
-and 357 images for testing. At the same (epsilon, delta), the program compares plans
-that reserve a share of the budget for private evaluations with a plan that does not. It
-also compares the last model with the checkpoint that the private metric chooses.
-Nothing is downloaded.
+and 357 images for testing. At the same (epsilon, delta), the program compares a plan
+without private evaluations with plans that reserve a share of the budget for them. It
+also compares the model of the last epoch with the model of the epoch that has the best
+private accuracy. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def train(plan: tf_bandmf.Plan, data: Data, factor: float, epochs: int, seed: in
     """Trains a model, and evaluates it privately if the plan reserves budget for this.
 
     Returns:
-      The test accuracy of the last epoch, that of the best epoch, and the best epoch.
+      The test accuracy after the last epoch, the test accuracy after the epoch with the
+      best private accuracy, and the number of this epoch.
     """
     keras.utils.set_random_seed(seed)
     layers = [

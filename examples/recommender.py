@@ -3,10 +3,10 @@
 The user tower reads only the items in a user's history, so there is no table of user
 embeddings. The item tower looks up an item's embedding in a table that both towers
 share. The loss is a sampled softmax, which compares one of the user's items with random
-items. The gradient of all rows of a user is clipped as a whole.
+items. The gradients of all training rows of a user are summed, and the sum is clipped.
 
     python examples/recommender.py                        # generated users; takes minutes
-    python examples/recommender.py --movielens ml-25m     # a folder of MovieLens
+    python examples/recommender.py --movielens ml-25m     # a folder with MovieLens data
 
 The program prints the table of docs/large-tables.md: the share of held-out users whose
 hidden item is among the top ten of all items outside their history.
@@ -40,13 +40,16 @@ from tf_bandmf.accounting.gaussian import calibrate_noise_stddev
 EPSILON, DELTA = 2.0, 1e-6
 HISTORY, NEGATIVES, WIDTH = 20, 20, 16
 ROWS_PER_USER, BATCH, EPOCHS = 2, 1000, 5
-# The share of the squared mu of Gaussian DP that the selection of items gets, and the
-# maximum number of items that it counts per user.
+# The share of the privacy budget for the private selection of items, measured as squared
+# mu of Gaussian DP, and the maximum number of items per user that the selection counts.
 SELECTION_SHARE, MOST_COUNTED = 0.05, 10
 
 
 class Way(NamedTuple):
-    """A row of the table: how to train, and whether items are selected beforehand."""
+    """A training method: a row of the printed table.
+
+    The field `selects` is True if items are selected privately before training.
+    """
 
     mechanism: str | None
     sampling: str | None
@@ -66,11 +69,11 @@ WAYS = {
 
 
 class Users(NamedTuple):
-    """Users with their items; 0 stands for no item.
+    """Users with their items. The id 0 means "no item".
 
     Attributes:
       items: items of each user, [users, HISTORY + 1] int32, padded on the right.
-      num_items: number of items of the public catalogue, with ids 1 to `num_items`.
+      num_items: number of items in the public catalogue, whose ids are 1 to `num_items`.
     """
 
     items: np.ndarray
@@ -78,10 +81,10 @@ class Users(NamedTuple):
 
 
 def generated(num_users: int, num_items: int, seed: int) -> Users:
-    """Generates users with two of twelve tastes each, and items with Zipf popularity.
+    """Generates users who have two of twelve tastes, and items with Zipf popularity.
 
-    A user draws items without replacement, with probabilities proportional to
-    popularity times `exp(3 cos(angle between taste and item))`.
+    A user's items are sampled without replacement, with probabilities proportional to
+    the item's popularity times `exp(3 cos(angle between taste and item))`.
     """
     rng = np.random.default_rng(seed)
     tastes = rng.normal(size=(12, 8))
@@ -109,13 +112,14 @@ def generated(num_users: int, num_items: int, seed: int) -> Users:
 
 
 def from_movielens(folder: pathlib.Path, seed: int) -> Users:
-    """Reads users and their items, the newest ratings >= 4, from a MovieLens folder.
+    """Reads users and their items from a MovieLens folder.
 
-    Ids are row numbers in `movies.csv`, because the catalogue is public.
+    A user's items are the movies with the user's newest ratings >= 4. Ids are row numbers
+    in `movies.csv`, which is public.
 
     Args:
       folder: folder with `movies.csv` and `ratings.csv`.
-      seed: seed of the random user order; the last users are held out.
+      seed: seed of the random order of the users, the last of whom are held out.
     """
     movies = np.loadtxt(
         folder / "movies.csv",
@@ -146,7 +150,8 @@ def from_movielens(folder: pathlib.Path, seed: int) -> Users:
 class Rows(NamedTuple):
     """Training rows, each with a history of HISTORY items, a target item, and the user.
 
-    A user without rows gets one row of weight 0, so that the number of users stays public.
+    A user without rows gets one row of weight 0, so the data contain every user and the
+    number of users, which is public, is correct.
     """
 
     history: np.ndarray
@@ -156,11 +161,13 @@ class Rows(NamedTuple):
 
 
 def rows_of(users: Users, ids: np.ndarray) -> Rows:
-    """Returns one row for each user and item, except items that have no new id.
+    """Returns training rows, one for each item of each user.
+
+    Items without a new id are omitted.
 
     Args:
       users: users with their items.
-      ids: new id of each item, 0 for none, shape [num_items + 1].
+      ids: the new id of each item, or 0 if it has none, shape [num_items + 1].
     """
     items = ids[users.items]
     is_known = items > 0
@@ -176,9 +183,9 @@ def rows_of(users: Users, ids: np.ndarray) -> Rows:
 def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
     """Selects the most frequent items privately, and gives them new ids.
 
-    The method is DP-FEST (arXiv:2311.08357): item counts with Gaussian noise. At most
-    `MOST_COUNTED` items per user are counted, each once, so the vector of a user's
-    counts, divided by `sqrt(MOST_COUNTED)`, has a norm of at most 1.
+    The method is DP-FEST (arXiv:2311.08357): Gaussian noise is added to item counts. At
+    most `MOST_COUNTED` items per user are counted, each of them once, so a user changes
+    the vector of counts by at most `sqrt(MOST_COUNTED)` in l2 norm.
 
     Args:
       users: the private users.
@@ -186,7 +193,7 @@ def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
       noise: the noise multiplier.
 
     Returns:
-      The new id of each item, 0 for items that are not kept, shape [num_items + 1].
+      The new id of each item, or 0 if the item is not kept, shape [num_items + 1].
     """
     counted = users.items[:, :MOST_COUNTED].reshape(-1)
     counts = np.bincount(counted, minlength=users.num_items + 1)[1:]
@@ -198,7 +205,7 @@ def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
 
 
 def two_towers(num_items: int) -> keras.Model:
-    """Returns a model of scores [batch, 1 + NEGATIVES] from history and candidates."""
+    """Builds a model that computes scores, [batch, candidates], for candidate items."""
     history = keras.Input((HISTORY,), dtype="int32", name="history")
     candidates = keras.Input((None,), dtype="int32", name="candidates")
     items = keras.layers.Embedding(
@@ -220,7 +227,10 @@ def two_towers(num_items: int) -> keras.Model:
 
 
 def with_negatives(num_items: int):
-    """Returns a function for `map` that adds random items to a row as candidates."""
+    """Returns a function that adds random items as candidates to a training row.
+
+    The function is the argument `map` of `plan.batches`.
+    """
 
     def candidates(x, y, seed):
         others = tf.random.stateless_uniform(
@@ -233,7 +243,7 @@ def with_negatives(num_items: int):
 
 
 def scores_of(model: keras.Model, ids: np.ndarray, history: np.ndarray) -> np.ndarray:
-    """Returns the scores of all items, [users, num_items + 1]; -inf if not kept."""
+    """Returns the scores of all items, [users, num_items + 1]; -inf without a new id."""
     table = model.get_layer("items").embeddings.numpy()
     items = ids[history]
     is_there = (items > 0)[..., None]
@@ -245,7 +255,7 @@ def scores_of(model: keras.Model, ids: np.ndarray, history: np.ndarray) -> np.nd
 
 
 def by_frequency(counts: np.ndarray, history: np.ndarray) -> np.ndarray:
-    """Returns item frequencies as scores, the same for all histories."""
+    """Returns item frequencies as scores, which are the same for all histories."""
     return np.tile(counts, [len(history), 1])
 
 
@@ -270,11 +280,11 @@ def hit_rate(scores_for: Callable[[np.ndarray], np.ndarray], held_out: Users) ->
 
 
 def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
-    """Returns the plan of a way of training, and all releases, which cost `EPSILON`.
+    """Returns the plan of a training method, and all releases, which cost `EPSILON`.
 
-    If items are selected, the selection is a Gaussian mechanism with a share of the
-    budget, and the plan gets the rest of the budget. A bisection on the joint guarantee
-    of selection and training computes this rest.
+    If items are selected before training, the selection is a Gaussian mechanism with a
+    share of the budget, and the plan gets the rest of the budget. This rest is found by
+    bisection on the joint guarantee of selection and training.
     """
 
     def plan(epsilon: float) -> tf_bandmf.Plan:
@@ -309,7 +319,7 @@ def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
 def trained(
     way: Way, users: Users, seed: int, kept: int
 ) -> tuple[keras.Model, np.ndarray, str]:
-    """Trains a model in one way.
+    """Trains a model with one method.
 
     Returns:
       The model, the new ids of the items, and a statement that covers all releases.
@@ -342,9 +352,8 @@ def trained(
         ids = frequent(users, kept, released[0].event.noise_multiplier)
     rows, num_items = rows_of(users, ids), int(ids.max())
     model = tf_bandmf.keras.make_private(two_towers(num_items), tables="lazy")
-    # Each way of training is a separate run. If several models were released, the
-    # privacy losses of their runs would add up, so `tf_bandmf.compose` would give the
-    # guarantee.
+    # Each training method is a separate run. If several models were released, the privacy
+    # losses of their runs would add up, and `tf_bandmf.compose` would give the guarantee.
     private = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(way.rate), plan, additional_run=True
     )
@@ -378,7 +387,7 @@ def main(
     movielens: pathlib.Path | None,
     only: tuple[str, ...],
 ) -> None:
-    """Trains in all ways and prints a table of the results."""
+    """Trains models with all methods, and prints a table of the results."""
     table = rich.table.Table(title=f"ε = {EPSILON:g}, δ = {DELTA:g}, {seeds} seeds")
     for heading in ("way", "hit rate at 10", "seconds"):
         table.add_column(heading)

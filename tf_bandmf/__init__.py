@@ -61,7 +61,7 @@ _PARTICIPATIONS = (
     *("BMinSepSampling", "BallsInBins", "CyclicFixedSize", "CyclicPoisson"),
     *("FixedEpochOrder", "MinSep", "Participation", "Poisson", "Shuffled"),
 )
-# The submodule that defines each public name.
+# For each public name, the submodule that defines it.
 _HOMES = {
     **dict.fromkeys(_PARTICIPATIONS, "participation"),
     "Guarantee": "accounting.guarantee",
@@ -83,7 +83,7 @@ __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    # "keras" is not in `__all__` because federated installations lack Keras.
+    # "keras" is not in `__all__` because installations for federated learning lack Keras.
     if name == "keras":
         try:
             return importlib.import_module("tf_bandmf.keras")

@@ -1,9 +1,9 @@
 """Workloads, which describe how an optimizer adds up noisy gradients in the model.
 
-Row `i` of the workload matrix `A` contains the factors with which the model after step
-`i` adds up the gradients of the steps so far. Every workload of this module is
+The model after step `i` contains a weighted sum of the gradients of all steps so far. Row
+`i` of the workload matrix `A` contains the weights. Every workload of this module is
 `A = T^-1 diag(learning_rates)` with a banded Toeplitz `T`, so errors can be computed in
-O(n).
+time O(n) for n steps.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from tf_bandmf import matrices
 
-# The maximum learning rate. With this limit, fourth powers of sums of rates stay
-# finite.
+# The maximum learning rate. With this limit, fourth powers of sums of rates do not
+# overflow.
 _LARGEST_RATE = 1e50
 
 
@@ -33,9 +33,9 @@ def _numbers(name: str, values: Any) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Workload:
-    """The `n x n` lower-triangular workload `A = T^-1 diag(learning_rates)`.
+    """A lower-triangular n x n workload matrix `A = T^-1 diag(learning_rates)`.
 
-    Build a workload with `prefix_sum`, `momentum_sgd`, `identity` or `from_inverse`.
+    Create a workload with `prefix_sum`, `momentum_sgd`, `identity` or `from_inverse`.
 
     Attributes:
       name: name of the workload in tables and statements.
@@ -44,10 +44,11 @@ class Workload:
       learning_rates: relative learning rate of each step, shape [n], between 1e-50 and
         1e50, or None for a constant rate. Only the ratios of the rates affect the
         choice of a strategy.
-      momentum: argument of `momentum_sgd`, 0 for `prefix_sum`; None if `T` has another
-        form. The closed forms of the square-root strategies use `momentum` and `decay`.
-      decay: argument of `momentum_sgd`, 1 for `prefix_sum`; None if `T` has another
-        form.
+      momentum: the momentum of `momentum_sgd`, which is 0 for `prefix_sum`; None for
+        other workloads. The closed forms of the square-root strategies use `momentum` and
+        `decay`.
+      decay: the decay of `momentum_sgd`, which is 1 for `prefix_sum`; None for other
+        workloads.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Workload:
         return self.learning_rates is None
 
     def inverse(self) -> matrices.LowerTriangular:
-        """Returns `A^-1`: row `i` of `T` divided by the learning rate of step `i`."""
+        """Returns `A^-1`, whose row `i` is row `i` of `T` divided by learning rate `i`."""
         toeplitz = matrices.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         if self.learning_rates is None:
             return toeplitz
@@ -98,7 +99,7 @@ class Workload:
         return toeplitz.solve(np.eye(1, self.num_steps)[0])
 
     def to_dense(self) -> np.ndarray:
-        """Materializes `A`, shape [n, n]."""
+        """Returns `A` as an array, shape [n, n]."""
         return matrices.Inverse(self.inverse()).to_dense()
 
     def to_config(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def is_real(value: Any) -> bool:
 
 
 def check_workload(workload: Any) -> None:
-    """Raises TypeError if `workload` is not a workload."""
+    """Raises TypeError if the argument is not a `Workload`."""
     if not isinstance(workload, Workload):
         raise TypeError(
             f"workload must be a Workload, such as workloads.prefix_sum(1000), found "
@@ -121,10 +122,10 @@ def check_workload(workload: Any) -> None:
 
 
 def resolve(workload: Workload | str | None, num_steps: int) -> Workload:
-    """Converts a `workload` argument to a workload; None stands for prefix sums.
+    """Converts a `workload` argument to a `Workload`; None means prefix sums.
 
     Raises:
-      TypeError: if the argument is not a workload, a name (see `parse`) or None.
+      TypeError: if the argument is not a `Workload`, a name (see `parse`) or None.
       ValueError: if the name is unknown.
     """
     if workload is None:
@@ -139,9 +140,9 @@ def parse(specification: str, num_steps: int) -> Workload:
     """Parses a workload name: "prefix", "identity" or "sgd:momentum=0.9,decay=0.999".
 
     Args:
-      specification: the name; "sgd" takes `momentum`, `decay` or both, as in
-        `momentum_sgd`.
-      num_steps: n.
+      specification: the name. "sgd" takes `momentum`, `decay` or both; these are the
+        arguments of `momentum_sgd`.
+      num_steps: number of steps.
 
     Raises:
       ValueError: if the specification does not have this form.
@@ -165,13 +166,13 @@ def parse(specification: str, num_steps: int) -> Workload:
             settings[key] = float(value)
         except ValueError:
             raise ValueError(
-                f"workload sgd takes momentum=NUMBER and decay=NUMBER, found {setting!r}."
+                f"Workload sgd takes momentum=NUMBER and decay=NUMBER, found {setting!r}."
             ) from None
     return momentum_sgd(num_steps, **settings)
 
 
 def prefix_sum(num_steps: int, learning_rates: npt.ArrayLike | None = None) -> Workload:
-    """Returns the workload of plain SGD, prefix sums: `A[i, j] = 1` for j <= i."""
+    """Returns the workload of plain SGD: prefix sums, `A[i, j] = 1` for j <= i."""
     return momentum_sgd(num_steps, learning_rates=learning_rates)
 
 
@@ -183,14 +184,16 @@ def momentum_sgd(
 ) -> Workload:
     """Returns the workload of SGD with momentum and weight decay (arXiv:2505.12128, eq. 4).
 
-    The updates are `m[i] = momentum m[i-1] + x[i]`, `theta[i] = decay theta[i-1] - eta
-    m[i]`, so `A^-1 = (I - decay S)(I - momentum S)` with the shift matrix `S`.
+    For gradients `x`, weights `theta` and a learning rate `eta`, the updates are
+    `m[i] = momentum m[i-1] + x[i]` and `theta[i] = decay theta[i-1] - eta m[i]`.
+    Therefore `A^-1 = (I - decay S)(I - momentum S)` with the shift matrix `S`.
 
     Args:
-      num_steps: n.
-      momentum: beta in [0, 1).
-      decay: alpha in (0, 1], the factor by which each step shrinks the weights; a Keras
-        `weight_decay` of w at learning rate eta corresponds to `decay = 1 - eta w`.
+      num_steps: number of steps.
+      momentum: momentum in [0, 1), the paper's beta.
+      decay: factor in (0, 1] by which each step multiplies the weights, the paper's
+        alpha. A Keras `weight_decay` of w at learning rate eta corresponds to
+        `decay = 1 - eta w`.
       learning_rates: optional relative learning rate of each step, shape [n].
 
     Raises:
@@ -226,5 +229,13 @@ def from_inverse(
     learning_rates: npt.ArrayLike | None = None,
     name: str = "custom",
 ) -> Workload:
-    """Returns the workload of any linear optimizer, given by the diagonals of `T`."""
+    """Returns the workload of any linear optimizer, from the diagonals of `T`.
+
+    Args:
+      num_steps: number of steps.
+      inverse_coefficients: the diagonals of the banded Toeplitz matrix `T`, where
+        `A = T^-1 diag(learning_rates)`.
+      learning_rates: optional relative learning rate of each step.
+      name: name of the workload in tables and statements.
+    """
     return Workload(name, num_steps, np.asarray(inverse_coefficients), learning_rates)

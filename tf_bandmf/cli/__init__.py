@@ -1,12 +1,12 @@
-"""The command line: each command calls a function, with options as its arguments.
+"""The command line. Each command calls a function with options as its arguments.
 
 Results go to standard output. Error messages go to standard error, in one line.
 
-| exit code | |
+| exit code | meaning |
 |---|---|
-| 0 | done |
+| 0 | success |
 | 1 | the computation failed, or a file could not be written |
-| 2 | invalid arguments or an invalid file; the message says what to change |
+| 2 | invalid arguments or an invalid input file; the message says what to change |
 | 130 | interrupted |
 """
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments of this process.
 
     Returns:
-      The exit code, as in the table of the module's docstring.
+      The exit code; see the module's docstring.
     """
     logger = logging.getLogger("tf_bandmf")
     logger.setLevel(logging.INFO)
@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with without_native_logs():
             _GROUP.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except SystemExit as stop:
-        # click raises SystemExit after it has answered a shell's request for
-        # completions.
+        # click raises SystemExit after it has printed completions for a shell.
         return stop.code if isinstance(stop.code, int) else 2
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()

@@ -22,7 +22,7 @@ _FORMULAS = [*"=+-@\t\r"]
 @click.option("--ledger", envvar=VARIABLE, help=f"by default the value of {VARIABLE}")
 @click.pass_context
 def command(context: click.Context, ledger: str | None) -> None:
-    """Shows and changes the budgets of data sets, and shows what was spent by whom.
+    """Shows and changes the budgets of data sets, and shows who spent how much.
 
     LEDGER is a file such as privacy.db, or postgresql://user@host/database.
     """
@@ -41,7 +41,7 @@ def _call(method: str, cited: tuple[str, ...] = (), **given: Any) -> Any:
 
 
 def _record(balance: Any) -> dict[str, Any]:
-    """Returns a balance as a dictionary of finite values for JSON."""
+    """Converts a balance to a dictionary of finite values for JSON."""
     names = ("spent", "method", "runs", "risk")
     record = {name: getattr(balance, name) for name in names}
     record |= {"dataset": vars(balance.dataset), "budget": vars(balance.budget)}
@@ -58,7 +58,7 @@ def _table(balances: list[Any]) -> str:
 
 
 def _rows(entries: list[Any], *names: str) -> list[list[str]]:
-    """Returns the rows of a table: the headings, then one row per entry."""
+    """Returns the rows of a table: the headings, then one row for each ledger entry."""
     said = [[getattr(e, n, e.body.get(n)) for n in names] for e in entries]
     return [[*names], *(["" if v is None else str(v) for v in row] for row in said)]
 
@@ -81,9 +81,9 @@ def _verified(problems: list[str]) -> str:
 
 
 def _export(file: Any, **given: Any) -> None:
-    """Writes the entries to a CSV file (UTF-8, RFC 4180) with a header line."""
+    """Writes the ledger's entries to a CSV file (UTF-8, RFC 4180) with a header line."""
     for row in _rows(_call("history", **given), *_ENTRY, *_SAID):
-        # A quote precedes values that spreadsheet programs would interpret as formulas.
+        # Put a quote before values that spreadsheet programs would treat as formulas.
         csv.writer(file).writerow(f"'{v}" if v[:1] in _FORMULAS else v for v in row)
 
 

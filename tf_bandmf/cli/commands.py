@@ -16,7 +16,7 @@ from tf_bandmf.cli.signatures import command
 
 
 class _File(click.Path):
-    """An output file, whose folder must exist before the computation starts."""
+    """The path of an output file, whose folder must exist before the command starts."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not pathlib.Path(value).resolve().parent.is_dir():
@@ -33,21 +33,21 @@ _PLOT = _option("--plot", "save a picture (.png, .pdf, .svg; tf-bandmf[plot])", 
 _OUT = _option("--out", "save the plan (JSON)", _FILE)
 _CARD = _option("--card", "save a privacy card: .md or .json", _FILE)
 _MODEL = _option("--model-name", "name of the model, for the card")
-_UNIT = _option("--unit", "privacy unit that is hidden; by default the plan's")
-_SEPARATION = _option("--min-separation", "of MinSep, with --num-steps", int)
-_GENERATOR = _option("--generator", "generator of the noise: philox, or chacha20", str)
-_MOST = _option("--max-participations", "of MinSep, with --num-steps", int)
+_UNIT = _option("--unit", "privacy unit of the statement; by default the plan's")
+_SEPARATION = _option("--min-separation", "for MinSep, with --num-steps", int)
+_GENERATOR = _option("--generator", "generator of the noise: philox or chacha20", str)
+_MOST = _option("--max-participations", "for MinSep, with --num-steps", int)
 
 
 def tell(record: logging.LogRecord) -> bool:
-    """Prints the current task on standard error if it takes more than 4 seconds."""
+    """Prints a log message on standard error if the program has used 4 seconds of CPU."""
     if time.process_time() > 4.0:
         print(f"{record.getMessage()} ...", file=sys.stderr, flush=True)
     return True
 
 
 def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
-    """Saves a picture made by `tf_bandmf.plots`."""
+    """Saves a picture that a function of `tf_bandmf.plots` draws."""
     if path is not None:
         from matplotlib import figure
 
@@ -59,7 +59,7 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 
 
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns arguments of `plan` or `compare`, with a `MinSep` from its options."""
+    """Replaces the options of `MinSep` with the argument `sampling`, a `MinSep` object."""
     from tf_bandmf.participation import MinSep
 
     b, k = given.pop("min_separation", None), given.pop("max_participations", None)
@@ -88,7 +88,7 @@ def _text(plan: Any) -> str:
 
 
 def _record(plan: Any) -> dict[str, Any]:
-    """Returns a plan as a dictionary of finite values for JSON."""
+    """Converts a plan to a dictionary of finite values for JSON."""
     from tf_bandmf.strategies import registry
 
     names = "num_steps epsilon delta kind confidence accountant adjacency fingerprint "
@@ -106,7 +106,7 @@ def _record(plan: Any) -> dict[str, Any]:
 
 
 def _call(name: str, plot: str | None = None, **given: Any) -> Any:
-    """Calls a function of tf_bandmf, which is imported only when it is called."""
+    """Calls a function of `tf_bandmf`, which is imported only for this call."""
     given = _asserted(given)
     import tf_bandmf
 
@@ -116,7 +116,7 @@ def _call(name: str, plot: str | None = None, **given: Any) -> Any:
 
 
 def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
-    pathlib.Path(path).stat()  # Raises FileNotFoundError before the slow imports.
+    pathlib.Path(path).stat()  # Raise FileNotFoundError before the slow imports.
     from tf_bandmf.planning.plan import Plan
 
     read = Plan.load(path)

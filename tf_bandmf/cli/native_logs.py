@@ -1,7 +1,7 @@
 """Removes log lines of native code (TensorFlow, XLA, CUDA) from a program's output.
 
 TensorFlow writes logs to file descriptor 2 before a program can set a log level. This
-module filters that output: it drops lines that look like logs below the level "fatal".
+module removes the lines of this output that look like logs below the level "fatal".
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def without_native_logs() -> Iterator[None]:
         with contextlib.redirect_stderr(ours):
             yield
     finally:
-        # This call closes the last write end of the pipe, so the thread ends, unless a
-        # child process keeps the pipe open.
+        # This call closes the write end of the pipe, so the thread ends, unless a child
+        # process still has the pipe open.
         os.dup2(terminal, 2)
         filtering.join(timeout=1.0)
 

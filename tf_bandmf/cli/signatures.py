@@ -1,8 +1,8 @@
 """Turns Python functions into commands, and their arguments into options.
 
-Name, type and default value of an option come from a function's signature, and its help
-text comes from the docstring. Both are parsed from the source code, so that showing
-help or completions does not import the library.
+The name, type and default value of an option come from a function's signature, and the
+help text comes from the function's docstring. Both are parsed from the source code, so
+showing help or completions does not import the library.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _REFUSED = (ValueError, TypeError, ImportError, FileNotFoundError)
 
 
 class Several(click.ParamType):
-    """The type of an option whose value is several texts, separated by commas."""
+    """The type of an option whose value is a comma-separated list of strings."""
 
     name = "a,b,..."
 
     def convert(self, value: Any, param: Any, ctx: Any) -> list[str]:
-        """Returns the list of texts in the option's value."""
+        """Splits the option's value into a list of strings."""
         return [part.strip() for part in value.split(",") if part.strip()]
 
 
@@ -46,13 +46,14 @@ def command(
 
     Args:
       name: name of the command.
-      function: function to call with the specified options as keyword arguments.
-      *sources: functions whose signatures and docstrings are used, such as
-        "ledger.book:Ledger.fits"; the first function's summary describes the command.
+      function: function to call with the command's options as keyword arguments.
+      *sources: names of functions whose signatures and docstrings define the options,
+        such as "ledger.book:Ledger.fits". The summary of the first function describes
+        the command.
       more: additional options.
-      show: function that turns the result into text, or returns None to print nothing.
-      record: function that turns the result into values for JSON; None if the command
-        has no `--json` option.
+      show: function that converts the result to text, or returns None to print nothing.
+      record: function that converts the result to values for JSON. If it is None, the
+        command has no `--json` option.
     """
     nodes = [_source(source) for source in sources]
     options = [option for node in nodes for option in _options(node)] + [*more]
@@ -68,7 +69,7 @@ def command(
         except DamagedLedgerError:
             raise
         except (*_REFUSED, LedgerError) as error:
-            # Replaces argument names in error messages by the names of the options.
+            # In error messages, replace the names of arguments with those of options.
             words = {str(option.name): option.opts[0] for option in options}
             named = lambda word: words.get(word[0], word[0])  # noqa: E731
             raise click.UsageError(re.sub(r"\b\w+_\w+\b", named, str(error))) from error
@@ -94,7 +95,7 @@ def _text(node: Any) -> str:
 
 
 def _options(node: Any) -> Iterator[click.Parameter]:
-    """Returns the command-line parameters for all arguments with plain types.
+    """Yields a command-line parameter for each function argument with a simple type.
 
     Positional arguments without a default remain positional; all others become options.
     """

@@ -1,1 +1,1 @@
-"""Files: configurations with arrays, and private files that contain secrets."""
+"""Reads and writes configurations with arrays, and private files with secrets."""

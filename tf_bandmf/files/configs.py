@@ -1,4 +1,4 @@
-"""Serialization of configurations with arrays, to bytes for hashing or to text."""
+"""Serializes configurations with arrays to text, or to bytes for hashing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _ARRAY = "__zlib_base64__"
 
 
 def canonical_bytes(config: Any) -> bytes:
-    """Returns bytes for hashing, which are equal only for equal configurations."""
+    """Converts a configuration to bytes for hashing.
+
+    Different configurations have different bytes.
+    """
 
     def named(array: np.ndarray) -> list[Any]:
         return [str(array.dtype), array.shape, array.tobytes().hex()]
@@ -23,7 +26,7 @@ def canonical_bytes(config: Any) -> bytes:
 
 
 def dumps(config: Any, indent: int | None = None) -> str:
-    """Returns a configuration, including its arrays, as JSON text."""
+    """Converts a configuration, including its arrays, to JSON text."""
 
     def encoded(array: np.ndarray) -> dict[str, Any]:
         data = base64.b64encode(zlib.compress(array.tobytes())).decode()
@@ -33,7 +36,7 @@ def dumps(config: Any, indent: int | None = None) -> str:
 
 
 def loads(text: str) -> Any:
-    """Returns the configuration from the text that `dumps` returned."""
+    """Converts text that `dumps` returned to the configuration."""
 
     def decoded(value: dict[str, Any]) -> Any:
         if _ARRAY not in value:

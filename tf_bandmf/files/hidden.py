@@ -1,7 +1,7 @@
 """Types for secrets, whose `repr` does not show their content.
 
-With an error, pytest, Sentry, rich and notebooks also log the local variables of each
-stack frame. Secrets of these types do not appear in such logs.
+When pytest, Sentry, rich or a notebook logs an error, it may also log the local variables
+of each stack frame. Secrets of these types do not appear in such logs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Hidden:
 
 
 class HiddenBytes(_Hidden, bytes):
-    """Bytes whose `repr` does not show them; slices are ordinary bytes."""
+    """Bytes whose `repr` does not show their content; slices are ordinary bytes."""
 
 
 class HiddenDict(_Hidden, dict[str, Any]):
@@ -30,4 +30,7 @@ class HiddenDict(_Hidden, dict[str, Any]):
 
 
 class HiddenArray(_Hidden, np.ndarray):  # type: ignore[type-arg,unused-ignore]
-    """An array from `array.view(HiddenArray)`; it and its slices do not show content."""
+    """An array whose `repr` does not show its content, and neither do its slices.
+
+    Convert an array with `array.view(HiddenArray)`.
+    """

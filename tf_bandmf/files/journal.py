@@ -1,17 +1,17 @@
-"""A private file that consists of content and appended entries.
+"""A private file that consists of a base record and appended entries.
 
-    length of the content | content, padded | SHA-256 of both | entries
+    length of the base record | base record, padded | SHA-256 of both | entries
 
-The content can only be replaced as a whole. An entry has 32 bytes: 16 bytes from the
-caller, and their digest, whose key is the SHA-256. Each entry starts at a multiple of
-32 bytes, so it lies within one disk sector: if the machine stops while an entry is
-being written, the file ends with part of the entry or with zeros. When the file is
-read, an incomplete last entry is removed; any other entry with a wrong digest causes an
+The base record can only be replaced as a whole. An entry has 32 bytes: 16 bytes from the
+caller, and a digest of them, which is keyed with the SHA-256 hash. Each entry starts at a
+multiple of 32 bytes, so it lies within one disk sector: if the machine stops while an
+entry is being written, the file ends with part of the entry or with zeros. Reading the
+file removes an incomplete last entry; any other entry with a wrong digest raises an
 error.
 
-After an entry is appended, it survives the end of the process. Disk syncs take at most
-one percent of the run time, so a failure of the machine may lose the entries since the
-last sync. That sync started at most about 100 sync durations earlier, a fraction of a
+An appended entry survives the end of the process. However, disk syncs take at most one
+percent of the run time, so a failure of the machine may lose the entries since the last
+sync. That sync started at most about 100 sync durations earlier, which is a fraction of a
 second on a local disk.
 """
 
@@ -44,7 +44,7 @@ class Journal:
         self._next_sync, self._lock = 0.0, threading.Lock()
 
     def replace(self, content: bytes) -> None:
-        """Atomically replaces the file by a file with this content and no entries."""
+        """Atomically replaces the file with a base record and no entries."""
         length = len(content).to_bytes(_PLACE, "little")
         padded = HiddenBytes(length + content + bytes(-len(content) % _PLACE))
         key, opener = hashlib.sha256(padded).digest(), partial(os.open, mode=0o600)
@@ -55,12 +55,12 @@ class Journal:
             self._key = key
 
     def read(self) -> tuple[HiddenBytes, list[HiddenBytes]]:
-        """Returns content and entries; removes an incomplete last entry from the file.
+        """Returns the base record and the entries, and removes an incomplete last entry.
 
         Raises:
           FileNotFoundError: if the file does not exist.
           PermissionError: if anyone but the owner may read or write the file.
-          ValueError: if the file is damaged, or is not a journal.
+          ValueError: if the file is damaged or is not a journal.
         """
         private.check_mode(self._path)
         with open(self._path, "rb") as file:
@@ -77,14 +77,14 @@ class Journal:
             entry = HiddenBytes(whole[place : place + ENTRY_BYTES])
             if whole[place : place + _PLACE] != self._marked(entry):
                 if len(whole) - place >= _PLACE and any(whole[place:]):
-                    raise ValueError(f"{self._path} is damaged after its content.")
+                    raise ValueError(f"{self._path} is damaged: an entry was changed.")
                 os.truncate(self._path, place)
                 break
             entries.append(entry)
         return HiddenBytes(whole[_PLACE : _PLACE + length]), entries
 
     def append(self, entry: bytes) -> None:
-        """Appends an entry of `ENTRY_BYTES` bytes; call `read` or `replace` first."""
+        """Appends an entry of `ENTRY_BYTES` bytes; `read` or `replace` must come first."""
         marked = self._marked(entry)
         with self._lock, open(self._path, "r+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Locks for the exclusive use of a file by one process, which end with the process."""
+"""Locks that give one process exclusive use of a file until the process ends."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import os
 import threading
 import weakref
 
-# The locks that this process holds, keyed by the path of the lock file.
+# The locks of this process, keyed by the path of the lock file.
 _LOCKS: weakref.WeakValueDictionary[str, Lock] = weakref.WeakValueDictionary()
 _GUARD = threading.Lock()
 
 
 class Lock:
-    """A file lock that ends when the object is closed or garbage-collected.
+    """A file lock that is released when the object is closed or garbage-collected.
+
+    A forked process does not inherit the lock.
 
     Args:
-      path: path of the lock file, which is created if it does not exist. A forked
-        process does not inherit the lock.
+      path: path of the lock file, which is created if it does not exist.
 
     Raises:
-      BlockingIOError: if another object, in this or another process, holds the lock.
-      OSError: if the file system has no locks.
+      BlockingIOError: if another object, in this or another process, has the lock.
+      OSError: if the file system does not support locks.
     """
 
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # `lockf` is not used, because a process loses its lock when the process
-            # closes any descriptor of the file, for example after copying the file. The
-            # lock of `flock` also ends if the process is killed.
+            # With `lockf`, a process would lose its lock when it closes any descriptor of
+            # the file, for example after copying the file. The lock of `flock` is also
+            # released if the process is killed.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
@@ -39,16 +40,16 @@ class Lock:
 
 
 def hold(path: str) -> Lock:
-    """Locks `path` for this process, with a lock file `<path>.lock`.
+    """Locks a file for this process, with a lock file `<path>.lock`.
 
     All callers in this process share the lock.
 
     Returns:
-      The lock, which is held as long as the returned object is referenced.
+      The lock, which lasts as long as the returned object is referenced.
 
     Raises:
-      BlockingIOError: if another process holds the lock.
-      OSError: if the file system has no locks.
+      BlockingIOError: if another process has locked the file.
+      OSError: if the file system does not support locks.
     """
     name = os.path.realpath(path) + ".lock"
     with _GUARD:
@@ -63,8 +64,8 @@ def hold(path: str) -> Lock:
             ) from error
 
 
-# A forked process closes the file descriptors of locks that it inherited; otherwise,
-# these copies would keep the files locked.
+# A forked process inherits the file descriptors of locks. It must close them, because
+# they would keep the files locked.
 os.register_at_fork(
     after_in_child=lambda: [lock.close() for lock in list(_LOCKS.values())]
 )

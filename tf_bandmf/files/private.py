@@ -1,4 +1,4 @@
-"""Functions that write files atomically and check the mode of private files."""
+"""Functions that write files atomically, and check the mode of private files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields a temporary path; the file at this path then atomically replaces `path`.
+    """A context manager that replaces a file atomically.
 
-    The temporary file is in the same folder and has the same suffix. The file is
-    fsynced before the rename, and its folder after the rename. Therefore, after a
-    crash, `path` is either the old or the new file. If the block raises, or the process
-    is killed, the old file at `path` remains.
+    It yields the path of a temporary file, which the `with` block must write. When the
+    block ends, the temporary file is renamed to `path`. It is in the same folder and has
+    the same suffix. It is fsynced before the rename, and the folder after the rename.
+    Therefore, after a crash, `path` is either the old or the new file. If the block
+    raises an exception, or the process is killed, the old file at `path` remains.
     """
     unfinished = _unfinished(path)
     try:
@@ -30,7 +31,7 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def sync(path: str) -> None:
-    """Fsyncs a file, or a folder in which a rename must survive a crash."""
+    """Fsyncs a file, or a folder (so renames in the folder survive a crash)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -39,7 +40,7 @@ def sync(path: str) -> None:
 
 
 def remove_unfinished(path: str) -> None:
-    """Removes the temporary file of `replaced` that a killed process may have left."""
+    """Removes the temporary file that a process killed in `replaced` may have left."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_unfinished(path))
 

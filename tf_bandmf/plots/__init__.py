@@ -1,15 +1,15 @@
-"""Functions for plots, which need matplotlib: `pip install "tf-bandmf[plot]"`.
+"""Plots of plans and strategies. They need `pip install "tf-bandmf[plot]"`.
 
     from tf_bandmf import plots
 
     axes = plots.per_step_error({"bisr:4": plan})
     axes.figure.savefig("error.png")
 
-Every function has an optional argument for matplotlib axes, and returns the axes that
-it drew on. Lines differ in color and in dash pattern, and color-blind readers can
+Every function has an optional argument for matplotlib axes, and returns the axes that it
+drew on. Lines differ in color and in dash pattern, and color-blind readers can
 distinguish the colors (Okabe and Ito, 2008). The color maps of heat maps are
-perceptually uniform. Errors are standard deviations per coordinate, as multiples of
-`l2_norm_clip`.
+perceptually uniform. Errors are standard deviations of one coordinate of the noise, as
+multiples of `l2_norm_clip`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.compare import Comparison
     from tf_bandmf.planning.plan import Plan
 
-# The palette of Okabe and Ito (2008) without yellow, which is pale on white. In this
-# order, consecutive colors differ most.
+# The palette of Okabe and Ito (2008) without yellow, which is pale on white. The order
+# makes consecutive colors as different as possible.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 3)))
 _UNIT = "units of the clip norm"
 _ROWS = 64
-# The color scale is linear below this fraction of the largest entry, and logarithmic above.
+# The color scale is linear below this fraction of the largest entry, and logarithmic
+# above it.
 _LINEAR_PART = 0.01
 
 
 def comparison_bars(table: Comparison, axes: Any | None = None) -> Any:
-    """Plots the RMSE and MaxSE of mechanisms as horizontal bars, the best one on top.
+    """Plots the RMSE and MaxSE of mechanisms as horizontal bars, with the best on top.
 
     Args:
       table: a table from `tf_bandmf.compare`.
@@ -85,10 +86,10 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
 def accumulated_noise(
     plans: Mapping[str, Plan], seed: int = 0, axes: Any | None = None
 ) -> Any:
-    """Plots one draw of the noise in a model coordinate, with +- 1 standard deviation.
+    """Plots a sample of the noise in one coordinate of the model after each step.
 
-    NumPy's random generator draws the normal values, which are the same for all plans;
-    the plotted noise is not the noise of any run.
+    A shaded band shows +- 1 standard deviation. NumPy's random generator draws the
+    normals, which are the same for all plans; the sample is not the noise of any run.
 
     Args:
       plans: a dictionary from the names of plans to the plans.
@@ -109,7 +110,7 @@ def accumulated_noise(
         axes.fill_between(
             _steps(plan), -deviation, deviation, color=line.get_color(), alpha=0.13
         )
-    axes.set_title("one draw; shaded: ± 1 standard deviation", fontsize="medium")
+    axes.set_title("one sample; shaded: ± 1 standard deviation", fontsize="medium")
     return _finish_lines(axes, "step", f"accumulated noise of a coordinate\n({_UNIT})")
 
 
@@ -118,7 +119,7 @@ def _steps(plan: Plan) -> np.ndarray:
 
 
 def _deviation(plan: Plan) -> np.ndarray:
-    """Returns the standard deviation of the noise after each step at clip norm 1, [n]."""
+    """Returns the noise's standard deviation after each step at clip norm 1, shape [n]."""
     per_step = plan.strategy.per_step_squared_error(plan.workload)
     return plan.unit_noise_stddev * np.sqrt(per_step)
 
@@ -130,9 +131,10 @@ def epsilon_of_delta(
 ) -> Any:
     """Plots epsilon as a function of delta for one run of each plan.
 
+    A point marks the (epsilon, delta) that a plan states.
+
     Args:
-      plans: a dictionary from the names of plans to the plans; a point marks the
-        (epsilon, delta) that a plan states.
+      plans: a dictionary from the names of plans to the plans.
       deltas: values of delta in (0, 1); by default from 1e-3 to 1e-10.
       axes: axes to draw on; by default, the axes of a new figure.
 
@@ -168,8 +170,8 @@ def training_curves(
       runs: a dictionary from names to lists of runs. Each run is a list with one value
         per epoch, such as `history.history["val_accuracy"]`. All runs with the same
         name must have the same number of epochs.
-      quantity: label of the vertical axis. The guarantee does not cover values that are
-        measured on training data; do not publish such values.
+      quantity: label of the vertical axis. Do not publish plots of values that are
+        measured on training data, because the privacy guarantee does not cover them.
       axes: axes to draw on; by default, the axes of a new figure.
 
     Raises:
@@ -210,7 +212,8 @@ def strategy_matrix(
       axes: axes to draw on; by default, the axes of a new figure.
 
     Returns:
-      The axes. Column j is the contribution of step j to the released sequence.
+      The axes. Column j contains the factors with which step j contributes to each row of
+      the released sequence.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -230,7 +233,7 @@ def noising_matrix(
       axes: axes to draw on; by default, the axes of a new figure.
 
     Returns:
-      The axes. Negative entries cancel earlier noise.
+      The axes. Negative entries of the matrix cancel earlier noise.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -257,10 +260,10 @@ def _heat_map(
     if name == "C" and block.min() >= 0.0:
         color_map, scale = "cividis", colors.Normalize(0.0, largest)
     else:
-        # A logarithmic scale resolves the many small entries; 0 is its midpoint.
+        # On a symmetric logarithmic scale with midpoint 0, small entries remain visible.
         color_map = "PuOr_r"
         scale = colors.SymLogNorm(_LINEAR_PART * largest, vmin=-largest, vmax=largest)
-    # C is lower triangular, so nothing is drawn above the diagonal.
+    # C and C^-1 are lower triangular, so nothing is drawn above the diagonal.
     shown = np.ma.masked_where(np.triu(np.ones_like(block), 1) > 0, block)
     last = size - 0.5
     image = axes.imshow(
@@ -280,16 +283,16 @@ def _heat_map(
 
 
 def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
-    """Plots a plan: its matrices, the noise in models, and epsilon for several deltas.
+    """Plots a plan: its matrices, the model's noise, and epsilon for several deltas.
 
     Args:
       name: name of the plan to show.
-      plans: a dictionary from the names of plans to the plans; the two panels about the
-        noise of models show all of them.
+      plans: a dictionary from the names of plans to the plans. The two panels about the
+        model's noise show all of these plans.
       figure: matplotlib figure or subfigure to draw on.
 
     Returns:
-      The axes, shape [2, 3]; the last one contains a list of the plan's parameters.
+      The axes, shape [2, 3]. The last axes contain a list of the plan's parameters.
     """
     plan = plans[name]
     grid = figure.subplots(2, 3)
@@ -315,7 +318,9 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
 
 
 def _axes_to_draw_on(axes: Any | None) -> Any:
-    """Sets line colors and dash patterns of the axes (new ones if None); returns them.
+    """Sets the line colors and dash patterns of axes, and returns the axes.
+
+    If `axes` is None, the axes belong to a new figure.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -333,12 +338,12 @@ def _axes_to_draw_on(axes: Any | None) -> Any:
 
 
 def _finish_lines(axes: Any, x_label: str, y_label: str) -> Any:
-    """Adds axis labels and a light grid, and a legend if there are several lines."""
+    """Adds axis labels, a light grid and, if there are several lines, a legend."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.25, linewidth=0.6)
     if len(axes.get_legend_handles_labels()[1]) > 1:
-        # The background of the legend is nearly opaque, so that lines do not obscure
+        # The background of the legend is nearly opaque, so lines do not obscure its
         # labels.
         axes.legend(edgecolor="none", framealpha=0.85)
     return axes
