@@ -165,7 +165,7 @@ def tree_noise(plan: tf_bandmf.Plan) -> float:
     numbers: dict[tuple[int, int], int] = {}
 
     def add(row: np.ndarray, level: int, start: int, weight: float) -> None:
-        """Adds a node's estimate, which is an average of the node and its children."""
+        """Adds a node's estimate to `row`: an average of the node and its children."""
         share = 2.0**level / (2.0 ** (level + 1) - 1.0)
         row[numbers.setdefault((level, start), len(numbers))] += weight * share
         if level:

@@ -115,7 +115,7 @@ class Averaging(FederatedAveraging):
 
 
 def main(arguments: list[str] | None = None) -> float:
-    """Trains a model, prints its privacy statement and accuracy, returns the latter."""
+    """Trains a model, prints its privacy statement, and returns its accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--cohort", type=int, default=100)

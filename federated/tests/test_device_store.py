@@ -1,4 +1,4 @@
-"""A device store counts before training, enforces the plan, and answers once."""
+"""A device store counts first, enforces the plan, and gives one answer per request."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def test_it_counts_before_it_works(tmp_path):
     store = make(tmp_path)
     assert (store.record["last_round"], store.record["participations"]) == (-1, 0)
     assert store.begin(4, "request") is None
-    again = make(tmp_path)  # As after a kill during training.
+    again = make(tmp_path)  # Reopened, as after a kill during training.
     assert (again.record["last_round"], again.record["participations"]) == (4, 1)
     assert again.record == store.record
 

@@ -1,4 +1,4 @@
-"""The README's training loop runs as printed, and keeps the min separation."""
+"""The README's training loop runs unchanged, and keeps the min separation."""
 
 import pathlib
 import re

@@ -82,7 +82,7 @@ def noise_left(plan, rounds, *histories):
 
 
 def noise_of_two_histories(plan, folder):
-    """Returns `noise_left` of rounds 5 to 7 after two copies of a run continue."""
+    """Continues two copies of a run, and returns `noise_left` of rounds 5 to 7."""
     devices = SimulatedDevices(str(folder / "devices"), plan, 40)
     before, _ = run(plan, folder / "first", 5, devices)
     histories = []

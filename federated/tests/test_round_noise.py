@@ -35,7 +35,7 @@ class Made:
         return np.concatenate(list(parts)), after["digests"]
 
     def straight(self, digests):
-        """Returns `NoiseGenerator`'s noise for keys bound to `digests`, all rounds."""
+        """Returns `NoiseGenerator`'s noise of all rounds; keys are bound to `digests`."""
         generator = noise.NoiseGenerator(self.plan.strategy, self.size)
         keys = generator.step_keys(self.noise._key)
         keys[: len(digests)] = generator.bound_key(keys[: len(digests)], digests)

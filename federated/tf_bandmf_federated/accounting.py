@@ -112,7 +112,7 @@ class MeasuredGuarantee:
     Attributes:
       plan: the run's plan.
       measured: summary of the participations in the run's record.
-      participation: MinSep with the measured b and k; `guarantee` is for this.
+      participation: MinSep with the measured b and k, the basis of `guarantee`.
       sensitivity: sensitivity of the plan's strategy under `participation`, exact or an
         upper bound.
       guarantee: (epsilon, delta) and zCDP rho of the run, with the plan's noise. Its
@@ -154,8 +154,8 @@ def measure_participation(
     Args:
       record: maps each round, from 0, to the names of the clients whose contributions
         entered the sum. Rounds without clients may be missing.
-      num_rounds: number of rounds that were run. By default, the last round in the
-        record was the last round of the run.
+      num_rounds: number of rounds that were run; by default, 1 plus the last round in
+        the record.
 
     Raises:
       ValueError: if a round is not in [0, `num_rounds`), or if a client occurs twice in
@@ -188,7 +188,7 @@ def measure_participation(
 def measured_guarantee(
     plan: Plan, measured: MeasuredParticipation, delta: float | None = None
 ) -> MeasuredGuarantee:
-    """Returns the guarantee of a run's strategy and noise for its participation.
+    """Returns the privacy guarantee that follows from a run's actual participation.
 
     Args:
       plan: the plan of the run. The run may have violated the plan's participation.

@@ -1,11 +1,11 @@
-"""Federated averaging in NumPy, for engines that only transport models and replies.
+"""A server for federated averaging in NumPy, for engines that only send messages.
 
-The engine provides one function, `exchange`, which sends a round's model to devices and
-returns their answers. This module contains everything that the guarantee requires:
-updates are clipped again and added up as they arrive, with uniform weights
-(`exact_sum`). The noise of the round is added to the sum, no matter which devices
-answered, and the result is divided by a constant. Memory holds the model, one update,
-and the sum, which takes at most twice as much memory as the model.
+The engine, for example Flower, provides one function, `exchange`, which sends a round's
+model to devices and returns their answers. This module does everything that the
+guarantee requires. Updates are clipped again and added up as they arrive, with uniform
+weights (`exact_sum`). The noise of the round is added to the sum, no matter which
+devices answered, and the result is divided by a constant. Memory holds the model, one
+update, and the sum, which takes at most twice as much memory as the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Replies:
     """Numbers of devices' replies in a round that contain no usable update.
 
     Attributes:
-      refused: number of devices that refused, by their own participation records.
+      refused: number of devices whose own records forbade them to take part.
       late: number of replies to earlier rounds that arrived in this round and were
         discarded.
       failed: number of devices that answered with an error, or without an update.

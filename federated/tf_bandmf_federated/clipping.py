@@ -97,17 +97,17 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
     """Returns the l2 norm over all arrays, rounded up; NaN if a value is not finite.
 
     Squares are added up in float64, where squares of float32 numbers neither overflow
-    nor underflow. The sum over each block of b numbers has a relative error below
-    b 2^-53, and the sum over the m block sums one below m 2^-53 (Higham, "The accuracy
-    of floating point summation", SIAM J. Sci. Comput. 14, 1993, eq. 2.6). For up to
-    10^9 numbers, the factor that rounds the norm up exceeds both errors.
+    nor underflow. The sum over a block of b numbers has a relative error below b 2^-53,
+    and the sum of all m block sums has a relative error below m 2^-53 (Higham, "The
+    accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993, eq. 2.6). For
+    up to 10^9 numbers, the factor that rounds the norm up exceeds both errors.
     """
     total = math.fsum(in_chunks(_squares, arrays))
     return math.sqrt(total) * (1.0 + _NORM_ERROR) if math.isfinite(total) else math.nan
 
 
 def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
-    """Returns the norm like `norm_of`, five times as fast; NaN if float32 cannot.
+    """Returns the norm five times as fast as `norm_of`; NaN if float32 is too coarse.
 
     Squares are added up in float32, in rows of 64 numbers, with a relative error below
     64 2^-24 (Higham, cited in `norm_of`). Therefore the relative error of the norm is

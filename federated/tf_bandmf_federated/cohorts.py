@@ -79,7 +79,7 @@ class Cohorts:
             )
 
     def select(self, round_number: int, wanted: int) -> Selected:
-        """Returns the devices of a new round, or fewer if too few are eligible.
+        """Selects devices for a new round, fewer than wanted if too few are eligible.
 
         Args:
           round_number: round, from 0.

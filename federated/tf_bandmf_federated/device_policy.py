@@ -26,9 +26,8 @@ class DevicePolicy:
 
     Attributes:
       plan: the plan's fingerprint, 64 hexadecimal digits.
-      num_rounds: n, the number of rounds, which are 0, ..., n - 1.
-      min_separation: b, the minimum number of rounds between the starts of two
-        participations: j - i >= b for participations in rounds i < j.
+      num_rounds: n, the number of rounds, which are numbered 0, ..., n - 1.
+      min_separation: b; if a device takes part in rounds i < j, then j - i >= b.
       max_participations: k, the maximum number of participations over all rounds.
       l2_norm_clip: zeta, the maximum l2 norm of any update that leaves the device.
 

@@ -10,8 +10,8 @@ plan and not to a run, so a second run of the plan continues the first run's rec
 | `<plan>.update` | the contribution of the last round, to answer a repeated request |
 
 A participation is recorded before the device trains, so a device that is killed during
-a round has taken part in that round. The suffixes `.device` and `.update` are not among
-those, such as `.json`, whose files Flower includes in an app's bundle.
+a round has taken part in that round. Flower does not include files with the suffixes
+`.device` and `.update` in an app's bundle.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 class DeviceStore:
-    """A device's participation record for one plan, for one or several processes.
+    """A device's participation record for one plan; several processes may use it.
 
     Args:
       folder: folder that no other device uses, created with mode 0700. A device that
@@ -123,7 +123,7 @@ class DeviceStore:
         return None
 
     def keep(self, request: str, contribution: Sequence[np.ndarray]) -> None:
-        """Stores the contribution to a request; must be called before it is sent.
+        """Stores the answer to a request; call this before the answer is sent.
 
         Raises:
           ValueError: if the device has begun another request in the meantime.

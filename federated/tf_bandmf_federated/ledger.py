@@ -10,9 +10,10 @@ the noise is bound to the sum.
 The file is an SQLite database. Its journal ensures that an entry is written completely
 or not at all, and is on disk before the call returns. It has three tables:
 
-`entries`: with each entry, a SHA-256 of its content, the round's cohort and the previous
-entry's digest. The order of entries is fixed: `run`; then `finished` and `released` for
-the initial state, as round -1; then `started`, `finished` and `released` for each round.
+`entries`: the entries, each with a SHA-256 of its content, the round's cohort and the
+previous entry's SHA-256. The order of entries is fixed: `run`; then `finished` and
+`released` for the initial state, as round -1; then `started`, `finished` and `released`
+for each round.
 
 | entry | fields |
 |---|---|
@@ -84,8 +85,8 @@ CREATE TABLE participations (
 CREATE TABLE states (
     number INTEGER PRIMARY KEY, name TEXT, dtype TEXT, shape TEXT, content BLOB)""",
 )
-# Selects the last round before another round in which a device took part (or `NEVER`),
-# and the number of these rounds.
+# Selects the last round, before a certain round, in which a device took part (`NEVER` if
+# there is none), and the number of such rounds.
 _HISTORY = """
 SELECT ifnull(max(round), -1), count(*) FROM participations WHERE device = ? AND round < ?
 """
@@ -116,7 +117,7 @@ class Ledger(contextlib.AbstractContextManager):
 
     Args:
       path: path of the file, which is created if it does not exist.
-      run: the run's plan and settings, which must be the same in every call.
+      run: the run's plan and settings, which must be the same at every opening.
 
     Attributes:
       expected: the type and the round of the next entry, such as ("started", 0).
@@ -140,8 +141,8 @@ class Ledger(contextlib.AbstractContextManager):
         self._state_digest = ""
         self.expected = ("run", _NO_ROUND)
         with self._guarded():
-            # Creates the file, but does not open an existing file. If this process
-            # already had that open elsewhere, closing it would release SQLite's locks.
+            # Creates a new file, but does not open an existing one: if this process has
+            # it open elsewhere, closing it here would release SQLite's locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             # SQLite gives its journal the mode of this file.
@@ -268,7 +269,7 @@ class Ledger(contextlib.AbstractContextManager):
         )
 
     def released(self, round_number: int) -> None:
-        """Records that everything to be released after a round was released.
+        """Records that all releases after a round are complete.
 
         Raises:
           ValueError: if a different entry is expected next.
@@ -313,7 +314,7 @@ class Ledger(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Closes the ledger after an error, when its memory may differ from the file."""
+        """Closes the ledger after an error, because it may differ from the file."""
         try:
             yield
         except sqlite3.DatabaseError as error:

@@ -68,7 +68,7 @@ def check_horizon(plan: Plan, round_number: int) -> None:
 
 
 def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
-    """Returns the expected number of clients in a round, which divides the sums.
+    """Returns the expected number of clients in a round, by which sums are divided.
 
     Raises:
       ValueError: if neither the plan nor the argument gives the number, if they give

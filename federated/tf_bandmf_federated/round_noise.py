@@ -69,7 +69,7 @@ class RoundNoise:
         )
 
     def name_of(self, state: Mapping[str, np.ndarray]) -> str:
-        """Returns the name, not secret, of the run to which a state belongs."""
+        """Returns the name of a state's run, which is not secret."""
         self._take_key(state)
         return hooks.name_of(self._key)
 

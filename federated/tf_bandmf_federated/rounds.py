@@ -25,7 +25,7 @@ _RESTARTS = ("replay", "skip")
 
 
 class Engine(Protocol):
-    """Computes rounds; its states are nested structures of arrays and numbers.
+    """Computes the rounds of a run; a state is a nest of arrays and numbers.
 
     Attributes:
       plan: plan of the run.
@@ -43,7 +43,7 @@ class Engine(Protocol):
         """Returns the state before round 0 of a new run."""
 
     def no_metrics(self) -> Any:
-        """Returns the metrics of a round without a result, in the same form as `run`."""
+        """Returns metrics like those of `run`, for a round without a result."""
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
         """Runs a round with the selected devices; returns the new state and metrics.

@@ -3,7 +3,7 @@
     .venv-flower/bin/python federated/examples/flower/deploy.py --rounds 30
 
 Each SuperNode is a device with one speaker's lines and a separate store. The script
-kills the SuperLink, with its server, by `kill -9` and restarts it. It also kills two
+kills the SuperLink and its server with `kill -9`, and restarts them. It also kills two
 SuperNodes, and restarts only one of them. All processes listen only on 127.0.0.1,
 without TLS. The SuperLink stores the devices' updates only in memory, because it runs
 without `--database`. Only the user who runs the script can read its output files.
@@ -192,7 +192,7 @@ class Deployment:
 
 
 def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
-    """Returns the ids of a process and its descendants, including other sessions.
+    """Returns the ids of a process and all its descendants, even in other sessions.
 
     Args:
       pid: id of the process.

@@ -1,4 +1,4 @@
-"""The README's programs for Flower run as printed."""
+"""The README's programs for Flower run without changes."""
 
 import pathlib
 import re

@@ -8,7 +8,7 @@ _APP = "tool.flwr"  # A section in the pyproject.toml of every Flower app.
 
 
 def check_outside_of_apps(folder: str, what: str) -> None:
-    """Raises ValueError if a folder is a Flower app's folder, or inside of one.
+    """Raises ValueError if a folder is the folder of a Flower app, or is inside it.
 
     `flwr run` bundles the files in an app's folder and sends them to every SuperNode.
 

@@ -1,6 +1,6 @@
 """Maps Flower's nodes to the names of the devices that run them.
 
-Flower gives a node a new number whenever it connects. A device's name is kept in the
+A node's number is valid only while the node is connected. A device's name is kept in the
 device's store, and lasts as long as the participation record in that store. Therefore
 the server asks nodes for the names of their devices. It asks only as many nodes as a
 round needs, in random order. A node that does not answer does not delay a round.
@@ -99,7 +99,7 @@ class Devices:
             if node not in self._names and node not in settled
         )
         new = list(itertools.islice(unknown, max(0, count - awaited)))
-        # A time to live above the timeout, because late answers are used too.
+        # The time to live exceeds the timeout, because late answers are used too.
         ttl = 20 * self._timeout
         queries = [Message(RecordDict(), node, QUERY, ttl=ttl) for node in new]
         for node, sent in zip(new, self._grid.push_messages(queries) if new else ()):
@@ -109,7 +109,7 @@ class Devices:
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
         """Maps device names to node numbers, as of the last call of `present`."""
-        # If two nodes have the same device name, the device reconnected as the later.
+        # If two nodes have the same device name, the device reconnected: use the later.
         nodes = {name: node for node, name in self._names.items()}
         return {name: nodes[name] for name in names if name in nodes}
 

@@ -322,8 +322,8 @@ class PrivateFedAvg(Strategy):
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
                 WARNING,
-                "%d nodes are connected. If %d devices take part per round and then pause "
-                "for %d, the run needs %d devices. As it is, it stops after %d rounds.",
+                "%d nodes are connected. Rounds of %d devices, which then must pause for "
+                "%d rounds, need %d. With these nodes, the run stops after %d rounds.",
                 connected,
                 self._wanted,
                 b - 1,

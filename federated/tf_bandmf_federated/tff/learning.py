@@ -220,7 +220,7 @@ def _aggregator(state: Any) -> Any:
     """Returns the aggregator's state within a process state.
 
     Raises:
-      TypeError: if it lacks the entries "round" and "noise".
+      TypeError: if there is none with the entries "round" and "noise".
     """
     aggregator = getattr(state, "aggregator", None)
     if isinstance(aggregator, Mapping) and {"noise", "round"} <= set(aggregator):
@@ -242,7 +242,7 @@ def _name_of(secret: bytes) -> str:
 
 
 def _with_noise(state: Any, noise: Any, round_number: int | None = None) -> Any:
-    """Returns a copy of a process state with a new noise state, and maybe new round."""
+    """Returns a copy of a state with a new noise state and, if given, a new round."""
     changed = collections.OrderedDict(_aggregator(state), noise=noise)
     if round_number is not None:
         changed["round"] = np.int64(round_number)

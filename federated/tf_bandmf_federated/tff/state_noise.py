@@ -34,9 +34,9 @@ def check_fits(plan: Plan, num_parameters: int) -> None:
         raise ValueError(
             f"The ring buffer of {plan.mechanism} has {vectors} vectors of "
             f"{num_parameters:,} numbers. TFF copies its state to its worker and back in "
-            f"every round, so at most {MAX_STATE_FLOATS:,} numbers are allowed. Make the "
-            f'plan with a mechanism that has no ring buffer, which are BISR ("bisr"), '
-            f'BandInvMF ("bandinv") and λ-CGD ("lambda_cgd"), or use Flower.'
+            f"every round, so at most {MAX_STATE_FLOATS:,} numbers are allowed. Use "
+            f'Flower, or make the plan with BISR ("bisr"), BandInvMF ("bandinv") or '
+            f'λ-CGD ("lambda_cgd"), which have no ring buffer.'
         )
 
 
