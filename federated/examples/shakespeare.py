@@ -119,10 +119,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         choices=list(contenders.TITLES),
         default=list(contenders.TITLES),
         metavar="NAME",
-        help=f"of {', '.join(contenders.TITLES)}",
+        help=f"some of {', '.join(contenders.TITLES)}",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of cohorts and initial weights"
+        "--seed", type=int, default=0, help="seed of cohorts and initial weights"
     )
     parser.add_argument("--quick", action="store_true", help="a few small rounds")
     options = parser.parse_args(arguments)

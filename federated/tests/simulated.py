@@ -31,7 +31,7 @@ class Models:
 
 
 class Weights(dict):
-    """Collects the weights that are released after each number of finished rounds."""
+    """Collects the released weights; keys are the numbers of finished rounds."""
 
     async def release(self, value, key):
         self[key] = value[0].astype(np.float64)

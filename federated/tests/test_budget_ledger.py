@@ -42,7 +42,7 @@ def test_a_run_that_crashed_reserves_once(tmp_path, ledger, plan):
     notes = [e.body["steps"] for e in ledger.history() if e.kind == "steps"]
     assert notes == [N]
     assert ledger.verify() == []
-    # A run with the same plan in another folder reserves a second time.
+    # A run with the same plan in another folder reserves its cost separately.
     other = tmp_path / "other"
     other.mkdir()
     finish(other, make_devices(other, plan=plan), plan=plan)

@@ -1,4 +1,4 @@
-"""Cohorts consist of available devices that, by the ledger, may take part."""
+"""Cohorts consist of available devices that the ledger permits to take part."""
 
 import collections
 import random

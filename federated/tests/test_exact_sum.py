@@ -155,7 +155,7 @@ def test_no_bits_of_a_release_exclude_an_update(noise_multiplier, figure):
         total.add([np.full(size, scale / np.sqrt(size), np.float32)])
         released = weights + total.mean_with([noise], stddev, 3.0)
         actual = impossible(weights, released, stddev, 3.0)
-        figure(f"an update of norm {scale:g}: {actual} of {size:,} are impossible")
+        figure(f"norm {scale:g}: {actual} of {size:,} released weights are impossible")
         assert actual == 0
 
 

@@ -187,7 +187,7 @@ def test_parts_of_a_backup(tmp_path, figure):
         if twice[1:]:
             deviations = noise_left(plan, twice[1:], (left, sums), (again, again_sums))
             assert deviations.min() > 1.25
-    figure(f"{refused} of 4 are refused, the others share no noise")
+    figure(f"{refused} of 4 are refused; the other runs share no noise")
     assert refused <= 2
 
 

@@ -26,7 +26,7 @@ def initial_arrays():
 
 
 def adding(value, came):
-    """Returns a training function that adds `value`, and adds its rounds to `came`."""
+    """Returns a training function that adds `value`; its rounds are added to `came`."""
 
     def train(message, context):
         came.append(message.content["config"]["tf-bandmf.round"])

@@ -571,7 +571,7 @@ def test_no_file_of_a_run_is_bundled(tmp_path, figure):
     assert "secret.json" in names
     assert len([path for path in (app / "output").rglob("*") if path.is_file()]) > 10
     assert not [name for name in names if name.startswith("output")]
-    figure("0 files of the run, and the control file, are bundled")
+    figure("bundled: the control file, and no file of the run")
 
 
 def test_a_query_that_failed_is_asked_again(tmp_path):

@@ -25,7 +25,8 @@ def examples(path: str, speaker: int, limit: int = 600) -> tuple[np.ndarray, ...
       limit: maximum number of examples.
 
     Returns:
-      Symbol numbers, int64, of shapes [examples, CONTEXT] and [examples].
+      The contexts, [examples, CONTEXT], and the characters after them, [examples], as
+      numbers of symbols, int64.
     """
     text = _said(path, speaker) if path else _made_up(speaker, limit)
     numbers = {symbol: number for number, symbol in enumerate(ALPHABET)}
