@@ -55,7 +55,7 @@ MECHANISMS = [
 @pytest.mark.slow_cases(but=["bsr:4", "lambda_cgd:0.9", "toeplitz:4"])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_noise_of_every_family_is_that_of_the_strategy(mechanism):
-    """The strategy matrix C maps the noise to the normals z, except for rounding."""
+    """The strategy matrix C times the noise is the white noise z, except for rounding."""
     plan = make_plan(mechanism, sampling=tf_bandmf.MinSep(4, 2))
     c = plan.strategy.matrix.to_dense()
     factory = CorrelatedNoiseFactory(plan, clients_per_round=4)

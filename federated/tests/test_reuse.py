@@ -105,7 +105,7 @@ def noise_of_two_histories(plan, folder):
 @pytest.mark.parametrize("mechanism", ["banded", "lambda_cgd", "bisr"])
 @pytest.mark.invariant(8)
 def test_two_histories_share_no_noise(mechanism, tmp_path, figure):
-    # A round has 2000 noise differences, all of which contain new independent normals.
+    # A round has 2000 noise differences, all of which contain new normal variates.
     deviations = noise_of_two_histories(make_plan(mechanism), tmp_path)
     figure(f"{mechanism}: {deviations.min():.2f} times the noise remains")
     assert deviations.min() > 1.25 and deviations.max() < 3.0
@@ -250,6 +250,6 @@ def test_histories_that_skip_a_round_share_no_normals(tmp_path, figure):
         rows.append(noise_after_a_skipped_round(plan, tmp_path / name, devices))
     actual = np.corrcoef(*rows)[0, 1]
     figure(f"correlation {actual:.3f}")
-    # Shared normals would give a correlation of 0.81 / 1.81 = 0.45. Without them, 1 of
-    # 100,000 runs exceeds this bound.
+    # Shared normal variates would give a correlation of 0.81 / 1.81 = 0.45. Without
+    # them, 1 of 100,000 runs exceeds this bound.
     assert abs(actual) < 4.4 / np.sqrt(SIZE)

@@ -22,7 +22,7 @@ from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf_federated.large_vectors import ahead
 from tf_bandmf_federated.plan_checks import check_horizon
 
-_PART = 1 << 20  # Number of normals generated at a time without a ring buffer.
+_PART = 1 << 20  # Entries generated at a time without a ring buffer.
 
 
 class RoundNoise:

@@ -55,9 +55,9 @@ class Engine(Protocol):
     def skip_round(self, state: Any, point: str) -> Any:
         """Skips a round that was begun, and returns the state after the round.
 
-        The noise of later rounds may use the normals of the skipped round. Therefore
-        these are bound to `point`, the digest of the ledger at the start of the round.
-        Otherwise all copies of the run that skip the round would share them.
+        The noise of later rounds may use the normal variates of the skipped round.
+        Therefore these are bound to `point`, the digest of the ledger at the start of
+        the round. Otherwise all copies of the run that skip the round would share them.
         """
 
     async def weights(self, state: Any) -> Any:

@@ -126,9 +126,9 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
 
         Args:
           state: state before the round.
-          inputs: text that identifies the inputs of the interrupted round. The normals
-            of the round, which later rounds may need, are bound to this text, or to a
-            random number if the text is empty.
+          inputs: text that identifies the inputs of the interrupted round. The round's
+            normal variates, which the noise of later rounds may use, are bound to this
+            text, or to a random number if the text is empty.
 
         Raises:
           ValueError: if the plan has no further round.

@@ -112,7 +112,7 @@ class SimulatedClients:
             ledger,
             self.available,
             self.participation,
-            enough=len(self.names),  # all clients, so that the count is exact
+            enough=len(self.names),  # Look up all clients for an exact count.
             wait=check,
             seed=self._seed.hex(),
         )

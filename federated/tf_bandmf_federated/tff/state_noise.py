@@ -126,9 +126,9 @@ class NoiseInState:
     def skip(self, state: State, round_number: int, inputs: str) -> State:
         """Returns the state after a skipped round; uses arrays, outside of TFF.
 
-        The noise of later rounds may use the normals of the skipped round. Therefore
-        these are bound to `inputs`: two copies of the run that skip the round with
-        different inputs have different normals.
+        The noise of later rounds may use the normal variates of the skipped round.
+        Therefore these are bound to `inputs`: two copies of the run that skip the round
+        with different inputs have different variates.
         """
         keys = np.array(state["step_keys"])
         if self._test_seed is None:
