@@ -235,8 +235,12 @@ def participations(folder: pathlib.Path) -> list[int]:
 def main() -> None:
     """Runs the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="flower-output", help="folder, which is replaced")
-    parser.add_argument("--go-on", action="store_true", help="continue the run in --out")
+    parser.add_argument(
+        "--out", default="flower-output", help="folder, which is replaced"
+    )
+    parser.add_argument(
+        "--go-on", action="store_true", help="continue the run in --out"
+    )
     parser.add_argument(
         "--stop-after", type=int, help="kill -9 all processes after this round"
     )

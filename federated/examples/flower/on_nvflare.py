@@ -25,7 +25,9 @@ def main() -> None:
     """Runs the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="flower-output", help="folder")
-    parser.add_argument("--go-on", action="store_true", help="continue the run in --out")
+    parser.add_argument(
+        "--go-on", action="store_true", help="continue the run in --out"
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--per-round", type=int, default=2)

@@ -24,7 +24,9 @@ import deploy
 def main() -> None:
     """Runs the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="flower-output", help="folder, which is replaced")
+    parser.add_argument(
+        "--out", default="flower-output", help="folder, which is replaced"
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--devices", type=int, default=200)
     parser.add_argument("--per-round", type=int, default=10)
