@@ -303,7 +303,7 @@ class Programs:
         self._reseed(seed)
         clipped = self.clipped(contents, scales)
         # Padding follows the examples.
-        outcomes = clipped.outcomes[: contents.count]
+        outcomes = clipped.outcomes[: contents.count] if self._run.counts.size else ()
         counts = self._run.counts.coordinates(outcomes)
         return clipped._replace(sums=[*clipped.sums, *counts], outcomes=())
 
@@ -327,6 +327,7 @@ class Programs:
                 scales=scales,
                 readers=None if tables is None else tables.readers,
                 structure=self._structure,
+                with_outcomes=bool(self._run.counts.size),
             )
 
         if model.jit_compile:

@@ -255,7 +255,14 @@ class Walk:
         if any(place != ROWS for place in places):
             raise CannotOpen("rows that are not examples")
         self._is_within_unit = True
-        outputs = self._specs(original, args, kwargs)
+
+        def given(leaf: Any) -> Any:
+            if not isinstance(leaf, KerasTensor):
+                return leaf
+            made = tf.compat.v1.placeholder(leaf.dtype, self.shape(leaf))
+            if getattr(leaf, MASK, None) is not None:
+                setattr(made, MASK, given(getattr(leaf, MASK)))
+            return made
 
         def placed(spec: Any) -> Any:
             if spec is None:
@@ -267,22 +274,11 @@ class Walk:
                 setattr(tensor, MASK, placed(getattr(spec, MASK)))
             return tensor
 
-        return keras.tree.map_structure(placed, outputs)
-
-    def _specs(self, call: Any, args: Any, kwargs: Any) -> Any:
-        """Traces a call in TensorFlow to get the shapes and dtypes of its results."""
+        # TensorFlow finds out the shapes and dtypes of the results.
         with FuncGraph("shapes").as_default(), keras.StatelessScope():
-
-            def given(leaf: Any) -> Any:
-                if not isinstance(leaf, KerasTensor):
-                    return leaf
-                made = tf.compat.v1.placeholder(leaf.dtype, self.shape(leaf))
-                if getattr(leaf, MASK, None) is not None:
-                    setattr(made, MASK, given(getattr(leaf, MASK)))
-                return made
-
             args, kwargs = keras.tree.map_structure(given, (args, kwargs))
-            return call(*args, **kwargs)
+            outputs = original(*args, **kwargs)
+        return keras.tree.map_structure(placed, outputs)
 
     # Recorded calls.
 

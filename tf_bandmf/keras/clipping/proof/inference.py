@@ -50,13 +50,12 @@ def measured_rows(
     if alone:
         rows = measure(y, y_pred, losses)
     else:
-        given = None if compile_loss(model) is None else losses()
+        given = [] if compile_loss(model) is None else [losses()]
 
         def of_one(record: Any) -> list[tf.Tensor]:
             y, y_pred, *loss = keras.tree.map_structure(lambda t: t[None], record)
             return [measure(y, y_pred, lambda: loss[0] if loss else losses())[0]]
 
-        elements = (y, y_pred, *([] if given is None else [given]))
-        (rows,) = map_examples(of_one, elements, "A metric")
+        (rows,) = map_examples(of_one, (y, y_pred, *given), "A metric")
     refuse_effects(graph.get_operations()[start:])
     return rows

@@ -140,7 +140,10 @@ class Convolved(Factor):
             or groups > 1
             or math.prod(self._size) == 1  # patches are the inputs
             or (is_small and are_few)
-            or not self._has_two_dimensional_form()
+            # TensorFlow's Conv2D can pad and stride only in this form.
+            or not isinstance(layer, keras.layers.Conv2D)
+            or len(set(layer.strides)) > 1
+            or set(layer.dilation_rate) != {1}
         ):
             product = self._product()
             return self._by_channels(product) if groups > 1 else product.instantiate()
@@ -148,15 +151,6 @@ class Convolved(Factor):
         if is_small and is_thin and groups_have_gradients():
             return self._in_groups()
         return self._one_by_one()
-
-    def _has_two_dimensional_form(self) -> bool:
-        """Returns whether TensorFlow's Conv2D can pad and stride as the layer does."""
-        layer = self._layer
-        return (
-            isinstance(layer, keras.layers.Conv2D)
-            and len(set(layer.strides)) == 1
-            and set(layer.dilation_rate) == {1}
-        )
 
     def _in_groups(self) -> tf.Tensor:
         """Computes all gradients in one grouped convolution, one group per example."""

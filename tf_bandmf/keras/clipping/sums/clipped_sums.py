@@ -80,6 +80,7 @@ def clipped_gradient_sums(
     scales: Sequence[tf.Tensor] | None = None,
     readers: Mapping[int, TableReader] | None = None,
     structure: Structure | None = None,
+    with_outcomes: bool = True,
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
@@ -119,6 +120,7 @@ def clipped_gradient_sums(
         `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
       structure: the result of `proof.judge.structure_of` for such data, if it is
         already known.
+      with_outcomes: False to leave the outcomes out.
 
     Returns:
       Sums, norms, losses, predictions and outcomes. With `scales`, the sums and norms
@@ -147,7 +149,8 @@ def clipped_gradient_sums(
     data = *data, shares
 
     def one_pass(leaves: list[tf.Tensor]) -> ClippedGradients:
-        return _one_pass(model, batches.with_leaves(data, leaves), clip, structure)
+        whole = batches.with_leaves(data, leaves)
+        return _one_pass(model, whole, clip, structure, with_outcomes)
 
     # The forward pass is analyzed in a graph with an unknown batch size.
     signature = [list(batches.specs_of(data))]
@@ -163,7 +166,11 @@ def clipped_gradient_sums(
 
 
 def _one_pass(
-    model: keras.Model, data: Any, clip: Clip, structure: Structure | None
+    model: keras.Model,
+    data: Any,
+    clip: Clip,
+    structure: Structure | None,
+    with_outcomes: bool,
 ) -> ClippedGradients:
     """Processes one group of examples.
 
@@ -173,6 +180,7 @@ def _one_pass(
         that were added as padding have a share of 0; without shares, there are none.
       clip: the settings of clipping.
       structure: see `clipped_gradient_sums`.
+      with_outcomes: likewise.
     """
     variables = model.trainable_variables
     *data, rows, shares = data
@@ -196,12 +204,13 @@ def _one_pass(
     weights = tf.where(counts, clip.weights(bounds, allowed, shares), 0.0)
     weights = tf.expand_dims(clip.unscaled(weights), 2)
     sums = _weighted_sums(variables, parts, tf.unstack(weights), counts)
-    is_zero = tf.equal(norms, 0.0) | ~counts
-    is_short = tf.reduce_all(bounds <= tf.square(allowed), 0)
-    outcomes = tf.where(is_zero, 2, tf.where(is_short, 0, 1))
-    outcomes = tf.where(is_finite, outcomes, 3)
-    norms = tf.cast(norms, tf.float32)
-    return ClippedGradients(sums, norms, losses, outputs, outcomes)
+    outcomes: Any = ()
+    if with_outcomes:
+        is_zero = tf.equal(norms, 0.0) | ~counts
+        is_short = tf.reduce_all(bounds <= tf.square(allowed), 0)
+        outcomes = tf.where(is_zero, 2, tf.where(is_short, 0, 1))
+        outcomes = tf.where(is_finite, outcomes, 3)
+    return ClippedGradients(sums, tf.cast(norms, "float32"), losses, outputs, outcomes)
 
 
 class Part(NamedTuple):
