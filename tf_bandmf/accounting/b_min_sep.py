@@ -69,8 +69,8 @@ class BMinSepAccountant(SimulatedAccountant):
         check_size(num_steps, bands)
         if bands > separation:
             raise ValueError(
-                f"b-min-sep sampling with b = {separation} amplifies strategies with at "
-                f"most {separation} bands, found {bands}."
+                f"b-min-sep sampling with b = {separation} needs a strategy with at "
+                f"most {separation} bands, found {bands}. Use fewer bands."
             )
         if not matrix.is_nonnegative():
             raise ValueError(
@@ -85,9 +85,9 @@ class BMinSepAccountant(SimulatedAccountant):
         super().__init__(NAME, simulator, norm, confidence)
 
     def first_noise(self, epsilon: float, delta: float) -> float:
-        # The search starts at the geometric mean of the noise levels of two other
-        # samplers: Poisson sampling from all examples at each step, and cyclic Poisson
-        # sampling from b groups of examples in turn.
+        # The search for the noise starts at the geometric mean of the noise levels for
+        # two other samplers: Poisson sampling from all examples at each step, and
+        # cyclic Poisson sampling from b groups of examples in turn.
         passes, n, b = self._passes, self._passes.num_steps, self._passes.separation
         norm = math.sqrt(passes.squares.max())
         alone = CyclicPoissonAccountant(n, passes.rate, norm)

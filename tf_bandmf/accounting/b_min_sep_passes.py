@@ -44,9 +44,9 @@ _BLOCK = 24
 class Passes:
     """Draws participations and computes likelihood ratios for one strategy and sampler.
 
-    A pass processes N draws of n steps, step by step. Therefore arrays of shape [N, n]
-    are returned in Fortran order, with the N values of a step adjacent in memory.
-    Arguments in Fortran order are processed fastest.
+    A forward pass processes N draws of n steps, step by step. Therefore arrays of shape
+    [N, n] are returned in Fortran order, with the N values of a step adjacent in
+    memory. Arguments in Fortran order are processed fastest.
 
     Args:
       rows: the bands of the strategy, `rows[i, j] = C[i, i - j] >= 0`, of shape [n,
@@ -72,7 +72,7 @@ class Passes:
         self.mean = self._outputs(np.full((1, n), rate))[0]
 
     def largest_squared_norm(self) -> float:
-        """Returns the maximum of `|m_S|^2` over all possible sets S."""
+        """Returns the maximum squared norm `|m_S|^2` of one example's contribution."""
         largest = np.zeros(self.num_steps + self.separation)
         for t in range(self.num_steps - 1, -1, -1):
             taken = self.squares[t] + largest[t + self.separation]
@@ -98,7 +98,7 @@ class Passes:
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
     ) -> np.ndarray:
-        """Draws a random set S per probability; returns the means `m_S`, shape [N, n].
+        """Draws a set S of participations per probability; returns `m_S`, shape [N, n].
 
         `probability`, shape [N], is the probability that an example takes part at a
         step at which it does not rest.
@@ -123,7 +123,7 @@ class Passes:
     def draw_weighted(
         self, generator: np.random.Generator, count: int, log_weights: np.ndarray
     ) -> np.ndarray:
-        """Draws random sets S with weights; returns the means `m_S`, shape [count, n].
+        """Draws weighted sets S of participations; returns `m_S`, shape [count, n].
 
         The probability of S is `P(S) prod_{t in S} exp(log_weights[t]) / Z`. For the
         exponents `log_weights`, `log_ratios` returns the log of the constant `Z`.
@@ -154,6 +154,8 @@ class Passes:
     ) -> np.ndarray:
         """Returns `log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, shape [R, N].
 
+        The sum is over all sets S of steps at which one example can take part.
+
         Args:
           exponents: shape [N, n]; the method overwrites them.
           probabilities: R probabilities (> 0) of a participation at a step at which the
@@ -173,7 +175,9 @@ class Passes:
     def _log_total_of(
         self, factors: np.ndarray, probability: float, largest: float
     ) -> np.ndarray:
-        """Returns one row of `log_ratios`, shape [N], without sums of logarithms.
+        """Returns one row of `log_ratios`, shape [N].
+
+        The forward pass adds the terms themselves, not their logarithms.
 
         Args:
           factors: `probability * exp(exponents)`, shape [n, N].
@@ -190,15 +194,17 @@ class Passes:
         )
         period = int(min(max(_LEAST_PERIOD, min(b // 4, _LARGEST_PERIOD)), limit))
         free = np.full(count, max(1.0 - self.rate * (b - 1), 0.0))
-        # `taken` has one row for each of the last b steps: row t mod b is the sum over
-        # all S whose last participation is at step t. `free` is the sum over all S for
-        # which the example is not resting.
+        # `taken` has one row for each of the last b steps: row t mod b is the
+        # likelihood ratio restricted to sets S whose last participation is at step t.
+        # `free` is the likelihood ratio restricted to sets S for which the example is
+        # not resting.
         taken, logs = np.zeros((min(b, n), count)), np.zeros(count)
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                # Adds the sets S whose rest ends at step t: a rest after a
-                # participation at step t - b or, for t < b, an initial rest.
+                # Adds the likelihood ratio of the sets S whose rest ends at step t: a
+                # rest after a participation at step t - b or, for t < b, an initial
+                # rest.
                 free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
             if t % period == period - 1:

@@ -145,7 +145,7 @@ class BMinSepSimulator(Simulator):
         return self.noise / math.sqrt(max(expected, self.passes.squares.max()))
 
     def _log_weights(self, tilt: Tilt) -> np.ndarray:
-        """Returns the log of a participation's factor in `w_S` for each step, [n]."""
+        """Returns a value per step, [n]; `log w_S` is their sum over the steps in S."""
         moved = 0.5 * tilt.scale * (tilt.scale - 1.0) / self.noise**2
         return moved * self.passes.squares
 
@@ -235,8 +235,8 @@ class BMinSepSimulator(Simulator):
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)
         if kept is not None and kept[0][:2] == key[:2]:
-            # The choice of tilts takes as many random numbers for any tilts, so the
-            # generator would return the same normals again.
+            # Choosing tilts always takes the same number of random numbers, so the
+            # generator would return the same normals as before.
             normals, generator.bit_generator.state = kept[1][1], kept[2]
         else:
             normals = generator.standard_normal((number, passes.num_steps))
@@ -275,8 +275,8 @@ def rare_tilts(
     `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
     `K(theta) = log E L(x)^(1 + theta)`. In a draw from P, such large losses have a
     probability of about `exp(-n (theta K'(theta) - K(theta)))`. The function computes
-    the theta for which this is a probability that the caller chooses. One step of the
-    distribution is then approximated by a mixture of a normal distribution and a
+    the theta for which this equals a probability that the caller chooses. One step of
+    the distribution is then approximated by a mixture of a normal distribution and a
     shifted one with the same first two moments. The weight of the shifted one is
     rounded to q times a power of 2, so that it does not change if the noise changes a
     little.

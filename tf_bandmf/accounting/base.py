@@ -170,7 +170,7 @@ class Accountant(abc.ABC):
             if left <= 0.0:
                 raise ValueError(
                     f"Other releases use up the budget of epsilon = {epsilon:g}, delta "
-                    f"= {delta:g}. Use a larger budget, or more noise for releases."
+                    f"= {delta:g}. Use a larger budget, or more noise for them."
                 )
             whole = self.whole_sensitivity
             multiplier = to_safe_side(
@@ -241,7 +241,7 @@ class Accountant(abc.ABC):
         return self.stated(epsilon, delta, noise_stddev)
 
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
-        """Returns a guarantee, which claims amplification only if it has to."""
+        """Returns a guarantee that relies on amplification only if necessary."""
         is_whole = self.whole_delta(epsilon, noise_stddev) <= delta
         name, kind, adjacency = self.claims[-1 if is_whole else 0]
         return Guarantee(epsilon, delta, kind, name, adjacency, self.confidence)
@@ -268,7 +268,7 @@ class Accountant(abc.ABC):
         claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
         if claim not in self.claims:
             raise ValueError(
-                f"Guarantees must be from {self.claims[0]}, found {claim}. Plan again."
+                f"Guarantees must be {self.claims[0]}, found {claim}: make a new plan."
             )
         if not self.confirms(noise_stddev, guarantee):
             raise ValueError(

@@ -108,7 +108,7 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
         columns = np.maximum(matrix.matmul(pattern), 0.0)  # up to rounding
         gram = columns.T @ columns
     if not np.all(np.isfinite(gram)):
-        raise ValueError("The Gram matrix of the bins must be finite.")
+        raise ValueError("Entries of C are so large that C^T C overflows. Rescale C.")
     return 0.5 * (gram + gram.T)
 
 

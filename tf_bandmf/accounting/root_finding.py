@@ -1,4 +1,4 @@
-"""Root finding for noise and epsilon; results are rounded up, so that delta is met."""
+"""Root finding for noise and epsilon, rounded up so that they meet the delta."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
 
 
 def log(x: float) -> float:
-    """Returns the logarithm of x, but of 1e-300 if x is smaller, such as 0."""
+    """Returns `log(max(x, 1e-300))`, which is finite even for x = 0."""
     return math.log(max(x, 1e-300))
 
 
@@ -84,7 +84,7 @@ def near_root(
         if abs(move) <= tolerance:
             return x
     raise ArithmeticError(
-        "The search failed: even values near 0 meet the delta. Use a smaller delta."
+        "Search failed: even noise or epsilon near 0 meets delta. Use a smaller delta."
     )
 
 

@@ -68,7 +68,7 @@ def check_expected_runs(name: str, value: float) -> float:
 
 
 def gamma_of_mean(mean: float, shape: float) -> float:
-    """Returns the gamma that gives the number K of runs this mean, rounded down.
+    """Returns the gamma for which the number K of runs has this mean, rounded down.
 
     K has a truncated negative binomial distribution with the parameter gamma, and
     E[K] = eta (1 - gamma) / (gamma (1 - gamma^eta)), with the limit
@@ -91,7 +91,7 @@ def gamma_of_mean(mean: float, shape: float) -> float:
     if excess(lower) <= 0.0:
         raise ValueError(
             f"A truncated negative binomial distribution with shape {shape:g} and mean "
-            f"{mean:g} needs gamma < {_SMALLEST_GAMMA:g}. Use fewer expected runs."
+            f"{mean:g} needs gamma < {_SMALLEST_GAMMA:g}. Use a smaller mean."
         )
     log_gamma = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)
     # Gamma is rounded down to be safe: a smaller gamma gives a larger mean of K.

@@ -178,7 +178,7 @@ class SimulatedAccountant(Accountant):
         return least <= guarantee.delta * CHECK_FACTOR
 
     def proposals(self, epsilon: float, noise_stddev: float) -> list[Proposal]:
-        """Returns the proposal for each direction with which delta is simulated."""
+        """Returns, for each direction, the proposal to draw from at this noise."""
         both = (self._simulator.at(noise_stddev, add) for add in (False, True))
         return [one.propose(epsilon) for one in both]
 

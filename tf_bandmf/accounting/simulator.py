@@ -39,16 +39,16 @@ BOUND_SLACK = 0.3
 # the smaller delta.
 _MINOR_PART = 0.1
 _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
-# In the mixture for an estimate, tilts get no share of the draws below _LEAST_SHARE:
-# they are omitted instead. The target distribution gets at least the share _DEFENSIVE,
-# in case the pilot run is misleading.
+# In the mixture for an estimate, tilts with a share of the draws below _LEAST_SHARE are
+# omitted. The target distribution gets at least the share _DEFENSIVE, in case the pilot
+# run is misleading.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-# For a bound, `propose_for_bound` tries mixtures with the share _TARGET_SHARES of the
-# target distribution. In the rest of the mixture, a tilt from `certain_tilts` has the
-# share _CERTAIN_PARTS, and the other components have the shares with the least
-# variance. These include the target distribution with at least the share
-# _LEAST_TARGET. Tilts with shares below _LEAST_KEPT are omitted.
+# For a bound, `propose_for_bound` tries several mixtures. The target distribution has
+# one of the shares _TARGET_SHARES. Of the rest, a tilt from `certain_tilts` has one of
+# the shares _CERTAIN_PARTS, and the remaining components have the shares with the least
+# variance, among which the target distribution has at least the share _LEAST_TARGET.
+# Tilts with shares below _LEAST_KEPT are omitted.
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01
@@ -134,7 +134,7 @@ class Simulator(abc.ABC):
 
     @abc.abstractmethod
     def certain_tilts(self) -> list[Any]:
-        """Returns tilts for which `certain_density` has a guaranteed lower bound."""
+        """Returns tilts for which `certain_density` returns a lower bound."""
 
     @abc.abstractmethod
     def certain_density(self, tilt: Any) -> tuple[float, float] | None:
@@ -206,7 +206,7 @@ class Simulator(abc.ABC):
         return float(np.max(excess * np.exp(log_weights))) * (1.0 + 1e-9)
 
     def propose(self, epsilon: float) -> Proposal:
-        """Returns the proposal with the smallest variance in a pilot run."""
+        """Returns the proposal for which a pilot run gives delta the least variance."""
         tilts, run, ratios = self._pilot()
         shares = _least_variance(ratios, run.values(epsilon) ** 2, _DEFENSIVE)
         kept = shares >= _LEAST_SHARE
@@ -280,8 +280,8 @@ class Simulator(abc.ABC):
         runs = []
         for add in (False, True):
             part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
-            # `betting_upper_bound` divides the initial wealth among several bets, which
-            # has about the effect of half of the failure probability.
+            # `betting_upper_bound` divides the initial wealth among several bets. This
+            # costs about as much as halving the failure probability.
             log_odds, there = math.log(2.0 / part), self.at(noise, add)
             proposal, largest, count = there.propose_for_bound(
                 epsilon, log_odds, BOUND_SLACK * aim

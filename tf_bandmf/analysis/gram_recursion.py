@@ -82,7 +82,7 @@ class _Layout:
         rows = tf.concat([rows, tf.cast(identity, rows.dtype)], axis=0)
         rows = tf.reverse(rows, axis=[1])
         rows = tf.reshape(rows, [self.num_blocks, self.block, self.bands])
-        # Row a of a block must move by a columns to the right. For this, each row is
+        # Row i of a block must move i columns to the right. For this, each row is
         # padded, and the flat result is reshaped to rows that are one entry shorter.
         rows = tf.pad(rows, [[0, 0], [0, 0], [0, self.block]])
         width = self.bands + self.block

@@ -65,7 +65,7 @@ def sensitivity(
     | bands <= b, or one participation | exact: VecSens of squared norms (Alg. 5) |
     | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
     | column-normalized DP-lambda-CGD | exact: columns 0, b, 2b, ... (Lemma 8) |
-    | binary tree | exact: maximum over placements in its nodes |
+    | binary tree | exact: maximum over participation counts of its nodes |
     | fixed epoch order, n k^2 <= 5e6 | exact: maximum over b patterns, any signs |
     | b < bands <= 2b, or two participations | exact: `patterns.path_maximum` |
     | anything else | bound: `upper_bound` |

@@ -79,7 +79,7 @@ class AuditResult:
         return self.claimed_epsilon is not None and self.epsilon > self.claimed_epsilon
 
     def __str__(self) -> str:
-        """Returns a report of a few lines: all bounds, and whether they contradict."""
+        """Returns a report of a few lines with all bounds and the claimed epsilon."""
         lines = [
             f"Audit with {self.num_canaries} canaries, of which {self.num_included} took "
             f"part: epsilon >= {self.epsilon:.3g} at delta = {self.delta:g} (confidence "

@@ -112,7 +112,7 @@ class _Search:
         return min(best, other, key=self._error)
 
     def from_start(self, initial: np.ndarray) -> Strategy:
-        """Returns the result of a search from `initial`, or `initial` if better."""
+        """Returns the better one of `initial` and the result of a search from it."""
         use, n = self._participation, self._workload.num_steps
         sensitivity = SquaredSensitivity(
             n, use.separation(), use.participations(n), use.has_fixed_positions

@@ -45,7 +45,7 @@ class Strategy:
 
     @property
     def is_inverse_banded(self) -> bool:
-        """True if `C^-1` is banded: earlier noise is regenerated instead of stored."""
+        """True if `C^-1` is banded, so the generator regenerates earlier noise."""
         return self.core.banded_inverse() is not None
 
     @property

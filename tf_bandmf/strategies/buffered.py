@@ -28,8 +28,8 @@ _LEAST_GAIN = 1e-4
 # The number of iterations after which the two best starting points are chosen, and the
 # maximum number of iterations of a search from a chosen starting point.
 _SCREENING_ITERATIONS, _MOST_ITERATIONS = 12, 1_000
-# The maximum absolute value of a logit, the variable of the search. Much smaller logits
-# already give decays that float64 cannot tell apart.
+# The maximum absolute value of a logit, the variable of the search. It is beyond the
+# range in which float64 can distinguish the decays of a BLT.
 _LARGEST_LOGIT = 34.0
 
 

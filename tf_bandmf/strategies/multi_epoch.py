@@ -47,7 +47,7 @@ def dense(
     |---|---|
     | one | all strategies: `sens(C)` is the largest column norm |
     | several, fixed epoch order | columns b, 2b, ... steps apart are orthogonal |
-    | several, min-separation | columns also have equal norms |
+    | several, min-separation | orthogonal as above, and all columns have equal norms |
 
     With several participations, a strategy outside the class may be better. Without
     orthogonal columns, the sensitivity is not a function of the column norms, and the
@@ -58,18 +58,18 @@ def dense(
     generator either stores `n` vectors or regenerates up to `n - 1` vectors per step;
     `Strategy` assumes that it regenerates them.
 
-    **Method.** The steps are grouped by their position in the epoch, so that matrices
-    consist of blocks. Let A be the matrix of the workload, `X = C^T C`, and
-    `L = X^-1 A^T A X^-1`. At the optimum, L is block diagonal, and the diagonal blocks
-    of `X` are diagonal matrices. L determines X:
+    **Method.** Steps with the same position in the epoch form a group, so matrices
+    consist of blocks, one for each pair of groups. Let A be the matrix of the workload,
+    `X = C^T C`, and `L = X^-1 A^T A X^-1`. At the optimum, L is block diagonal, and the
+    diagonal blocks of `X` are diagonal matrices. L determines X:
     `X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2`. The iteration is
     `L <- L^1/2 P^w L^1/2`, where `P` consists of the diagonal blocks of `X` divided by
-    their targets, and w is a fixed exponent. For blocks of size one and `w = 1`, this
-    is the fixed-point iteration of Denisov et al., 2022 (arXiv:2202.08312, Theorem
-    3.2). Whitening the diagonal blocks of `X` gives a matrix that meets the constraints
-    (feasible). By Lagrange duality, `L` gives a lower bound on the error of every
-    feasible matrix. The iterations end when the error and this lower bound agree to
-    `tolerance`.
+    the squared column norms that they should have, and w is a fixed exponent. For
+    blocks of size one and `w = 1`, this is the fixed-point iteration of Denisov et al.,
+    2022 (arXiv:2202.08312, Theorem 3.2). Whitening the diagonal blocks of `X` gives a
+    matrix that meets the constraints (feasible). By Lagrange duality, `L` gives a lower
+    bound on the error of every feasible matrix. The iterations end when the error and
+    this lower bound agree to `tolerance`.
 
     Args:
       workload: the workload.
@@ -226,7 +226,7 @@ def _optimize(
         root = _power(multiplier, 0.5)
         inverse_root = _power(multiplier, -0.5)
         scale = 1.0 / np.sqrt(norms)
-        # L^1/2 D^-1/2 A^T A D^-1/2 L^1/2.
+        # `middle` is L^1/2 D^-1/2 A^T A D^-1/2 L^1/2; see the docstring for L and D.
         middle = blocks.apply(root, scale[:, None] * gram_workload * scale)
         middle = blocks.apply(root, middle.T)
         values, vectors = np.linalg.eigh(0.5 * (middle + middle.T))

@@ -28,7 +28,7 @@ def with_best_fraction(
     participation: Participation,
     objective: str,
 ) -> Strategy:
-    """Returns the strategy of a family whose parameter gives the smallest error.
+    """Returns the strategy for the parameter value that gives the smallest error.
 
     The error is that without amplification by sampling. The parameter is a fraction in
     [0, 1). Because `1 - fraction` spans orders of magnitude, the search is over its
