@@ -44,6 +44,7 @@ SUBJECTS = {
     "multi gpu": "keras",
     "learn rate schedul": "choosing-budget",
     "fit privat": "start",
+    "quickstart": "start",
 }
 # The `rel` values of <link> elements that only browsers follow.
 _WITHOUT_FILE = ("data", "javascript", "mailto")
