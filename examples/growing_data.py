@@ -23,7 +23,7 @@ EPSILON, DELTA = 4.0, 1e-6
 WEEKS, STEPS = 52, 40
 # The batch size. It suits 20,000 new records per week, or new data of 20,000 users.
 BATCH = 500
-# The number of most recent weeks whose records are used, if older records are not used.
+# The length in weeks of the window of records, for rows of the table that use a window.
 WINDOW = 4
 # The strategies from which the best is chosen. They have a closed form; optimized
 # strategies may be even better.
@@ -119,7 +119,9 @@ def main() -> list[tuple[str, str, str, float, float, float, str]]:
         ("user", "new alone", "one mechanism", whole_year(WEEKS, STEPS, BATCH)),
     ]
     rows = []
-    print(f"{EPSILON:g}, {DELTA:g} for a year of {WEEKS} weeks, {STEPS} steps each")
+    print(
+        f"(epsilon, delta) = ({EPSILON:g}, {DELTA:g}), {WEEKS} weeks of {STEPS} steps"
+    )
     for unit, data, how, (after, name, epsilon) in cases:
         rms, last = float(np.sqrt(np.mean(after**2))), float(after[-1])
         rows.append((unit, data, how, epsilon, 1e3 * rms, 1e3 * last, name))

@@ -132,7 +132,7 @@ def compiled(model: keras.Model, optimizer: Any) -> keras.Model:
 
 
 def adapted(public: list[np.ndarray]) -> keras.Model:
-    """Adds adapters to the public model; only the adapters are trainable."""
+    """Builds the public model with adapters; only the adapters are trainable."""
     model = build_model()
     model.set_weights(public)
     model.backbone.enable_lora(RANK, target_layer_names=ADAPTED)

@@ -118,7 +118,7 @@ def train_all(
 
 
 def extra_memory(plan: tf_bandmf.Plan) -> str:
-    """Returns the number of model-sized vectors that the mechanism stores."""
+    """Returns the number of stored model-sized vectors as text, such as "7 x"."""
     vectors = plan.strategy.memory_vectors
     return "none" if vectors == 0 else f"{vectors} x"
 

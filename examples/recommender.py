@@ -150,8 +150,8 @@ def from_movielens(folder: pathlib.Path, seed: int) -> Users:
 class Rows(NamedTuple):
     """Training rows, each with a history of HISTORY items, a target item, and the user.
 
-    A user without rows gets one row of weight 0, so the data contain every user and the
-    number of users, which is public, is correct.
+    A user without rows gets one row of weight 0, so every user is in the data. Therefore
+    the number of users may be public.
     """
 
     history: np.ndarray
@@ -243,7 +243,10 @@ def with_negatives(num_items: int):
 
 
 def scores_of(model: keras.Model, ids: np.ndarray, history: np.ndarray) -> np.ndarray:
-    """Returns the scores of all items, [users, num_items + 1]; -inf without a new id."""
+    """Returns the scores of all items, [users, num_items + 1].
+
+    The score of an item without a new id is -inf.
+    """
     table = model.get_layer("items").embeddings.numpy()
     items = ids[history]
     is_there = (items > 0)[..., None]

@@ -164,7 +164,7 @@ def test_a_participation_that_forgets_a_method_is_refused_with_its_name():
     with pytest.raises(TypeError, match="Lottery lacks describe, example"):
         lib.register(Lottery)
     with pytest.raises(
-        ValueError, match="'shuffled' of Again is already used by Shuffled"
+        ValueError, match="name 'shuffled' of Again is used by Shuffled"
     ):
         lib.register(type("Again", (lib.Shuffled,), {}))
     amplified = type("Bold", (lib.MinSep,), {"is_amplified": True, "kind": "bold"})

@@ -29,7 +29,7 @@ def _option(name: str, help: str, kind: Any = None) -> click.Option:
 
 
 _FILE = _File(dir_okay=False)
-_PLOT = _option("--plot", "save a picture (.png, .pdf, .svg; tf-bandmf[plot])", _FILE)
+_PLOT = _option("--plot", "save a .png, .pdf or .svg; needs tf-bandmf[plot]", _FILE)
 _OUT = _option("--out", "save the plan (JSON)", _FILE)
 _CARD = _option("--card", "save a privacy card: .md or .json", _FILE)
 _MODEL = _option("--model-name", "name of the model, for the card")

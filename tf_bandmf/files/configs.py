@@ -36,7 +36,7 @@ def dumps(config: Any, indent: int | None = None) -> str:
 
 
 def loads(text: str) -> Any:
-    """Converts text that `dumps` returned to the configuration."""
+    """Converts JSON text from `dumps` back to a configuration."""
 
     def decoded(value: dict[str, Any]) -> Any:
         if _ARRAY not in value:

@@ -1,4 +1,4 @@
-"""Locks that give one process exclusive use of a file until the process ends."""
+"""Locks that give one process exclusive use of a file; they end with the process."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
     plan = ledger.bind(tf_bandmf.plan(..., unit="one patient"), "patients-2026")
 
 Making a plan reserves no budget, because not every plan is run. A run *begins* with its
-first step. Then it reserves the whole cost of its plan, or the ledger refuses the run.
+first step: it reserves the whole cost of its plan, or the ledger refuses the run.
 The name of a run is a digest of its noise key. A resumed run has the same name and
 reserves nothing more; a second run of the same plan reserves the cost again. The whole
 reservation is counted as spent until `Ledger.end` is called, even if the run's process
@@ -116,7 +116,7 @@ class Ledger:
                 if there != body:
                     raise ValueError(
                         f"Data set {name!r} is stored with {there}, found arguments "
-                        f"{body}. Use another name, or call set_budget to change it."
+                        f"{body}. Use another name, or change the budget (set_budget)."
                     )
         return self.balance(name)
 

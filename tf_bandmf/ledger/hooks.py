@@ -1,4 +1,4 @@
-"""The functions that code that generates noise must call to report to a ledger.
+"""Functions that report runs to a ledger, for code that generates noise.
 
 The functions do not depend on a training framework. They need SQLAlchemy only if a plan
 is bound to a ledger.

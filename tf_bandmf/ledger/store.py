@@ -2,9 +2,8 @@
 
 | table | rows |
 |---|---|
-| `datasets` | for each data set: name, id, and the number and digest of its newest
-entry | | `runs` | all entries, a chain for each data set; rows are never changed or
-deleted |
+| `datasets` | for each data set: name, id, and the number and digest of its newest entry |
+| `runs` | all entries, a chain for each data set; rows are never changed or deleted |
 
 In SQLite, a write transaction starts with `BEGIN IMMEDIATE`, so other writers wait
 before they read. In PostgreSQL, a write transaction locks the row of the data set. In

@@ -31,8 +31,8 @@ class Banded(LowerTriangular):
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        # For this matrix M and C = M diag(scale), the error is A C^-1 = R^-1 N with the
-        # banded R = C A^-1 and N = I.
+        # For a workload A and the strategy C = M diag(scale), where M is this matrix, the
+        # error matrix is A C^-1 = R^-1 N with the banded R = C A^-1 and N = I.
         rows = self.as_rows() if scale is None else scaled_rows(self.as_rows(), scale)
         product = multiply(RowBanded(rows), inverse_workload)
         return product.rows, np.ones((self.num_rows, 1))

@@ -56,7 +56,7 @@ class LowerTriangular(abc.ABC):
         column = self.toeplitz_column()
         if column is None:
             return np.linalg.norm(self.to_dense(), axis=0)
-        # Column j consists of the first n - j entries of the first column.
+        # Column j of a Toeplitz matrix has the first n - j entries of the first column.
         return np.sqrt(np.cumsum(column**2))[::-1].copy()
 
     def is_nonnegative(self) -> bool:
@@ -238,10 +238,7 @@ def check_num_rows(num_rows: int) -> int:
     if isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer)):
         raise TypeError(f"num_steps (num_rows) must be an int, found {num_rows!r}.")
     if num_rows < 1:
-        raise ValueError(
-            f"num_steps (num_rows) must be an int and num_rows must be >= 1, found "
-            f"{num_rows}."
-        )
+        raise ValueError(f"num_steps (num_rows) must be an int >= 1, found {num_rows}.")
     if num_rows > LARGEST_NUM_STEPS:
         # Every computation needs at least a few float64 vectors of length num_rows.
         needed = f"{8 * int(num_rows):.3g}" if num_rows < 10**300 else "endless"

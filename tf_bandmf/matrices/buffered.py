@@ -74,12 +74,15 @@ class BufferedToeplitz(LowerTriangular):
 
     @property
     def output_scales(self) -> np.ndarray:
-        """The weights of the geometric sequences in the first column, shape [d], > 0."""
+        """The weights of the geometric sequences in the first column, [d], all > 0."""
         return _residues(self.decays, self.inverse_decays)
 
     @property
     def inverse_output_scales(self) -> np.ndarray:
-        """The weights of the geometric sequences in the inverse's first column, < 0."""
+        """The weights of the geometric sequences in the inverse's first column.
+
+        They have shape [d] and are all negative.
+        """
         return _residues(self.inverse_decays, self.decays)
 
     def matmul(self, x: np.ndarray) -> np.ndarray:

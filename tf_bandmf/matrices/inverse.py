@@ -61,8 +61,8 @@ class Inverse(LowerTriangular):
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        # For the banded matrix `inner` and the strategy C = inner^-1 diag(scale), the
-        # error is A C^-1 = R^-1 N with R = A^-1 and N = diag(1 / scale) inner.
+        # For a workload A and the strategy C = inner^-1 diag(scale), the error matrix is
+        # A C^-1 = R^-1 N with the banded R = A^-1 and N = diag(1 / scale) inner.
         average = np.array(self.inner.as_rows())
         if scale is not None:
             average /= scale[:, None]

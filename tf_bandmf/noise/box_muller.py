@@ -38,8 +38,8 @@ For `m d <= 10^15` (a billion parameters, a million steps) and noise multipliers
 the minimum delta that a plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
 
 **Remaining floating-point effects.** The noise consists of float32 numbers: rounded
-normals, not a discrete Gaussian. Radius and angle have relative errors of about 2^-23. The
-`2^32` angles lie `1.5e-9` apart, so entries below 0.02 have a coarser spacing than
+normals, not a discrete Gaussian. Radius and angle have relative errors of about 2^-23.
+The `2^32` angles lie `1.5e-9` apart, so entries below 0.02 have a coarser spacing than
 float32. The sum of gradient and noise is rounded again, and the exact bits of this sum
 rule out some gradients; therefore means are rounded to a grid
 (`accounting.gaussian.grid_of`). The stated (epsilon, delta) assumes exact real
@@ -53,7 +53,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# The maximum norm `|z|` of a pair `z` of normals, which occurs at u = 2^-157.
+# The maximum norm of a pair of normals: `sqrt(-2 log(u))` for the minimum u = 2^-157.
 LARGEST_NORMAL = float(np.sqrt(2.0 * 157.0 * np.log(2.0)))
 
 # Minimax polynomial for -2 log(1 - x) / x on 0 <= x <= 1/2, with relative error 5e-8.

@@ -112,7 +112,8 @@ def keyed_digest(
         copied.
       more: the integers, int32, of static shape [count]. `count` plus the number of
         pieces must be at most 256.
-      compiles: whether XLA compiles the computation; None: if that is faster.
+      compiles: whether XLA compiles the computation. None means that XLA compiles it if
+        that is faster.
 
     Returns:
       int32, shape [2].

@@ -77,7 +77,7 @@ class NoiseKey(Secret):
         Someone who guesses one hash learns nothing about the key or another hash.
 
         Args:
-          message: the message.
+          message: the bytes to hash.
           size: number of bytes, at most 64.
           person: at most 16 bytes that separate the hash from hashes for other purposes
             (BLAKE2b's personalization).
@@ -98,7 +98,7 @@ class NoiseKey(Secret):
         result is as secret as the key itself.
 
         Args:
-          num_steps: n.
+          num_steps: number of steps.
           generator: "philox" or "chacha20".
 
         Returns:

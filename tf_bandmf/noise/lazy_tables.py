@@ -60,7 +60,7 @@ class Jumps:
 
     Args:
       system: system of the rows.
-      num_steps: n.
+      num_steps: number of steps of the run.
       step: the step at which every row is up to date.
     """
 

@@ -80,7 +80,8 @@ def weighted_normals(
     pairs = (compiled_blocks if jit_compile else _blocks_in_chunks)(num_blocks)
     made = pairs(step_keys, weights, tf.cast(first_block, tf.uint64))
     # Normals 2 i and 2 i + 1 are the real and the imaginary part of the i-th complex
-    # number. XLA cannot bitcast complex numbers to pairs of floats.
+    # number. XLA cannot bitcast complex numbers to pairs of floats, so under XLA the two
+    # parts are stacked.
     if traced_under_xla():
         parts = tf.stack([tf.math.real(made), tf.math.imag(made)], axis=-1)
     else:

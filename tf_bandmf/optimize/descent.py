@@ -4,9 +4,8 @@ Other optimizers do not suit such objectives. If an evaluation takes a milliseco
 tracing TensorFlow Probability's optimizer takes longer than the optimization itself.
 SciPy's line search gives up at the first infinite value. The line search of this module
 bisects its step at infinite values, and ends at a point that satisfies the weak Wolfe
-conditions
-(Lewis and Overton, "Nonsmooth optimization via quasi-Newton methods", 2013, Algorithm
-2.6).
+conditions (Lewis and Overton, "Nonsmooth optimization via quasi-Newton methods", 2013,
+Algorithm 2.6).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OptimizationResult:
-    """The result of a minimization. If it failed, the result says so.
+    """The result of a minimization, whether or not it converged.
 
     Attributes:
       position: the best variables that were found, shape [m], even without convergence.

@@ -111,7 +111,7 @@ class ToeplitzProblem:
         self._error, self._sensitivity, self._inverse = error, sensitivity, inverse
 
     def value_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the function and its gradient at p - 1 variables; inf on overflow."""
+        """Returns the value and gradient at p - 1 variables; inf on overflow."""
         c = np.append(1.0, position)
         with np.errstate(all="ignore"):
             error, by_error = self._error(c)
@@ -135,7 +135,7 @@ class ToeplitzProblem:
 
 
 class SeriesError:
-    """The mean or the last per-step squared error of a Toeplitz strategy, with gradient.
+    """The mean or last per-step squared error of a Toeplitz strategy, and its gradient.
 
     Args:
       workload: the workload, whose matrix `A` must be Toeplitz.

@@ -1,15 +1,15 @@
 """Participations: rules for the steps in which one example (or user) may participate.
 
 One object defines both the sampler and its privacy analysis, so these two cannot
-contradict each other. The number of steps between two participations is at least b.
+contradict each other. Two participations of an example are at least b steps apart.
 
 | class | sampler | accounting |
 |---|---|---|
 | `MinSep` | provided by the caller | without amplification |
 | `FixedEpochOrder` | the same batches in every epoch | without amplification |
-| `Shuffled` | one secret order, the same in every epoch | a bound, without
-amplification | | `CyclicPoisson` | each example of one of b parts, independently |
-amplified | | `Poisson` | each example, independently (DP-SGD) | amplified |
+| `Shuffled` | one secret order, the same in every epoch | a bound, without amplification |
+| `CyclicPoisson` | each example of one of b parts, independently | amplified |
+| `Poisson` | each example, independently (DP-SGD) | amplified |
 | `CyclicFixedSize` | a fixed number of examples of one of b parts | amplified, a bound |
 | `BMinSepSampling` | each example not in the last b - 1 batches | amplified, simulated |
 | `BallsInBins` | each example in one random bin of the epoch | amplified, simulated |

@@ -56,7 +56,7 @@ class Participation(abc.ABC):
 
     @abc.abstractmethod
     def separation(self) -> int:
-        """Returns b, the minimum distance in steps of an example's participations."""
+        """Returns b: an example's participations are at least b steps apart."""
 
     @abc.abstractmethod
     def participations(self, num_steps: int) -> int:
@@ -191,7 +191,7 @@ def register(cls: _Class) -> _Class:
     for table, name in ((PARTICIPATIONS, cls.kind), (NAMED, cls.sampling)):
         if name is not None and table.setdefault(name, cls) is not cls:
             raise ValueError(
-                f"{name!r} of {cls.__name__} is already used by {table[name].__name__}."
+                f"The name {name!r} of {cls.__name__} is used by {table[name].__name__}."
             )
     return cls
 
