@@ -77,7 +77,7 @@ CEILINGS = {
     "noise": (1_070, 1_050),
     "optimize": (921, 1_000),
     "ledger": (628, 650),
-    "matrices": (818, 850),
+    "matrices": (815, 850),
     "analysis": (544, 700),
     "cli": (344, 350),
     "participation": (520, 600),
