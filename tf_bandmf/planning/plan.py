@@ -601,6 +601,11 @@ class Plan:
             rows_per_user=rows_per_user,
             ranges=ranges,
         )
+        if users is None and self.unit != ONE_EXAMPLE:
+            examples.remarks += (
+                f"Each row was taken as everything that belongs to {self.unit}: no users "
+                f"were given, so this was not checked.",
+            )
         return BatchSchedule(use, self.num_steps, self.plan_id, examples, padded)
 
     def memory(self, num_parameters: int, keep_normals: bool = False) -> NoiseMemory:

@@ -288,6 +288,10 @@ def test_passes_that_the_separation_does_not_permit(batches, changes, message):
     if message is None:
         model.fit(stream, verbose=0, **changes)
         assert model.optimizer.steps_taken == 6
+        # A pass of another call of `fit` is noticed when its first batch returns.
+        with pytest.warns(UserWarning, match="more often, than MinSep.*3.*2"):
+            model.fit(stream, verbose=0)
+        assert "A batch returned sooner" in str(model.privacy_statement())
         return
     with refused(model, ValueError, message):
         model.fit(stream, verbose=0, **changes)

@@ -47,16 +47,17 @@ def test_epochs_end_where_they_do_with_single_steps():
 
 
 @pytest.mark.parametrize(
-    ("class_weight", "clipping", "one_hot"),
+    ("class_weight", "clipping", "one_hot", "given"),
     [
-        ({0: 0.25, 2: 3.0}, "automatic", True),
-        ({1: 0.5}, "flat", False),
-        ({0: 0.0, 1: 5}, "flat", True),
+        ({0: 0.25, 2: 3.0}, "automatic", True, {}),
+        ({1: 0.5}, "flat", False, {}),
+        ({0: 0.0, 1: 5}, "flat", True, {}),
+        ({0: 0.0, 1: 5}, "flat", True, {"views": 2, "map": lambda x, y: (x, y)}),
     ],
 )
-@pytest.mark.slow_cases(but=["class_weight0-automatic-True"])
+@pytest.mark.slow_cases(but=["class_weight0-*", "class_weight3-*"])
 def test_class_weights_multiply_what_examples_contribute(
-    class_weight, clipping, one_hot
+    class_weight, clipping, one_hot, given
 ):
     x, y = data
     weights = np.array([class_weight.get(c, 1.0) for c in range(3)])
@@ -71,7 +72,7 @@ def test_class_weights_multiply_what_examples_contribute(
     for options in ({}, {"class_weight": class_weight}):
         model = make_private_model(plan, SGD(1.0), clipping=clipping, loss=loss)
         before = flat(model)
-        model.fit(plan.batches(x, y), verbose=0, **options)
+        model.fit(plan.batches(x, y, **given), verbose=0, **options)
         learned.append(flat(model) - before)
     model = make_private_model(plan, loss=loss)
 
@@ -98,6 +99,14 @@ def test_shares_are_at_most_the_clip_norm():
             model, x[:1], y[:1], l2_norm_clip=0.01, shares=np.float32([share])
         ).sums
         assert np.linalg.norm(flat(sums)) == pytest.approx(0.01 * most, rel=1e-3)
+    unit = {
+        "rows": np.array([[True, False, True]]),
+        "shares": np.float32([[0.1, 1.0, 0.5]]),
+    }
+    sums = clipped_gradient_sums(
+        model, x[None, :3], y[None, :3], l2_norm_clip=0.01, **unit
+    ).sums
+    assert np.linalg.norm(flat(sums)) == pytest.approx(0.005, rel=1e-3)
 
 
 def test_a_run_keeps_its_class_weights():

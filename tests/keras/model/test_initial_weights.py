@@ -44,4 +44,4 @@ def test_the_statement_always_says_where_the_weights_come_from():
     plan, model = plan_and_model()
     model.fit(plan.batches(*data), epochs=2, verbose=0)
     (line,) = [one for one in model.privacy_statement().remarks if "Initial" in one]
-    assert "as the model was made" in line
+    assert "when it was made private" in line

@@ -75,6 +75,10 @@ def test_what_is_given_is_used(line):
     assert set(fitted.model.evaluate(x, y, verbose=0, return_dict=True)) == {
         *("loss", "mse")
     }
+    # A statement covers later runs on the same data, too.
+    again = {"plan": PLAN, "loss": "mse", "verbose": 0, "additional_run": True}
+    later = fit_privately(linear(), x, y, **again)
+    assert fitted.statement.epsilon == later.statement.epsilon > PLAN.epsilon
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,7 @@ def test_what_is_given_is_used(line):
         ({"loss": None}, ValueError, "no loss"),
         ({"y": np.zeros(7)}, ValueError, "7"),
         ({"sampling": "poisson"}, TypeError, "sampling"),
+        ({"steps_per_epoch": 1}, ValueError, "takes all steps"),
     ],
 )
 def test_a_mistake_is_an_error_before_anything_is_trained(line, changed, error, text):

@@ -71,6 +71,12 @@ def test_it_says_that_there_are_weights(kind):
     assert points["This run"].count("Weights of examples or classes are in use") == 1
 
 
+def test_it_says_that_users_were_not_checked():
+    plan, model = plan_and_model("identity", batch_size=22, unit="one patient")
+    model.fit(plan.batches(*data), verbose=0)
+    assert "belongs to one patient: no users" in str(model.privacy_statement())
+
+
 def test_it_says_so_of_batches_that_the_caller_makes():
     model = make_private_model(make_min_sep_plan(), hidden=False)
     x, y = data[0][:4], data[1][:4]

@@ -26,24 +26,21 @@ def each_callback(callbacks: Any) -> list[Any]:
     return [] if callbacks is None else tf.nest.flatten(callbacks)
 
 
-def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
-    """Warns of callbacks that act on private data, or that cannot resume the run.
-
-    Args:
-      callbacks: the argument of `fit`.
-      is_kept: True if the run has a private state file.
-
-    Yields:
-      The text of each warning.
-    """
+def without_key(callbacks: Any) -> Iterator[str]:
+    """Warns of `BackupAndRestore` for a run without a private state file."""
     for callback in each_callback(callbacks):
-        monitor = getattr(callback, "monitor", None)
-        if isinstance(callback, keras.callbacks.BackupAndRestore) and not is_kept:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
             yield (
                 "BackupAndRestore needs private_state: a run can only be resumed with its "
                 "key, which no backup holds. Give fit private_state='run.private', the "
                 "path of a file that you never share."
             )
+
+
+def acting_on_exact_metrics(callbacks: Any) -> Iterator[str]:
+    """Warns of callbacks that act on exact metrics of the training data."""
+    for callback in each_callback(callbacks):
+        monitor = getattr(callback, "monitor", None)
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
             monitor = "loss"
         is_private = isinstance(monitor, str) and not monitor.startswith(_PUBLIC)

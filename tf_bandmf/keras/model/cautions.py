@@ -22,7 +22,7 @@ from tf_bandmf.keras.compat.keras_objects import (
     given_learning_rate,
     maker_of,
 )
-from tf_bandmf.keras.model.callbacks import cautions_of
+from tf_bandmf.keras.model.callbacks import acting_on_exact_metrics, without_key
 from tf_bandmf.planning import learning_rates
 from tf_bandmf.sampling.identity import INPUTS, TARGETS
 
@@ -58,7 +58,10 @@ def warn(model: Any, data: Any, labels: Any, callbacks: Any) -> None:
       labels: class numbers of some examples, if they are known.
       callbacks: the argument of `fit`.
     """
-    messages = list(cautions_of(callbacks, model.optimizer.run.file is not None))
+    run = model.optimizer.run
+    messages = list(acting_on_exact_metrics(callbacks))
+    run.cautions.update(dict.fromkeys(messages))
+    messages += without_key(callbacks) if run.file is None else ()
     if model.built and not model.optimizer.steps_taken:
         messages += [
             *_of_inputs(model, data),

@@ -41,7 +41,8 @@ class Contents(NamedTuple):
       y: targets.
       sample_weight: weights.
       rows: the rows that belong to each privacy unit.
-      shares: the share of the clip norm that each example may contribute.
+      shares: the share of the clip norm that each example may contribute; for rows of
+        privacy units, the share of each row.
       count: the number of examples, int32 scalar, if the batch is padded.
     """
 
@@ -58,7 +59,6 @@ class Contents(NamedTuple):
         if not batches_lib.is_scheduled_batch(batch):
             return cls(*keras.utils.unpack_x_y_sample_weight(batch))
         x, y, weight, rows, shares = (batch.get(key) for key in CONTENT)
-        shares = None if rows is not None else shares
         return cls(x, y, weight, rows, shares, batch.get(batches_lib.NUM_EXAMPLES))
 
     def by_row(self) -> tuple[Any, Any, Any]:

@@ -37,14 +37,24 @@ class PrivateFit:
       advice: the advice from which the plan was made; None if the caller passed a plan.
       history: the history that `fit` returned. WARNING: its losses and metrics of the
         training data are exact: they have no noise.
-      statement: the privacy statement of the run.
+      trained: the private model that was trained.
     """
 
     model: keras.Model
     plan: Plan
     advice: Advice | None
     history: keras.callbacks.History
-    statement: PrivacyStatement
+    trained: Any
+
+    @property
+    def statement(self) -> PrivacyStatement:
+        """The privacy statement; it covers all runs on these data so far, even later ones.
+
+        Raises:
+          ValueError: if these runs protect different privacy units; see
+            `trained.privacy_statement(unit)`.
+        """
+        return self.trained.privacy_statement()
 
     @property
     def card(self) -> PrivacyCard:
@@ -119,6 +129,12 @@ def fit_privately(
         raise ValueError(
             f"Give either epsilon, delta and epochs, or a plan, which sets them{end}"
         )
+    partial = {"steps_per_epoch", "initial_epoch"} & fit_arguments.keys()
+    if partial:
+        raise ValueError(
+            f"fit_privately takes all steps of its plan, found {', '.join(partial)}. Give "
+            f"fewer epochs; or train in parts by model.fit, with a plan for all parts."
+        )
     optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
     compiling = _compiling(model, loss, metrics)
     if y is None and _are_arrays(x):  # other data contain their targets
@@ -141,6 +157,8 @@ def fit_privately(
         plan = advice.plan
         if verbose != 0:
             print(advice)
+            if not isinstance(optimizer, str):
+                print(f"optimizer: the given {type(optimizer).__name__} instead")
     if isinstance(optimizer, str):
         arguments = plan.optimizer_arguments(num_weights, optimizer, compiling["loss"])
         optimizer = keras.optimizers.get({"class_name": optimizer, "config": arguments})
@@ -159,7 +177,7 @@ def fit_privately(
     # With Keras' default optimizer, RMSprop, loading the model would give a warning,
     # because it has no variables before its first step.
     released.compile("sgd", **compiling)
-    return PrivateFit(released, plan, advice, history, model.privacy_statement())
+    return PrivateFit(released, plan, advice, history, model)
 
 
 def _compiling(model: keras.Model, loss: Any, metrics: Any) -> dict[str, Any]:

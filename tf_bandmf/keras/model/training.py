@@ -55,7 +55,7 @@ from tf_bandmf.keras.resume.private_file import PrivateFile
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.tables.choice import DENSE
 from tf_bandmf.planning.statement import PrivacyStatement
-from tf_bandmf.sampling.batches import BatchSchedule
+from tf_bandmf.sampling.batches import BatchSchedule, is_scheduled_batch
 
 if TYPE_CHECKING:
     # The mixin uses attributes of `keras.Model`, which lacks most type annotations.
@@ -142,7 +142,8 @@ class PrivateTraining(BuiltBefore, _Model):
             before the interruption, as with `BackupAndRestore`.
           **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
             not exceed the remaining steps. `class_weight` multiplies an example's
-            contribution by the weight of its class, divided by the largest weight.
+            contribution by the weight of its class, divided by the largest weight if
+            that is above 1.
 
         Raises:
           TypeError, ValueError: if the data are not the plan's, the plan has too few
@@ -272,7 +273,13 @@ class PrivateTraining(BuiltBefore, _Model):
         ensures the min separation.
         """
         optimizer = self._optimizer_for_data("train_on_batch")
-        optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
+        if kwargs.get("class_weight") is not None:
+            if is_scheduled_batch(x):
+                raise ValueError(
+                    "class_weight changes batches when they are made. Give it to fit, or "
+                    "call model.begin_run(plan.batches(x, y).with_class_weight(...))."
+                )
+            optimizer.run.weighs_classes = True
         if is_distributed(self):
             self._prepare([(x, y, kwargs.get("sample_weight"))])
         try:
@@ -505,8 +512,11 @@ class PrivateTraining(BuiltBefore, _Model):
         optimizer = self._private_optimizer()
         return optimizer.run.counts.value(optimizer.steps_taken)
 
-    def privacy_statement(self) -> PrivacyStatement:
+    def privacy_statement(self, unit: str | None = None) -> PrivacyStatement:
         """Returns the run's privacy statement, with remarks on this model's layers.
+
+        Args:
+          unit: see `Plan.statement`.
 
         Returns:
           `optimizer.statement()`; its remarks also name layers that were adapted to data,
@@ -524,7 +534,7 @@ class PrivateTraining(BuiltBefore, _Model):
                 f"each example alone; that was not shown.",
             )
         remarks = (*optimizer.clipping.remarks(), *remarks)
-        return optimizer.run.statement(None, remarks)
+        return optimizer.run.statement(unit, remarks)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Loads weights as Keras does; the run's statement then mentions it."""

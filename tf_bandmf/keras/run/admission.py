@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,6 +79,11 @@ OTHER_DATA = (
     "assumption would be broken. Use the data, or the schedule object, that the run began "
     "with. Begin a custom loop with batches = "
     "model.begin_run(plan.batches(x, y), private_state)."
+)
+RETURNED = (
+    "A batch returned sooner, or more often, than {use} permits: the numbers of the plan "
+    "do not hold for its examples. Give fit data in which no example returns so soon, or "
+    "make a plan with the min_separation and max_participations of these data."
 )
 _IDS = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID
 # The schedule id of a run whose batches the caller makes, without a schedule.
@@ -168,6 +175,8 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
             refuse(fingerprint != digest, batches_lib.EDITED)
     elif plan.participation.has_schedule:
         raise TypeError(NOT_ITS_BATCHES.format(kind="a batch without its step"))
+    else:
+        _watch(run, [int(digest) for (digest,) in parts], step)
     refuse(not run.secrets.is_whole, RESTORED)
     refuse(step >= plan.num_steps, run.noising.generator.past_the_end)
     if not step:
@@ -183,6 +192,26 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
         refuse_second(run, schedule_id)
         run.reserve()
         record(run, schedule_id)
+
+
+def _watch(run: Run, digests: Sequence[int], step: int) -> None:
+    """Warns if a batch that the caller made returns too soon or too often.
+
+    This finds data that are repeated in the same order. In another order, examples may
+    return unnoticed: the caller is responsible for their separation.
+    """
+    use: Any = run.plan.participation
+    text = RETURNED.format(use=use)
+    for digest in digests:
+        last, count = run.returned.get(digest, (-math.inf, 0))
+        if step > last:
+            is_often = count >= use.participations(run.plan.num_steps)
+            if (
+                is_often or step - last < use.min_separation
+            ) and text not in run.cautions:
+                run.cautions[text] = None
+                warnings.warn(text, stacklevel=2)
+            run.returned[digest] = step, count + 1
 
 
 def refuse(is_wrong: bool, text: str) -> None:

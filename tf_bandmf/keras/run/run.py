@@ -86,9 +86,12 @@ class Run:
       secrets: a `SecretState` with the key, the points, the noise buffer and the step.
       turn: a lock for the duration of a step, so that threads take turns.
       vouched: the reasons that `vouch` received for changes of the weights, in order.
+      cautions: remarks on callbacks that act on exact metrics, in order; set by `fit`.
       weights: all weights of the model, in a fixed order; set by the model.
       weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
         under `MinSep`.
+      returned: the caller's batches by their digests: the last step of each, and the
+        number of its steps.
       were_loaded: True if the initial weights were loaded or set.
       plain_steps: number of steps with a plain optimizer, before the model was made
         private.
@@ -125,6 +128,8 @@ class Run:
         self.vouched: tuple[str, ...] = ()
         self.weights: Sequence[Any] = ()
         self.weighs_classes = False
+        self.returned: dict[int, tuple[float, int]] = {}
+        self.cautions: dict[str, None] = {}
         self.were_loaded = False
         self.plain_steps = 0
         self.initial_weights: str | None = None
@@ -511,6 +516,7 @@ class Run:
             f"the change used no private data: {sentence(reason)}"
             for reason in self.vouched
         ]
+        remarks += self.cautions
         if self.resumed:
             remarks.append(
                 f"The run was interrupted, and resumed at step "
@@ -520,8 +526,9 @@ class Run:
                 f"for those who did not see the lost weights."
             )
         origin = (
-            "as the model was made; this process did not see them trained without "
-            "privacy. Weights that were loaded or set are not checked."
+            "those that the model had when it was made private. This process did not see "
+            "them trained without privacy; weights that were loaded or set before are not "
+            "checked."
         )
         if self.were_loaded:
             origin = (

@@ -110,6 +110,7 @@ def clipped_gradient_sums(
         whose loss is the mean over its rows: see `tensors.multi_row`.
       shares: None; or [B] float32 in [0, 1], the fraction of the clip norm to which
         each example is clipped. Values outside are clipped to [0, 1]; NaN becomes 0.
+        With `rows`, [B, K]: a unit has the largest share of its rows.
       clipping: the method of clipping (flat or automatic), and the groups of weights.
         The attribute `scaling` is ignored; pass `scales` instead.
       scales: None; or factors that multiply the coordinates of each example's gradient
@@ -144,6 +145,8 @@ def clipped_gradient_sums(
         shares = tf.cast(tf.convert_to_tensor(shares), tf.float32)
         # Comparisons with NaN are false, so NaN becomes 0.
         shares = tf.where(shares > 0.0, tf.minimum(shares, 1.0), 0.0)
+        if rows is not None:
+            shares = tf.reduce_max(tf.where(rows, shares, 0.0), axis=1)
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
     data = *data, shares
