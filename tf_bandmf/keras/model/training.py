@@ -55,7 +55,7 @@ from tf_bandmf.keras.resume.private_file import PrivateFile
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.tables.choice import DENSE
 from tf_bandmf.planning.statement import PrivacyStatement
-from tf_bandmf.sampling.batches import BatchSchedule, is_scheduled_batch
+from tf_bandmf.sampling.batches import BatchSchedule
 
 if TYPE_CHECKING:
     # The mixin uses attributes of `keras.Model`, which lacks most type annotations.
@@ -273,13 +273,7 @@ class PrivateTraining(BuiltBefore, _Model):
         ensures the min separation.
         """
         optimizer = self._optimizer_for_data("train_on_batch")
-        if kwargs.get("class_weight") is not None:
-            if is_scheduled_batch(x):
-                raise ValueError(
-                    "class_weight changes batches when they are made. Give it to fit, or "
-                    "call model.begin_run(plan.batches(x, y).with_class_weight(...))."
-                )
-            optimizer.run.weighs_classes = True
+        optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         if is_distributed(self):
             self._prepare([(x, y, kwargs.get("sample_weight"))])
         try:
