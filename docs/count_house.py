@@ -69,7 +69,7 @@ FOLDERS = {
 # a change needs more lines in one folder, lower another folder's ceiling by as many.
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (7_680, 7_000),
+    "keras": (7_665, 7_000),
     "accounting": (2_040, 2_150),
     "planning": (2_173, 1_900),
     "strategies": (1_356, 1_600),
