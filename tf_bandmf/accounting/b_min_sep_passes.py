@@ -213,7 +213,7 @@ class Passes:
                 taken /= scale
                 logs += np.log(scale)
         total = free * (1.0 - probability) + taken.sum(axis=0)
-        if b > n:  # Initial rests may last until the end of the run.
+        if b > n:  # An example that rests at step 0 may rest until the end of the run.
             total += (b - n) * self.rate * np.exp(-logs)
         return np.log(total) + logs
 

@@ -55,8 +55,8 @@ class Accountant(abc.ABC):
     l2_norm_clip = 1.
     """
 
-    # The (accountant name, kind, adjacency) of the guarantees that this accountant can
-    # state: the first entry with amplification by sampling, the last one without it.
+    # The (accountant name, kind, adjacency) of guarantees from this accountant: the
+    # first entry is with amplification by sampling, the last one without it.
     claims: tuple[tuple[str, str, str], ...]
     # The sampling probability; 1 without amplification.
     sampling_probability = 1.0

@@ -57,7 +57,7 @@ _SINGLE_PRECISION_LIMIT = 300.0
 
 
 def check_bins(num_bins: int) -> None:
-    """Raises ValueError if there are too many bins for a b x b matrix."""
+    """Raises ValueError if there are too many bins to compute their Gram matrix."""
     if num_bins > _LARGEST_BINS:
         raise ValueError(
             f"For balls in bins, num_bins must be <= {_LARGEST_BINS}, found "

@@ -25,8 +25,8 @@ Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 # The amount by which `repeated` increases delta to allow for rounding errors of Fourier
 # convolutions: the minimum, and the amount per query.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
-# The distance from [0, 1] at which a delta from dp-accounting is still accepted,
-# because rounding errors can explain it.
+# Because of rounding errors, a delta from dp-accounting may be outside of [0, 1] by
+# this amount.
 _TOLERANCE = 1e-12
 
 

@@ -27,8 +27,8 @@ _DENSE_LIMIT = 8_192
 # The same limit for scaled Toeplitz strategies, for which `scaled_toeplitz_bound` is
 # nearly as good and takes only O(n k) operations.
 _TOEPLITZ_DENSE_LIMIT = 2_048
-# The maximum number of operations of a dynamic program or bound for banded matrices. If
-# it needs more, another bound is used.
+# The maximum number of operations of a dynamic program or bound for banded matrices. A
+# computation that would need more is skipped, and another bound is used.
 _OPERATION_LIMIT = 2e9
 # The maximum number of rows of a matrix that is materialized to compute only its column
 # norms.

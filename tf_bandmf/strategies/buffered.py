@@ -137,7 +137,7 @@ class _Problem:
         )
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the loss and its gradient at the variables of `decays_of`, [2 d]."""
+        """Returns the loss and its gradient at the arguments of `decays_of`, [2 d]."""
         # The values are 1 - decay, to full precision for decays close to 1.
         rests = -np.expm1(-np.log1p(np.exp(-variables)).cumsum())
         response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))

@@ -3,7 +3,8 @@
 Source: Kalinin, Rehn, Andersson, Honkela, Lampert, "Beyond Square Roots: Explicit
 Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. With
 two bands, gamma-BIFR is DP-lambda-CGD; with gamma = 1/2, it is BISR. With other values
-of gamma, a few bands can correlate the noise more strongly than as many bands of BISR.
+of gamma, a few bands can correlate the noise more strongly than the same number of
+bands of BISR.
 """
 
 from __future__ import annotations

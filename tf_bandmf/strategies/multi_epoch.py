@@ -149,7 +149,7 @@ class _Blocks:
         self.groups = [(count, size) for count, size in groups if count and size]
 
     def split(self, x: np.ndarray) -> list[np.ndarray]:
-        """Splits x, [n, ...], into an array [number of blocks, size, ...] per size."""
+        """Splits the rows of x by block size, into arrays [number, size, ...]."""
         parts, start = [], 0
         for count, size in self.groups:
             rows = x[start : start + count * size]
@@ -203,10 +203,10 @@ def _optimize(
 
     The docstring of `dense` describes the method. The Gram matrix is
     `X = D^1/2 Y D^1/2`, where the diagonal blocks of Y are identity matrices and the
-    diagonal of D consists of the squared column norms. The multiplier L is that of Y,
-    so the Lagrange multiplier of X is `D^-1/2 L D^-1/2`. At the optimal norms, its
-    diagonal is constant within each position in the epoch. Damped steps converge to
-    these norms.
+    diagonal of D consists of the squared column norms. In this function, L is the
+    Lagrange multiplier of Y, so that of X is `D^-1/2 L D^-1/2`. At the optimal norms,
+    the diagonal of `D^-1/2 L D^-1/2` is constant within each position in the epoch.
+    Damped steps converge to these norms.
     """
     n = workload.num_steps
     blocks = _Blocks(n, min_separation)

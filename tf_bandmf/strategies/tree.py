@@ -9,8 +9,8 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 from tf_bandmf.workloads import Workload
 
-# The maximum number of steps. It is limited because the strategy matrix and its Gram
-# matrix are materialized as dense matrices.
+# The maximum number of steps. It is limited because the strategy and its Gram matrix
+# are stored as dense matrices.
 _LARGEST_NUM_STEPS = 20_000
 
 
