@@ -229,8 +229,10 @@ class BatchSchedule:
                 content[PART] = tf.stack([number, num_parts])
             return identity.with_fingerprint({**content, **ids, STEP: step})
 
-        # A data set that is read in its own order allows no parallel batches.
-        parallel = None if examples.source.in_order else 2
+        # Two batches are made in parallel only if functions change their rows: reading
+        # rows is not parallel. A data set that is read in its own order allows no
+        # parallel batches.
+        parallel = 2 if examples.changes and not examples.source.in_order else None
         # This pipeline gains nothing from autotuning, and stopping the autotuner takes
         # up to a second.
         options = tf.data.Options()

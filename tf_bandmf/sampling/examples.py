@@ -62,6 +62,7 @@ class Examples:
       source: source of the rows.
       num_examples: number of examples.
       labels: class numbers of inspected examples; empty if they are not known.
+      changes: functions that change the rows that were read, in order.
       ranges: declared ranges of the model's "x" and "y".
       remarks: sentences that the statement of a run on these examples must contain.
 
@@ -92,7 +93,7 @@ class Examples:
         if users is None:
             _warn_of_repetitions(source)
         self.remarks, self.ranges = source.remarks, {}
-        self._changes: list[Any] = []
+        self.changes: list[Any] = []
         if source.parse is not None:
             self._make(source.parse, parses=True)
         missing = source.missing()
@@ -111,7 +112,7 @@ class Examples:
                 stacklevel=4,
             )
         if ranges:
-            self._changes.append(Ranges(ranges))
+            self.changes.append(Ranges(ranges))
             self.ranges = dict(ranges)
         if map is not None:
             # Declared ranges apply to what `map` receives, not to what it returns.
@@ -150,7 +151,7 @@ class Examples:
         ids = tf.range(min(_TRIED_EXAMPLES, self.source.num_examples), dtype=tf.int64)
         draw = np.zeros(2, np.int64), tf.constant(0, tf.int64), ids, _TRIED_VIEWS
         change = Mapped(function, self._rows(*draw), _seeds(*draw), parses)
-        self._changes.append(change)
+        self.changes.append(change)
         self.remarks = (*self.remarks, *change.remarks)
         return change
 
@@ -158,7 +159,7 @@ class Examples:
         """Returns these examples with class weights; see `ClassWeights`."""
         other = copy.copy(self)
         vars(other).pop("digest", None)
-        other._changes = [*self._changes, ClassWeights(class_weight)]
+        other.changes = [*self.changes, ClassWeights(class_weight)]
         other.remarks = tuple(dict.fromkeys((*self.remarks, OF_WEIGHTS)))
         return other
 
@@ -168,7 +169,7 @@ class Examples:
         content = self.source.gather(ids)
         if views > 1:
             content = tf.nest.map_structure(lambda t: tf.repeat(t, views, 0), content)
-        for change in self._changes:
+        for change in self.changes:
             content = change(content, lambda: _seeds(base, step, ids, views))
         return content
 
@@ -227,7 +228,7 @@ class Examples:
         """Returns a hash of the examples and their order."""
         digest = hashlib.blake2b(digest_size=32)
         self.source.update_digest(digest.update)
-        for change in self._changes:
+        for change in self.changes:
             digest.update(change.digest)
         if self._row_ids is not None or self._views > 1:
             digest.update(f"units {self._most} {self._views}".encode())

@@ -93,23 +93,29 @@ class ExampleSource(abc.ABC):
         Raises:
           ValueError: if a row has changed.
         """
+        *leaves, works = self._taken(indices)
+        self._compare(indices, works, identity.row_hashes(leaves).numpy())
+        return [*leaves, works]
+
+    def _taken(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Returns what `rows` returns; stores the hashes of rows that are new."""
         with self._lock:
             leaves = self._read(indices) if len(indices) else self._zeros(0)
             works = ~self._failed[indices]
-            if works.any():
-                self._note(indices[works], [leaf[works] for leaf in leaves])
+            new = works & ~self._is_seen[indices]
+            if new.any():
+                inputs = tf.nest.pack_sequence_as(self._sample, leaves)[INPUTS]
+                records, rows = identity.record_hashes(inputs), identity.row_hashes(leaves)
+                self._hashes[:, indices[new]] = np.stack([records, rows])[:, new]
+                self._has_nan[indices[new]] = rows_with_nan(leaves)[new]
+                self._is_seen[indices[new]] = True
             return [*leaves, works]
 
-    def _note(self, indices: np.ndarray, leaves: list[np.ndarray]) -> None:
-        """Stores the hashes of new rows, and raises if rows have changed."""
-        rows, new = identity.row_hashes(leaves).numpy(), ~self._is_seen[indices]
-        if new.any():
-            inputs = tf.nest.pack_sequence_as(self._sample, leaves)[INPUTS]
-            both = np.stack([identity.record_hashes(inputs), rows])
-            self._hashes[:, indices[new]] = both[:, new]
-            self._has_nan[indices[new]] = rows_with_nan([leaf[new] for leaf in leaves])
-            self._is_seen[indices[new]] = True
-        changed = indices[self._hashes[1, indices] != rows]
+    def _compare(
+        self, indices: np.ndarray, works: np.ndarray, hashes: np.ndarray
+    ) -> None:
+        """Raises ValueError if readable rows no longer have the stored hashes."""
+        changed = indices[works & (self._hashes[1, indices] != hashes)]
         if changed.size:
             raise ValueError(self._changed.format(place=changed[0]))
 
@@ -142,11 +148,14 @@ class ExampleSource(abc.ABC):
         """Gathers `x`, `y` and `sample_weight` (those that exist); can run in a graph."""
         kinds = [*self._zeros(0), np.zeros(0, bool)]
         dtypes = [tf.as_dtype(kind.dtype) for kind in kinds]
-        leaves = tf.numpy_function(self.rows, [indices], dtypes)
+        leaves = tf.numpy_function(self._taken, [indices], dtypes)
         *leaves, works = (
             tf.ensure_shape(leaf, [None, *kind.shape[1:]])
             for leaf, kind in zip(leaves, kinds)
         )
+        # The graph computes these hashes much faster than Python calls one operation.
+        drawn = [indices, works, identity.row_hashes(leaves)]
+        tf.numpy_function(self._compare, drawn, [])
         content = tf.nest.pack_sequence_as(self._sample, leaves)
         return with_weights(content, works) if self.may_fail else content
 
