@@ -90,13 +90,13 @@ class Examples:
         self.num_examples = source.num_examples
         if not may_overlap:
             _refuse_overlap(source)
+        hashes, missing = source.seen()
         if users is None:
-            _warn_of_repetitions(source)
+            _warn_of_repetitions(hashes, source.num_examples)
         self.remarks, self.ranges = source.remarks, {}
         self.changes: list[Any] = []
         if source.parse is not None:
             self._make(source.parse, parses=True)
-        missing = source.missing()
         if not (map is not None or ranges or source.in_order):
             ids = tf.constant(source.probed())
             rows = self._rows(np.zeros(2, np.int64), tf.constant(0, tf.int64), ids, 1)
@@ -317,12 +317,11 @@ def _are_windows(rows: np.ndarray) -> bool:
     return False
 
 
-def _warn_of_repetitions(source: ExampleSource) -> None:
+def _warn_of_repetitions(hashes: np.ndarray, num_examples: int) -> None:
     """Warns if some inspected rows are equal, because they may be copies of one record."""
-    hashes = source.row_hashes()
     repeated = len(hashes) - len(np.unique(hashes))
     if repeated:
-        some = " that were inspected" if len(hashes) < source.num_examples else ""
+        some = " that were inspected" if len(hashes) < num_examples else ""
         warnings.warn(
             f"{repeated} of {len(hashes)} examples{some} repeat others. The guarantee "
             f"hides one example, so it does not hold for a record that occurs in "

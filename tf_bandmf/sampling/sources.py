@@ -94,38 +94,32 @@ class ExampleSource(abc.ABC):
           ValueError: if a row has changed.
         """
         *leaves, works = self._taken(indices)
-        self._compare(indices, works, identity.row_hashes(leaves).numpy())
+        self._compare(indices, identity.row_hashes(leaves).numpy())
         return [*leaves, works]
 
     def _taken(self, indices: np.ndarray) -> list[np.ndarray]:
         """Returns what `rows` returns; stores the hashes of rows that are new."""
         with self._lock:
             leaves = self._read(indices) if len(indices) else self._zeros(0)
-            works = ~self._failed[indices]
-            new = works & ~self._is_seen[indices]
+            new = ~self._failed[indices] & ~self._is_seen[indices]
             if new.any():
-                inputs = tf.nest.pack_sequence_as(self._sample, leaves)[INPUTS]
-                records, rows = identity.record_hashes(inputs), identity.row_hashes(leaves)
-                self._hashes[:, indices[new]] = np.stack([records, rows])[:, new]
-                self._has_nan[indices[new]] = rows_with_nan(leaves)[new]
-                self._is_seen[indices[new]] = True
-            return [*leaves, works]
+                parts, places = [leaf[new] for leaf in leaves], indices[new]
+                inputs = tf.nest.pack_sequence_as(self._sample, parts)[INPUTS]
+                both = identity.record_hashes(inputs), identity.row_hashes(parts)
+                self._hashes[:, places] = both
+                self._has_nan[places] = rows_with_nan(parts)
+                self._is_seen[places] = True
+            return [*leaves, ~self._failed[indices]]
 
-    def _compare(
-        self, indices: np.ndarray, works: np.ndarray, hashes: np.ndarray
-    ) -> None:
+    def _compare(self, indices: np.ndarray, hashes: np.ndarray) -> None:
         """Raises ValueError if readable rows no longer have the stored hashes."""
-        changed = indices[works & (self._hashes[1, indices] != hashes)]
+        changed = indices[(self._hashes[1, indices] != hashes) & ~self._failed[indices]]
         if changed.size:
             raise ValueError(self._changed.format(place=changed[0]))
 
-    def row_hashes(self) -> np.ndarray:
-        """Returns the hashes of the rows that were read."""
-        return self._hashes[1, self._is_seen]
-
-    def missing(self) -> np.ndarray:
-        """Returns for each row that was read whether it contains NaN, bool."""
-        return self._has_nan[self._is_seen]
+    def seen(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns each read row's hash, and whether it contains NaN (bool)."""
+        return self._hashes[1, self._is_seen], self._has_nan[self._is_seen]
 
     def records(self) -> np.ndarray:
         """Returns the hashes of the records that were read."""
@@ -153,9 +147,8 @@ class ExampleSource(abc.ABC):
             tf.ensure_shape(leaf, [None, *kind.shape[1:]])
             for leaf, kind in zip(leaves, kinds)
         )
-        # The graph computes these hashes much faster than Python calls one operation.
-        drawn = [indices, works, identity.row_hashes(leaves)]
-        tf.numpy_function(self._compare, drawn, [])
+        # A graph hashes rows much faster than Python, which calls each operation.
+        tf.numpy_function(self._compare, [indices, identity.row_hashes(leaves)], [])
         content = tf.nest.pack_sequence_as(self._sample, leaves)
         return with_weights(content, works) if self.may_fail else content
 
