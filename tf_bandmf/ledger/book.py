@@ -84,8 +84,8 @@ class Ledger:
 
         Args:
           name: name of the data set. Other methods expect it as the argument `dataset`.
-          epsilon: epsilon of the budget, together with delta.
-          delta: delta of the budget, together with epsilon.
+          epsilon: epsilon of the budget; requires delta.
+          delta: delta of the budget; requires epsilon.
           rho: zCDP rho, instead of epsilon and delta.
           unit: the privacy unit that the budget protects; plans must have the same
             unit.
@@ -132,8 +132,8 @@ class Ledger:
 
         Args:
           dataset: name of the data set.
-          epsilon: epsilon of the budget, together with delta.
-          delta: delta of the budget, together with epsilon.
+          epsilon: epsilon of the budget; requires delta.
+          delta: delta of the budget; requires epsilon.
           rho: zCDP rho, instead of epsilon and delta.
 
         Returns:

@@ -169,8 +169,8 @@ class Minimizer:
         # several copies of them during an update.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
-        # The concrete function of `_steps`. It can be traced only when the optimizer's
-        # first state is known.
+        # The traced function of `_steps`. It is traced when the optimizer's first state
+        # is known.
         self._advance: Callable[..., Any] | None = None
 
     def _steps(

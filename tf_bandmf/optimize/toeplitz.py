@@ -1,9 +1,9 @@
 """Optimal Toeplitz strategies with banded `C` or `C^-1`, found with NumPy.
 
-For a workload `A` with Toeplitz `A C^-1`, if the objective is the mean or the last
-per-step error, its value and gradient are computed without TensorFlow from a few
-recurrences, in time O(n p) for n steps and p bands. `traced_toeplitz` computes all other
-errors.
+Let `A` be the workload. If `A C^-1` is Toeplitz and the objective is the mean or the last
+per-step error, the objective and its gradient are computed without TensorFlow from a few
+recurrences, in time O(n p) for n steps and p bands. The module `traced_toeplitz` computes
+all other objectives.
 """
 
 from __future__ import annotations
