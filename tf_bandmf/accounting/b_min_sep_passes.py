@@ -123,7 +123,7 @@ class Passes:
     def draw_weighted(
         self, generator: np.random.Generator, count: int, log_weights: np.ndarray
     ) -> np.ndarray:
-        """Draws weighted sets S of participations; returns `m_S`, shape [count, n].
+        """Draws sets S with weighted probabilities; returns `m_S`, shape [count, n].
 
         The probability of S is `P(S) prod_{t in S} exp(log_weights[t]) / Z`. For the
         exponents `log_weights`, `log_ratios` returns the log of the constant `Z`.

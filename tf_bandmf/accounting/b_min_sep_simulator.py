@@ -212,7 +212,7 @@ class BMinSepSimulator(Simulator):
             tilt, *others = alike
             np.multiply(log_v, tilt.scale, out=exponents)
             if not tilt.is_weighted:
-                # The exponents are scale (log_v + half) - scale^2 half.
+                # The exponents are scale * (log_v + half) - scale^2 * half.
                 exponents -= (tilt.scale * (tilt.scale - 1.0) * half)[:, None]
             rates = [one.probability for one in (tilt, *others)]
             total = self._log_total(tilt) if tilt.is_weighted else 0.0

@@ -86,7 +86,7 @@ class Accountant(abc.ABC):
         return both
 
     def multiplier(self, noise_stddev: float) -> float:
-        """Returns the joint noise multiplier of the run and the other releases."""
+        """Returns the joint noise multiplier of the run and other Gaussian releases."""
         alone = noise_stddev / self.whole_sensitivity
         if self.releases == math.inf:
             return alone

@@ -88,7 +88,7 @@ def blt(
 
 
 def _optimum(problem: _Problem, num_buffers: int) -> tuple[Any, int]:
-    """Returns SciPy's result at the best local minimum, and the total of iterations."""
+    """Returns SciPy's result for the best minimum, and the number of iterations."""
     decays, inverse_decays = np.zeros(0), np.zeros(0)
     best, iterations = None, 0
     for _ in range(num_buffers):
@@ -138,13 +138,13 @@ class _Problem:
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the loss and its gradient at the arguments of `decays_of`, [2 d]."""
-        # The values are 1 - decay, to full precision for decays close to 1.
+        # `rests` are 1 - decay, with full precision for decays close to 1.
         rests = -np.expm1(-np.log1p(np.exp(-variables)).cumsum())
         response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))
         poles = np.concatenate([self._poles, rests[1::2]])
         change, start = _recurrence(poles, rests[0::2], rests)
-        # The mean error contains entry t of the first column of A C^-1 n - t times:
-        # once for each row with this entry. The maximum error is that of the last row.
+        # Entry t of the first column of A C^-1 occurs in n - t rows, so the mean error
+        # contains it n - t times. The maximum error is that of the last row.
         powers = _powers(change, self.num_steps)[0]
         error = _of_output(_sum(powers, np.outer(start, start), self._is_mean), start)
         # The generating function C(x) has d log C / d theta = x / (1 - theta x) for a

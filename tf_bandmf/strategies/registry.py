@@ -115,7 +115,7 @@ class Family:
 
     @property
     def has_drafts(self) -> bool:
-        """True if `build` takes `is_draft`, to stop an optimization at a draft.
+        """True if `build` takes `is_draft`, which makes an optimization stop early.
 
         Drafts take less time and are precise enough to compare strategies. The
         mechanism "auto" compares drafts, and optimizes only the best one to full
