@@ -1,4 +1,4 @@
-"""Batch schedules: all batches of a run, each of which contains its step."""
+"""Batch schedules: all batches of a run, each with the number of its step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PART = "part"
 
 
 class IndexBatch(NamedTuple):
-    """The examples that a step uses.
+    """The indices of the examples that one step uses.
 
     Attributes:
       step: step of the run.
@@ -60,19 +60,21 @@ def is_scheduled_batch(data: Any) -> bool:
 class BatchSchedule:
     """All batches of one run, from the first step to the last.
 
-    A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` for
-    which the batch is meant, the `plan_id` of the plan, a `schedule_id` (a hash of the
-    plan, the data and the sampler's seed, which must not change within a run), and a
-    `fingerprint` of all of these, so that a private step can reject a changed batch.
+    A batch is a dictionary of `x`, `y` and `sample_weight` (if they exist), the `step`
+    for which the batch is meant, the `plan_id` of the plan, a `schedule_id` (a hash of
+    the plan, the data and the sampler's seed, which must not change within a run), and
+    a `fingerprint` of all other entries, so that a private step can reject a changed
+    batch.
     The batch size may vary from step to step, down to 0, and is not static, so a
     training step is traced once. For static shapes (XLA compiles a program for each
     shape), `padded` batches have a constant size.
 
-    One schedule serves a run across epochs and restarts: from any step on,
-    `dataset(first_step)` and `indices(first_step)` return the batches of the uninterrupted
-    run. A secret sample belongs to one run and is derived from the run's key: `join`
-    returns the run's schedule, and `fit` and `begin_run` use it in Keras. A schedule that
-    has not joined a run has a fresh secret seed, and serves one run.
+    One schedule is used for all epochs and restarts of a run: from any step on,
+    `dataset(first_step)` and `indices(first_step)` return the batches of the
+    uninterrupted run. If the sample is secret, it belongs to one run, and its seed is
+    derived from the run's key: `join` returns the run's schedule. In Keras, `fit` and
+    `begin_run` do this. A schedule that has not joined a run has a fresh secret seed,
+    and can be used for one run only.
 
     Formal guarantee: if the key is fresh from the operating system and secret, the examples
     of the steps have the participation's distribution, independently of the data.
@@ -80,7 +82,7 @@ class BatchSchedule:
     Args:
       participation: the participation that the accountant analyzes; it must have a
         schedule.
-      num_steps: n.
+      num_steps: n, the number of steps.
       plan_id: identifier of the plan, int64.
       examples: the examples, as many as the participation has.
       padded: True to give every batch `padded_batch_size` rows. Surplus rows are zeros with
@@ -88,7 +90,7 @@ class BatchSchedule:
 
     Attributes:
       steps_per_epoch: number of steps per pass over the data, exact or on average.
-      labels: class numbers of inspected examples; empty if they are not known.
+      labels: class numbers of the examples that were inspected; empty if not known.
       ranges: declared ranges of inputs and targets; see `sampling.changes.Ranges`.
 
     Raises:
@@ -113,8 +115,8 @@ class BatchSchedule:
         if examples.num_examples != given.num_examples:
             raise ValueError(
                 f"The plan is for {given.num_examples} examples, found "
-                f"{examples.num_examples} (with users=, each user is one). Make a plan for "
-                f"this data set."
+                f"{examples.num_examples} (with users=, each user is one example). Make a "
+                f"plan for this data set."
             )
         self._is_fresh = seed is None and participation.has_secret_sampler
         size = SEED_BYTES if self._is_fresh else 0
@@ -200,7 +202,7 @@ class BatchSchedule:
 
         Raises:
           ValueError: if the schedule cannot start at this step: the step does not
-            exist, or the run before it drew its sample from another seed.
+            exist, or the run drew its earlier steps from another seed.
         """
         self._check_start(first_step)
         examples = self._examples
@@ -230,8 +232,8 @@ class BatchSchedule:
             return identity.with_fingerprint({**content, **ids, STEP: step})
 
         # Two batches are made in parallel only if functions change their rows: reading
-        # rows is not parallel. A data set that is read in its own order allows no
-        # parallel batches.
+        # rows is not parallel. A data set that is read in its own order cannot make
+        # batches in parallel.
         parallel = 2 if examples.changes and not examples.source.in_order else None
         # This pipeline gains nothing from autotuning, and stopping the autotuner takes
         # up to a second.

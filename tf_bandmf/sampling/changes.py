@@ -1,4 +1,4 @@
-"""Changes that are made to rows besides `map`: declared ranges and class weights.
+"""Changes that are made to rows in addition to `map`: ranges and class weights.
 
 A declared range is public: `fit` may compare it with the model before the first step,
 and a record outside its range contributes nothing to a run. Class weights scale
@@ -33,10 +33,10 @@ class Ranges:
         without a pair may have any values.
 
     Raises:
-      TypeError: if a range is invalid, or if a tensor with a range contains strings,
-        which is checked on reading.
-      ValueError: if a minimum is not below its maximum, or if a tensor's name is
-        unknown, which is checked on reading.
+      TypeError: if a range is invalid; or, when rows are read, if a tensor with a range
+        contains strings.
+      ValueError: if a minimum is not below its maximum; or, when rows are read, if a
+        tensor's name is unknown.
     """
 
     def __init__(self, ranges: Mapping[str, Any]) -> None:
@@ -81,7 +81,7 @@ class Ranges:
 
 
 def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
-    """Returns each row's numbers in one or all tensors, float64, shape [N, any].
+    """Returns each row's numbers in one tensor or all tensors, float64, shape [N, any].
 
     float64 represents the numbers of all common dtypes exactly.
     """
@@ -128,8 +128,8 @@ class ClassWeights:
         multiplied by these weights.
 
     Raises:
-      ValueError: if a weight is invalid, or if the targets have another form, which is
-        checked on reading.
+      ValueError: if a weight is invalid; or, when rows are read, if the targets have
+        another form.
     """
 
     def __init__(self, class_weight: Mapping[int, float]) -> None:
@@ -179,8 +179,8 @@ class ClassWeights:
             if classes.dtype.is_floating:
                 classes = tf.round(classes)
             classes = tf.cast(classes, tf.int64)
-        # The index of the first matching class; the appended last column matches every
-        # target.
+        # `argmax` finds the first matching class. The appended last column matches all
+        # targets.
         fits = tf.cast(classes[:, None] == self._classes, tf.int32)
         fits = tf.pad(fits, [[0, 0], [0, 1]], constant_values=1)
         share = tf.gather(self._weights, tf.argmax(fits, axis=1))

@@ -1,10 +1,11 @@
-"""The data of `Plan.batches`: rows, changes to rows, and groups of rows as examples.
+"""The data that `Plan.batches` receives: rows, changes to rows, and groups of rows.
 
 The sampler draws examples. The gradient of each example is clipped, and the guarantee
-hides whether the example is present. An example is a row, or a unit of several rows:
-the views of one row, or the records of one user. The loss of a unit is the mean loss of
-its rows. A batch of N units has contents of shape [N, K, ...] and `rows`, bool, shape
-[N, K], which is False for padding in units with fewer than K rows.
+hides whether the example is present. An example is one row, or a group of several rows:
+the views of one row (its augmented versions), or the records of one user. The loss of a
+group is the mean loss of its rows. A batch of N groups has contents of shape
+[N, K, ...], and a mask `rows`, bool, shape [N, K], which is False for padding in groups
+with fewer than K rows.
 """
 
 from __future__ import annotations
@@ -53,18 +54,19 @@ class Examples:
       ranges: declared ranges; rows outside them become zeros with weight 0; see `Ranges`.
       map: a function that changes rows; see `Mapped`.
       views: the number of views of each row.
-      users: None if each row is an example; or the user of each row, shape [rows],
-        integers or strings: an example is then a user.
-      rows_per_user: maximum number of a user's rows that a step takes, chosen at random if
-        there are more.
+      users: None if each row is an example; otherwise the user of each row, integers or
+        strings, shape [rows], and each user is one example.
+      rows_per_user: maximum number of rows of one user that a step uses; if a user has
+        more rows, they are chosen at random.
 
     Attributes:
       source: source of the rows.
       num_examples: number of examples.
-      labels: class numbers of inspected examples; empty if they are not known.
+      labels: class numbers of the examples that were inspected; empty if not known.
       changes: functions that change the rows that were read, in order.
       ranges: declared ranges of the model's "x" and "y".
-      remarks: sentences that the statement of a run on these examples must contain.
+      remarks: sentences that the privacy statement of a run on these examples must
+        contain.
 
     Raises:
       TypeError, ValueError: if the arguments contradict each other or the plan.
@@ -126,13 +128,13 @@ class Examples:
         self._row_ids: np.ndarray | None = None
         if users is None:
             if rows_per_user is not None:
-                raise ValueError("rows_per_user needs users: pass each row's user.")
+                raise ValueError("rows_per_user needs users=, the user of each row.")
             return
         users = np.asarray(users)
         if source.in_order:
             raise ValueError(
-                "users needs rows that are read by index; a data set has a fixed order. "
-                "Pass arrays, files, or an object that has a length and rows by index."
+                "users= needs rows that are read by index, found a data set with a fixed "
+                "order. Pass arrays, TFRecord files, or an object with a length and index."
             )
         if users.shape != (source.num_examples,):
             raise ValueError(
@@ -282,21 +284,21 @@ def _refuse_overlap(source: ExampleSource) -> None:
 
     If windows overlap, several examples contain the same value of the series, so hiding
     one example does not hide that value. Windows that were shuffled, or that share only
-    one value, are not recognized.
+    one value, are not detected.
     """
-    # Sources that may fail are not inspected: reading them may be slow or have side
-    # effects.
+    # Sources with `may_fail` are not inspected, because reading their rows may be slow
+    # or have side effects.
     if source.may_fail or source.num_examples < 3:
         return
     count = min(_NEIGHBORS, source.num_examples)
     rows = source.gather(tf.range(count, dtype=tf.int64))[INPUTS]
     if any(_are_windows(leaf.numpy()) for leaf in tf.nest.flatten(rows)):
         raise ValueError(
-            "The examples are windows of a series, and neighbors overlap: one moment is in "
-            "several examples. To hide one window, but not what happens at one moment, use "
+            "The examples are windows of a series, and neighbors overlap: a point in time "
+            "is in several examples. To hide one window, but not each point in time, use "
             "tf_bandmf.plan(..., unit='one window'). To hide a whole series, use "
             "plan.batches(x, y, users=series_ids, rows_per_user=...) and unit='one series' "
-            "in the plan. To hide each moment, cut windows that do not overlap "
+            "in the plan. To hide each point in time, make windows that do not overlap "
             "(sequence_stride=sequence_length)."
         )
 
@@ -326,7 +328,7 @@ def _warn_of_repetitions(hashes: np.ndarray, num_examples: int) -> None:
             f"{repeated} of {len(hashes)} examples{some} repeat others. The guarantee "
             f"hides one example, so it does not hold for a record that occurs in "
             f"several examples (over-sampled or repeated). Remove the repetitions, "
-            f"weight classes by fit(..., class_weight=...), or make a plan whose unit "
+            f"weight classes with fit(..., class_weight=...), or make a plan whose unit "
             f"is one user. Equal records of different people are allowed.",
             stacklevel=4,
         )

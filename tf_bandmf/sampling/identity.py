@@ -1,22 +1,22 @@
 """Hashes that identify rows, records and batches by their contents.
 
 A row is identified by its bytes, including targets and weights. A record is identified
-by the input values of a row, in any storage: arrays, files, indexed data sets or
-streams. The identity of a record does not depend on the dtype, the shape of a row, the
-grouping of columns into several inputs, the targets or the weights. It does depend on
-the order of the columns; named inputs are sorted by name.
+by the input values of a row, wherever the row is stored: in arrays, files, indexed data
+sets or streams. The hash of a record does not depend on the dtype, the shape of a row,
+the grouping of columns into several inputs, the targets or the weights. It does depend
+on the order of the columns; named inputs are sorted by name.
 
 Two data sets are compared by record hashes. If examples are read on demand, only the
 examples that were read are compared. An example and its scaled or augmented copy count
 as different.
 
-A batch contains the step, plan and schedule for which it was drawn; its fingerprint
-verifies that the tensors are the drawn ones. The fingerprint covers values (bit by
+A batch contains its step, and the ids of its plan and schedule. Its fingerprint shows
+whether the batch was changed after it was made. The fingerprint covers values (bit by
 bit), shapes, dtypes, structure, order of the rows, sample weights, padding, and the
 ids. The pipeline computes the fingerprint after making a batch, and the training step
 verifies the fingerprint before doing anything else. This protects against mistakes
 (augmenting, mixing, repeating or reweighting a finished batch); it is not cryptographic
-authentication. The same digest also enters the noise key of each step.
+authentication. The noise key of each step is also derived from this hash of the batch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import tensorflow as tf
 
 # The batch keys whose values are the contents of a batch.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
-# Batch key, only for examples of up to K rows: a mask that is False for padding, bool,
-# shape [N, K].
+# Batch key, only if an example consists of up to K rows: a mask that is False for
+# padding, bool, shape [N, K].
 ROWS = "rows"
 # Batch key: the maximum share of the clip norm that each example may contribute, in [0,
 # 1].
@@ -126,8 +126,8 @@ def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
     return bool(common > chance + few)
 
 
-# For each schedule id of this process: a function that returns the record hashes, and
-# the sentences about the data that a statement must contain.
+# Maps each schedule id of this process to a function that returns the record hashes,
+# and to the sentences about the data that a privacy statement must contain.
 _KNOWN: dict[int, tuple[Callable[[], np.ndarray], tuple[str, ...]]] = {}
 _OF_ANOTHER_PROCESS = (lambda: np.empty(0, np.int64)), ()
 
@@ -135,16 +135,16 @@ _OF_ANOTHER_PROCESS = (lambda: np.empty(0, np.int64)), ()
 def remember(
     schedule_id: int, records: Callable[[], np.ndarray], remarks: tuple[str, ...]
 ) -> None:
-    """Stores a schedule's record hashes, and the sentences about it for a statement."""
+    """Stores a schedule's record hashes, and its remarks for privacy statements."""
     # A schedule with the same id may have read the same examples from another source.
     first, said = _KNOWN.get(schedule_id, (records, ()))
     _KNOWN[schedule_id] = first, tuple(dict.fromkeys((*said, *remarks)))
 
 
 def remarks_of(schedule_id: int) -> tuple[str, ...]:
-    """Returns the sentences about a schedule's data that a statement must contain.
+    """Returns a schedule's remarks: sentences that privacy statements must contain.
 
-    There are none if another process made the schedule.
+    The result is empty if another process made the schedule.
     """
     return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[1]
 
@@ -188,7 +188,7 @@ def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
-    """Returns a structure's tensors with their paths, equal for lists and tuples."""
+    """Returns a structure's tensors and paths; lists and tuples have the same paths."""
     if isinstance(value, (list, tuple)):
         value = dict(enumerate(value))
     if not isinstance(value, Mapping):

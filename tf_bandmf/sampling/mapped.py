@@ -34,20 +34,22 @@ _DIALECTS: list[Any] = []
 
 
 def register_dialect(dialect: Any) -> None:
-    """Adds support for another library's functions; `tf_bandmf.keras` calls this for Keras.
+    """Adds support for functions of another library.
+
+    `tf_bandmf.keras` calls this function to support Keras layers.
 
     Args:
-      dialect: object with three functions. `adapt(function)` returns a function of one
-        example's `x`, or None if `function` does not belong to the library.
-        `remarks(function)` returns sentences about the function that a privacy
-        statement must contain. `seeded(seed)` returns a context in which the library's
-        seeds are derived from `seed`, int64, shape [2].
+      dialect: adapter of the library, an object with three functions.
+        `adapt(function)` returns a function of one example's `x`, or None if `function`
+        does not belong to the library. `remarks(function)` returns sentences about the
+        function that a privacy statement must contain. `seeded(seed)` returns a context
+        in which the library's seeds are derived from `seed`, int64, shape [2].
     """
     _DIALECTS.append(dialect)
 
 
 def remarks_on(functions: Iterable[Any]) -> tuple[str, ...]:
-    """Returns sentences for the statement about functions that change examples."""
+    """Returns remarks about functions that change examples, for privacy statements."""
     said = [d.remarks(function) for function in functions for d in _DIALECTS]
     return tuple(dict.fromkeys(itertools.chain.from_iterable(said)))
 
@@ -66,7 +68,7 @@ class Mapped:
         `keras.layers.RandomFlip`, which is called with `training=True` on batches of
         one; the layer's own seed is not used. Results must be dense, with one shape for
         all examples.
-      rows: contents of a few examples for trying out the function.
+      rows: contents of a few examples, on which the function is tried out.
       seeds: seeds of these examples, int64, shape [N, 2].
       parses: True if the function gets a record and returns a whole example: `x`, `(x, y)`
         or `(x, y, sample_weight)`.
@@ -75,7 +77,7 @@ class Mapped:
       with_targets: True if the function also returns targets.
 
     Raises:
-      TypeError: if the function takes other arguments, or returns anything else.
+      TypeError: if the function has arguments or results of any other form.
       ValueError: if the result depends on more than the example and the seed, or if the
         shapes of results vary.
     """
@@ -146,8 +148,8 @@ class Mapped:
                 failure = said_of(error)
         if not results:
             raise ValueError(
-                f"{self._name} must work for at least one of the examples on which it "
-                f"was tried, but failed for all of them ({failure})."
+                f"{self._name} was tried on a few examples, and must work for at least "
+                f"one of them, but failed for all ({failure})."
             )
 
         def common(*leaves: tf.Tensor) -> tf.TensorSpec:

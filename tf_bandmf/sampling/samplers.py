@@ -1,14 +1,14 @@
 """Samplers, which choose each step's examples as a pure function of seed and step.
 
-Formal guarantees, if the words are independent and uniform:
+Formal guarantees, if the random 64-bit words are independent and uniform:
 
-- The distribution is the one that the participation defines, computed in integer
-  arithmetic: there are no logarithms and no rounding, so a resumed run draws the same
-  examples on every machine.
-- If examples are sampled independently, then the probability of each example,
-  conditional on all others, is at most the nominal probability (`Trials`). A smaller
-  probability is equivalent to sampling at the nominal probability and then randomly
-  dropping examples, so the accountant's bound holds.
+- The sampled examples have the distribution that the participation defines. Samplers
+  use integer arithmetic without logarithms, so a resumed run draws the same examples on
+  every machine.
+- If examples are sampled independently, then the probability that an example is
+  sampled, conditional on all other examples, is at most the nominal probability (see
+  `Trials`). A smaller probability is equivalent to sampling at the nominal probability
+  and then randomly dropping examples, so the accountant's bound holds.
 - The cost of a step grows with the batch size, not with the data set size.
 """
 
@@ -27,11 +27,11 @@ from tf_bandmf.files.hidden import HiddenBytes
 
 SEED_BYTES = 32
 # A function `words(step, count)` that returns independent uniform random words, uint64,
-# shape [count]. A smaller count returns a prefix. Every step has separate words; the
-# step `WHOLE_RUN` stands for the run as a whole.
+# shape [count]. A smaller count returns a prefix. Every step has separate words. With
+# `WHOLE_RUN` as the step, the function returns the words of the run as a whole.
 Words = Callable[[int, int], np.ndarray]
 WHOLE_RUN = -1
-# `Trials` lowers its probability by a relative 2^-26; see its docstring.
+# `Trials` multiplies its success probability by `1 - 2^-26`; see its docstring.
 _LOWERED = 26
 # The number of past steps that a `RestSampler` stores, because steps are not always
 # requested in order.
@@ -83,18 +83,18 @@ class Trials:
     """Independent trials with a common success probability q, in integer arithmetic.
 
     If q <= 1/2, the gaps between successes are geometric, `a L + b` with independent a
-    and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric within a block of L
-    trials. Both are looked up in tables of 64-bit cut points, which are computed with
-    128 bits. A gap longer than the table, about `5 / q`, continues with another gap,
-    because geometric gaps are memoryless.
+    and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric, truncated to a block of L
+    trials. Both numbers are looked up in tables of 64-bit cut points, which are
+    computed with 128 bits. A gap longer than the table, about `5 / q`, continues with
+    another gap, because geometric gaps are memoryless.
 
-    Because cut points are rounded, q is lowered by a relative 2^-26: given the earlier
-    trials, a trial then succeeds with probability q (1 - 2^-26), up to a relative error
-    of 2^-36. Given all other trials, including later ones, a trial succeeds with
-    probability at most q, unless a gap is longer than 511 / q, which happens with
-    probability exp(-511).
+    Because cut points are rounded, q is multiplied by 1 - 2^-26. Conditional on the
+    earlier trials, a trial then succeeds with probability q (1 - 2^-26), up to a
+    relative error of 2^-36. Conditional on all other trials, including later ones, a
+    trial succeeds with probability at most q, unless a gap is longer than 511 / q,
+    which happens with probability exp(-511).
 
-    If q > 1/2, each trial uses a separate word.
+    If q > 1/2, each trial uses a separate random word.
 
     Args:
       numerator, denominator: numerator and denominator of q, which is in (0, 1].
@@ -160,7 +160,10 @@ class Sampler(abc.ABC):
 
 
 class PoissonSampler(Sampler):
-    """Draws each example j that has `j mod b = step mod b` with probability q."""
+    """Draws each example j with `j mod b = step mod b` with probability q.
+
+    The number of parts of the data is b, and q is `batch * b / total`.
+    """
 
     def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
         self._words, self._total, self._parts = words, total, parts
@@ -173,9 +176,10 @@ class PoissonSampler(Sampler):
 
 
 class FixedSizeSampler(Sampler):
-    """Draws B of the first `floor(m / b)` examples j that have `j mod b = step mod b`.
+    """Draws B of the first `floor(m / b)` examples j with `j mod b = step mod b`.
 
-    All subsets of B of these examples are equally probable.
+    All subsets of B of these examples are equally probable. Here, m is the number of
+    examples, b is the number of parts of the data, and B is the batch size.
     """
 
     def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
@@ -199,11 +203,11 @@ class FixedSizeSampler(Sampler):
 
 
 class OrderSampler(Sampler):
-    """Repeats one order of the examples in every epoch, cut into batches.
+    """Uses the same order of the examples, cut into batches, in every epoch.
 
     Args:
       order: order of the examples, int64, shape [m].
-      steps_per_epoch: number of batches.
+      steps_per_epoch: number of batches in an epoch.
       ends: end position of each batch within the order, int64, shape [steps_per_epoch];
         None if batch sizes differ by at most one.
     """
@@ -236,10 +240,10 @@ class BinsSampler(OrderSampler):
 class RestSampler(Sampler):
     """Draws, with probability p, each example that was not in the last b - 1 steps.
 
-    The probability p is `B / (m - B (b - 1))`. An example rests, that is, cannot be
-    drawn, for b - 1 steps after each draw. At the start, an example rests for i steps
-    with probability B / m, for each i from 1 to b - 1, as if the sampling had always
-    been running.
+    The probability p is `B / (m - B (b - 1))`, for m examples, mean batch size B and
+    minimum separation b. After each draw, an example rests for b - 1 steps, that is, it
+    cannot be drawn. At the start, an example rests for i steps with probability B / m,
+    for each i from 1 to b - 1, as if the sampling had always been running.
 
     If steps are drawn in order, the cost of a step is proportional to its batch size. A
     resumed run redraws all earlier steps, because they determine which examples rest.

@@ -1,7 +1,7 @@
-"""Sources of rows by index: arrays, TFRecord files, and objects with length and index.
+"""Data sources that return rows by index: arrays, TFRecord files, indexable objects.
 
 A row that cannot be read (a damaged image, or text in place of a number) becomes a row
-of zeros with weight 0. The row can still be drawn, but adds nothing to the sum of
+of zeros with weight 0. The row can still be sampled, but adds nothing to the sum of
 gradients. It does not end the run, because ending the run would reveal something about
 the record (invariants 5 and 18 in `docs/guarantee.md`).
 """
@@ -32,7 +32,7 @@ OF_WEIGHTS = (
     "weights of all other records."
 )
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# The size in bytes of the blocks in which all rows are read.
+# When all rows are read once, they are read in blocks of at most this many bytes.
 _AT_ONCE = 1 << 22
 # The number of evenly spaced examples that are read before a run begins, if reading all
 # examples would take too long.
@@ -43,26 +43,27 @@ _SHOWN = 5
 
 
 class ExampleSource(abc.ABC):
-    """A source of rows by index; a row must not change after it is first read.
+    """A data source that returns rows by index; rows must not change after a read.
 
-    A row that cannot be read, or has a different shape, does not end the run: for the
-    rest of the run, it is an all-zero row with sample weight 0.
+    A row that cannot be read, or whose shape differs from the shape of most rows, does
+    not end the run: from then on, it is an all-zero row with sample weight 0.
 
     Args:
-      num_examples: m; each example takes about 20 bytes of memory.
-      sample: contents of a few examples.
+      num_examples: m, the number of examples, each of which takes about 20 bytes.
+      sample: contents of an example, which define the structure, shapes and dtypes that
+        all examples must have.
 
     Attributes:
       in_order: True if rows can be read only in the order of the data set, which
-        permits only a fixed epoch order.
-      may_fail: True if some rows may not be readable; batches then have sample weights.
+        permits only `sampling="fixed-order"`.
+      may_fail: True if some rows may be unreadable; batches then have sample weights.
       parse: function that turns rows into examples, or None.
-      remarks: sentences that the statement of a run on these rows must contain.
+      remarks: sentences that the privacy statement of a run on these rows must contain.
     """
 
     in_order: ClassVar[bool] = False
     may_fail: ClassVar[bool] = False
-    # The error for rows that have changed; `{place}` is the index of the first one.
+    # The error message for changed rows; `{place}` is the index of the first such row.
     _changed: ClassVar[str]
     parse: Callable[[tf.Tensor], Any] | None = None
     remarks: tuple[str, ...] = ()
@@ -75,17 +76,20 @@ class ExampleSource(abc.ABC):
             self.remarks = (*self.remarks, OF_WEIGHTS)
         self._lock = threading.Lock()
         self._failed, self._is_seen, self._has_nan = np.zeros([3, num_examples], bool)
-        # Hashes of all records and rows that were read.
+        # `_hashes[0]` are record hashes, and `_hashes[1]` are row hashes. Both are only
+        # set for rows that were read.
         self._hashes = np.zeros([2, num_examples], np.int64)
         # The rows whose hashes `update_digest` uses to distinguish data sets.
         self._probed = np.arange(num_examples)
 
     @abc.abstractmethod
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Returns the leaves of N >= 1 rows; marks rows that fail, and zeros them."""
+        """Returns the arrays of N >= 1 rows; marks unreadable rows and zeros them."""
 
     def rows(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Returns the leaves of rows, then a mask of readable rows, bool, shape [N].
+        """Returns the arrays of rows, followed by a mask of the readable rows.
+
+        The mask is bool, shape [N].
 
         Args:
           indices: int64, shape [N], N >= 0.
@@ -98,7 +102,7 @@ class ExampleSource(abc.ABC):
         return [*leaves, works]
 
     def _taken(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Returns what `rows` returns; stores the hashes of rows that are new."""
+        """Returns the result of `rows`, unchecked; stores the hashes of new rows."""
         with self._lock:
             leaves = self._read(indices) if len(indices) else self._zeros(0)
             new = ~self._failed[indices] & ~self._is_seen[indices]
@@ -122,7 +126,7 @@ class ExampleSource(abc.ABC):
         return self._hashes[1, self._is_seen], self._has_nan[self._is_seen]
 
     def records(self) -> np.ndarray:
-        """Returns the hashes of the records that were read."""
+        """Returns the record hashes of the rows that were read; see `identity`."""
         return self._hashes[0, self._is_seen]
 
     def probed(self) -> np.ndarray:
@@ -139,7 +143,10 @@ class ExampleSource(abc.ABC):
             yield tf.nest.pack_sequence_as(self._sample, self.rows(indices)[:-1])
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        """Gathers `x`, `y` and `sample_weight` (those that exist); can run in a graph."""
+        """Returns the `x` of rows, and their `y` and `sample_weight` if these exist.
+
+        This method can be called in a graph.
+        """
         kinds = [*self._zeros(0), np.zeros(0, bool)]
         dtypes = [tf.as_dtype(kind.dtype) for kind in kinds]
         leaves = tf.numpy_function(self._taken, [indices], dtypes)
@@ -163,8 +170,8 @@ class ExampleSource(abc.ABC):
         leaves, kind = tf.nest.flatten(content), _kind_of(content)
         if kind != self._kind or len({len(leaf) for leaf in leaves}) > 1:
             raise ValueError(
-                f"The examples must all have one structure, shape and dtype, found "
-                f"{kind} after {self._kind}. Pad or cut them to one shape."
+                f"All examples must have the same structure, shapes and dtypes, found "
+                f"{kind} after {self._kind}. Pad or crop them to one shape."
             )
         return leaves
 
@@ -175,14 +182,14 @@ class ExampleSource(abc.ABC):
 
 
 class IndexedExamples(ExampleSource):
-    """Examples by index, as in data sets of Grain, PyTorch and Hugging Face.
+    """Examples read by index, as in data sets of Grain, PyTorch and Hugging Face.
 
     An index must always return the same example. Random augmentation belongs in
     `plan.batches(..., map=function)`.
 
     Args:
-      source: object with `len(source)`, for which `source[i]` is `x`, `(x, y)` or
-        `(x, y, sample_weight)` of one example. `source.__getitems__(list)`, if it exists,
+      source: object that has a length, and whose item `source[i]` is one example: `x`,
+        `(x, y)` or `(x, y, sample_weight)`. `source.__getitems__(list)`, if it exists,
         reads several examples in one call. Only one thread at a time reads the source.
 
     Raises:
@@ -192,8 +199,8 @@ class IndexedExamples(ExampleSource):
 
     may_fail = True
     _changed = (
-        "Example {place} of the data set has changed since it was first read. An index "
-        "must always return the same example. Augment by plan.batches(..., map=function)."
+        "Example {place} of the data set changed after its first read. An index must "
+        "always return the same example. To augment, use plan.batches(..., map=function)."
     )
 
     def __init__(self, source: Any) -> None:
@@ -223,8 +230,8 @@ class IndexedExamples(ExampleSource):
         if 2 * works.sum() <= works.size:
             raise ValueError(
                 f"{(~works).sum()} of {works.size} inspected examples cannot be read, or "
-                f"differ from the others in shape or dtype. Pad or cut them. (Fewer than "
-                f"half would have been replaced by zeros.)"
+                f"differ from the others in shape or dtype. Pad or crop them. (If fewer "
+                f"than half were invalid, they would be replaced by zeros.)"
             )
 
     def _content(self, indices: np.ndarray) -> dict[str, Any]:
@@ -239,7 +246,7 @@ class IndexedExamples(ExampleSource):
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         if not self._failed[indices].any():
-            # One invalid row fails the whole call.
+            # A single invalid row makes the whole call fail.
             with contextlib.suppress(Exception):
                 return self._checked(self._content(indices))
         if len(indices) == 1:
@@ -252,13 +259,13 @@ class IndexedExamples(ExampleSource):
 class TFRecordExamples(ExampleSource):
     """Records of TFRecord files, read by index; each record is one example.
 
-    One pass over the files finds the position of every record, verifies checksums and
-    computes hashes (about 50 bytes of memory per record). Each batch then reads only
-    its own records, and raises an error if a file has changed since that pass. The
-    order of the files and of their records is the order of the examples. The
-    `schedule_id` is a hash of every record and of the results of `parse` for a few of
-    them, but depends neither on the file names nor on the distribution of records over
-    files.
+    The constructor passes over the files once: it finds the position of every record,
+    verifies checksums and computes hashes (about 50 bytes of memory per record). Each
+    batch then reads only its own records, and raises an error if a file has changed
+    since that pass. The order of the files and of their records is the order of the
+    examples. The `schedule_id` of a run is a hash of every record and of the results of
+    `parse` for a few records. It depends neither on the file names nor on which file
+    contains which record.
 
     Args:
       files: paths of uncompressed TFRecord files on a mounted file system.
@@ -284,7 +291,7 @@ class TFRecordExamples(ExampleSource):
         if isinstance(files, (str, os.PathLike)):
             files = [files]
         self.parse, self._files = parse, [os.fspath(file) for file in files]
-        # The file, first byte and length of each record.
+        # The file number, the offset of the first byte, and the length of each record.
         places: list[tuple[int, int, int]] = []
         shown = tqdm.tqdm(self._files, desc="finding the records", delay=2.0)
         for number, file in enumerate(shown):
@@ -322,10 +329,10 @@ class ArrayExamples(ExampleSource):
     """Examples in arrays, which are not copied.
 
     An `np.memmap`, such as `np.load(path, mmap_mode="r")`, stays on disk: each batch reads
-    only its rows. SciPy's sparse matrices are made dense batch by batch.
+    only its rows. SciPy's sparse matrices are converted to dense arrays batch by batch.
 
     Args:
-      x: array or nested structure of arrays whose first axis is the example.
+      x: array or nested structure of arrays whose first axis is the axis of examples.
       y: targets, of the same form as x, or None.
       sample_weight: shape [num_examples] or None.
       num_examples: m, the length that every array must have.
@@ -336,10 +343,10 @@ class ArrayExamples(ExampleSource):
     """
 
     _changed = (
-        "The arrays passed to plan.batches have changed since, at index {place}: they were "
-        "shuffled, scaled or filled in place, or the file of a memmap was changed. The "
-        "same index must return the same example during the whole run. Change arrays "
-        "before plan.batches, and use plan.batches(..., map=function) for augmentation."
+        "The arrays passed to plan.batches have changed since then, at index {place}: "
+        "they were shuffled, scaled or filled in place, or a memmap's file changed. An "
+        "index must return the same example during the whole run. Change arrays before "
+        "plan.batches, and use plan.batches(..., map=function) for augmentation."
     )
 
     def __init__(self, x: Any, y: Any, sample_weight: Any, num_examples: int) -> None:
@@ -377,27 +384,27 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
     is_read_once = any(hasattr(given, name) for name in ("__next__", "on_epoch_end"))
     if is_read_once or isinstance(given, (str, tf.data.Dataset)) or callable(given):
         raise TypeError(
-            f"plan.batches needs arrays, or one data set that also yields the targets and "
-            f"is not in a structure, found {type(given).__name__}. Data that can be read "
-            f"only once are given as the function that makes them, TFRecord files as "
-            f"tf_bandmf.sampling.TFRecordExamples(files, parse)."
+            f"plan.batches needs arrays, or one data set (not in a list or dictionary) "
+            f"that also yields the targets, found {type(given).__name__}. For data that "
+            f"can be read only once, pass the function that makes them. For TFRecord "
+            f"files, pass tf_bandmf.sampling.TFRecordExamples(files, parse)."
         )
     array = given.tocsr() if scipy.sparse.issparse(given) else as_array(given)
     if array.shape[:1] != (num_examples,):
         raise ValueError(
             f"The plan is for {num_examples} examples, found {key} of shape {array.shape}. "
             f"Make a plan for this data set, or pass users= and rows_per_user= if users "
-            f"have several rows. A list of arrays means several inputs: combine single "
-            f"rows by np.stack or keras.utils.pad_sequences."
+            f"have several rows. A list of arrays means several model inputs: combine a "
+            f"list of rows with np.stack or keras.utils.pad_sequences."
         )
     return array
 
 
 def as_array(given: Any) -> np.ndarray:
-    """Returns an array of numbers as is, or of strings as bytes, as TensorFlow does.
+    """Converts a value to an array of numbers, or of bytes (strings are encoded).
 
     Raises:
-      TypeError: if the value is anything else.
+      TypeError: if the value contains neither numbers nor strings.
     """
     kind = type(given)
     # These errors are suppressed because they may quote values of records.
@@ -412,12 +419,12 @@ def as_array(given: Any) -> np.ndarray:
             return np.array(tf.constant(array).numpy(), object)
         kind = others[0]
     raise TypeError(
-        f"Examples must be arrays of numbers or of strings in rows of one shape, found "
-        f"{kind.__name__}. Pad rows of different lengths by x.to_tensor() or "
+        f"Examples must be arrays of numbers or strings whose rows have one shape, found "
+        f"{kind.__name__}. Pad rows of different lengths with x.to_tensor() or "
         f"keras.utils.pad_sequences(rows, padding='post'), and mask the padding in the "
         f"model. Pass columns of different types as several inputs: dict(frame). Pass "
         f"sparse rows as one scipy.sparse.csr_matrix((values, indices.T), shape), or make "
-        f"them dense by rows.toarray() or tf.sparse.to_dense."
+        f"them dense with rows.toarray() or tf.sparse.to_dense."
     )
 
 
@@ -459,10 +466,10 @@ def named_parts(given: Any) -> dict[str, Any]:
 
 
 def said_of(error: BaseException) -> str:
-    """Describes an error in a text that contains no values of records.
+    """Returns a description of an error that contains no values of records.
 
-    The description is the type of the error, with its text if this library raised it
-    and its location otherwise. All other error texts, including those of chained
+    The description is the error's type, followed by its message if this library raised
+    it, or by its location otherwise. Messages of other code, including those of chained
     errors, may contain values of records. Therefore an error that quotes this
     description must be raised `from None`.
     """
@@ -478,13 +485,13 @@ def said_of(error: BaseException) -> str:
 
 
 def rows_with_nan(leaves: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns whether each of N >= 1 rows contains NaN: bool, shape [N] or []."""
+    """Returns whether each of N >= 1 rows contains NaN; shape [] if none has floats."""
     floats = (leaf.reshape(len(leaf), -1) for leaf in leaves if leaf.dtype.kind == "f")
     return np.any([np.isnan(leaf).any(axis=1) for leaf in floats], axis=0)
 
 
 def classes_of(content: dict[str, Any]) -> np.ndarray:
-    """Returns classes from class numbers or one-hot targets; 0 for other targets."""
+    """Returns each row's class, from class numbers or one-hot targets; 0 otherwise."""
     targets: Any = content.get(TARGETS)
     count = len(tf.nest.flatten(content)[0])
     if not isinstance(targets, np.ndarray) or targets.dtype.kind not in "iubf":
@@ -500,7 +507,7 @@ def classes_of(content: dict[str, Any]) -> np.ndarray:
 
 
 def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
-    """Returns the content with float32 sample weights, which are 0 for failed rows."""
+    """Returns the content with float32 sample weights: 0 where `works` is False."""
     weights = content.get(SAMPLE_WEIGHT, tf.ones_like(works, tf.float32))
     weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
     return {**content, SAMPLE_WEIGHT: zeros_unless(works, weights)}

@@ -64,7 +64,7 @@ class StreamedExamples(ExampleSource):
     in_order = True
     _changed = (
         "The data set gave another example at place {place} than in its first pass: it "
-        "shuffles itself, augments at random, or was changed. Every pass must yield "
+        "shuffles, augments at random, or was changed. Every pass must yield "
         "the same examples in the same order. Omit shuffle(), or shuffle once: "
         "dataset.shuffle(size, seed=1, reshuffle_each_iteration=False). Use "
         "plan.batches(..., map=function) for augmentation."
@@ -91,8 +91,8 @@ class StreamedExamples(ExampleSource):
         if next(self._pass, None) is not None:
             raise ValueError(
                 f"The plan is for {num_examples} examples, but the data set has more. "
-                f"Make a plan for this data set, and omit repeat(). If each element of a "
-                f"data set that calls batch is one example, pass dataset.batch(256)."
+                f"Make a plan for this data set, and omit repeat(). If the data set uses "
+                f"batch() to make single examples, pass dataset.batch(256)."
             )
         _warn_of_order(np.concatenate(labels))
 
@@ -112,8 +112,8 @@ class StreamedExamples(ExampleSource):
                 f"The data set raised an error at example {place}, or in the block of "
                 f"examples that begins there ({said_of(error)}), so the positions of later "
                 f"examples are unknown. Catch the error in the code that reads an example, "
-                f"or pass a data set that has a length and returns rows by index: there, "
-                f"an example that cannot be read is replaced by zeros."
+                f"or pass a data set that has a length and returns rows by index: in such "
+                f"a data set, an unreadable example is replaced by zeros."
             ) from None
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
@@ -192,11 +192,11 @@ def _blocks_of_dataset(
         if seen > depth - is_batched and not is_theirs:
             raise ValueError(
                 f"A function of the data set ({name}) sees several examples at once, so "
-                f"its result for one may depend on the others, which no noise hides. Apply "
-                f"it to single examples: call map before batch (in Keras' utilities: "
-                f"batch_size=None), or dataset.unbatch().map(function). If each element "
-                f"is one example, pass dataset.batch(256). Or pass arrays, and random "
-                f"functions as plan.batches(..., map=function)."
+                f"its result for one example may depend on others, which no noise hides. "
+                f"Apply it to single examples: call map before batch (in Keras' utilities: "
+                f"batch_size=None), or dataset.unbatch().map(function). If batch() is used "
+                f"to make single examples, pass dataset.batch(256). Or pass arrays, and "
+                f"pass random functions as plan.batches(..., map=function)."
             )
 
     def dense(part: Any) -> Any:
