@@ -20,8 +20,8 @@ _LEFT_UNBOUND: weakref.WeakSet[Plan] = weakref.WeakSet()
 class Account:
     """A data set with a budget in a privacy ledger.
 
-    A plan that is bound to an account has the account in its fingerprint. A run of such
-    a plan starts only after the ledger has reserved the run's budget.
+    If a plan is bound to an account, its fingerprint covers the account, and its runs
+    start only after the ledger has reserved their budget.
 
     Attributes:
       dataset: the data set's name.

@@ -57,8 +57,9 @@ _LARGEST_RUN = 200_000
 # Batches smaller than this have no advantage, even without privacy (Masters and Luschi,
 # 2018, arXiv:1804.07612).
 _SMALLEST_BATCH = 32
-# Expected shares of the gain without privacy: a share below _NOTHING is reported as
-# "nothing", one below _LITTLE as "little".
+# Limits on the model's expected improvement, as a share of the improvement without
+# privacy: a share below _NOTHING is reported as "nothing", a share below _LITTLE as
+# "little".
 _NOTHING, _LITTLE = 0.2, 0.7
 
 
@@ -69,9 +70,9 @@ class RunSetting:
     Attributes:
       sampling, mechanism: names, as `tf_bandmf.plan` takes them.
       batch_size, num_steps: sizes of the run.
-      progress: the distance that the weights can move with the noise that the budget
-        needs; see `learning_rates.progress`. `advise` recommends the setting with the
-        most progress.
+      progress: how far the weights can move in the run, given the noise that the budget
+        requires; see `learning_rates.progress`. `advise` recommends the setting with
+        the most progress.
     """
 
     sampling: str
@@ -254,7 +255,7 @@ def advise(
         "workload": "prefix" if is_adam else _WORKLOAD,
     }
     with warnings.catch_warnings():
-        # `check_budget` has warned of the budget above.
+        # The call of `check_budget` above has already warned about the budget.
         warnings.filterwarnings("ignore", "(epsilon|delta) = ")
         plan = build.plan(**arguments)
         if plan.choice is not None:
@@ -320,7 +321,7 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 
 def _calmest(table: Comparison) -> Row | None:
-    """Returns the row with much less noise per step than the best row, if there is one.
+    """Returns a good row with much less noise per step than the best row, or None.
 
     Noise that later steps cancel still moves the weights at which gradients are
     computed. Only mechanisms with a banded inverse are compared: their matrices have
@@ -336,7 +337,7 @@ def _calmest(table: Comparison) -> Row | None:
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
-    """Chooses one of the samplings' best settings; returns it and the reason."""
+    """Chooses among the best settings of the samplings; returns it and the reason."""
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:

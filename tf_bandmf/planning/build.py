@@ -164,7 +164,7 @@ def plan(
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """Returns the name ("auto" included) and the parameters in a mechanism's text.
+    """Parses the text of a mechanism into a name, which may be "auto", and parameters.
 
     Raises:
       ValueError: for an unknown name, or for parameters that the mechanism does not
@@ -184,7 +184,7 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 def _is_open(
     name: str, options: dict[str, Any], data: DataUse, epsilon: float | None
 ) -> bool:
-    """Returns True if `plan` has to search for the best parameters with a budget."""
+    """Returns True if `plan` needs the budget to search for the best parameters."""
     if name == "auto" or data.is_cyclic:
         return True
     family = registry.family_of(name)
@@ -271,7 +271,7 @@ def split(
         scale = guess if is_between else 0.5 * (below + above)
     if best is None:
         raise ValueError(
-            f"These runs cannot have epsilon = {epsilon:g} at delta = {delta:g} together. "
+            f"The runs cannot have a joint epsilon of {epsilon:g} at delta = {delta:g}. "
             f"Use a larger epsilon, or fewer runs."
         )
     return best

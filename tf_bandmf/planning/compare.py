@@ -54,8 +54,9 @@ _COST_OF_KEPT = 0.05
 _COLUMNS = {"mean": ("rmse", "RMSE"), "max": ("max_se", "MaxSE")}
 # The tolerance on log(1 - fraction) in the search for the best fraction parameter.
 _COARSE = {"xatol": 0.1}
-# A family's refinement is not tried if the family's error exceeds the smallest error by
-# more than this factor.
+# Some families have a refinement: a slower family whose error is a few percent smaller.
+# "auto" does not try a refinement if the error of the original family exceeds the
+# smallest error by more than this factor.
 _REFINEMENT = 1.1
 
 
@@ -157,7 +158,7 @@ class Comparison:
         raise KeyError(f"mechanism must be one of {names}, found {mechanism!r}.")
 
     def value(self, row: Row) -> float:
-        """Returns the error of a row that the objective measures."""
+        """Returns the RMSE or the MaxSE of a row, depending on the objective."""
         return row.error(self.objective)
 
     def best(self) -> Row:
@@ -241,7 +242,7 @@ def compare(
     objective: str = "mean",
     max_memory_vectors: int | None = None,
 ) -> Comparison:
-    """Compares mechanisms with their best parameters, for a budget and a data use.
+    """Compares mechanisms with their best parameters, for one budget and data set.
 
     If a name has no parameters ("bisr"), the function chooses them: lambda, or the
     number of bands or buffers and, with cyclic sampling, the number of parts. A
@@ -250,8 +251,8 @@ def compare(
 
     Args:
       mechanisms: names in the syntax of `registry.parse`, or strategies. None for all
-        mechanisms that "auto" compares; these are optimized only as far as a choice
-        needs.
+        mechanisms that "auto" compares; these are optimized only as accurately as the
+        choice requires.
       epsilon: epsilon of the budget, > 0; requires delta. Without a budget, the noise
         multiplier is 1.
       delta: delta of the budget, in [1e-20, 1).
@@ -349,9 +350,9 @@ class Search:
     budget: tuple[float, float] | None
     objective: str = "mean"
     max_memory_vectors: int | None = None
-    # True while the mechanisms of "auto" are compared: the memory of all of them is
-    # limited, and slow families and long runs use drafts (less optimized strategies) if
-    # the family has them.
+    # True while the mechanisms of "auto" are compared. Then the memory limit applies to
+    # all of them. To save time, slow families and long runs are compared by strategies
+    # that are not fully optimized (drafts), if the family supports this.
     _is_auto: bool = False
     # The maximum number of vectors to store, from `max_memory_vectors`; 31 by default.
     _limit: int = MEMORY_VECTORS
@@ -423,7 +424,10 @@ class Search:
         return row.error(self.objective)
 
     def _is_drafted(self, family: Family) -> bool:
-        """True if a slow family or a long run makes "auto" compare drafts."""
+        """Returns True if "auto" compares a strategy that is not fully optimized.
+
+        Such a draft saves time for slow families and long runs.
+        """
         is_slow = family.refinement is not None or self.workload.num_steps > LONG_RUN
         return self._is_auto and family.has_drafts and is_slow
 
@@ -439,8 +443,8 @@ class Search:
         is_certain = use.is_amplified and not use.is_simulated
         if (self.data.is_cyclic or is_certain) and family.banded != "C":
             raise ValueError(
-                f"{use.sampling or type(use).__name__} amplifies only strategies C with "
-                f"bands. Use balls-in-bins for this strategy."
+                f"{use.sampling or type(use).__name__} amplifies only strategies with a "
+                f"banded matrix C. Use balls-in-bins for this strategy."
             )
         if self._is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
@@ -490,8 +494,8 @@ class Search:
         if excess > _REFINEMENT:
             raise ValueError(
                 f"{coarse[0].mechanism} has {100.0 * (excess - 1.0):.3g}% more error "
-                f"than the best, and refining it gains a few percent at most. To use "
-                f"{name} anyway, pass its name."
+                f"than the best mechanism, and refining it reduces its error by a few "
+                f"percent at most. To use {name} anyway, pass its name."
             )
         return {"bands": coarse[0].bands} if self.data.is_cyclic else {}
 

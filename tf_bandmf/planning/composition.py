@@ -239,7 +239,7 @@ class Release:
         )
 
     def proven(self) -> Release:
-        """The release without simulated values, if it also has proven bounds."""
+        """Returns the release without simulated values, if other bounds are known."""
         is_certain = self.kind != "estimate" and not self.risk
         if is_certain or self.noise_multiplier is None or self.is_gaussian:
             return self
@@ -285,7 +285,7 @@ class Release:
         return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
 
     def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
-        """Returns the release as Gaussian queries, sampled or not, or None."""
+        """Returns the release as (sampled) Gaussian queries; None if not possible."""
         queries = self.kinds
         if not queries or None in queries:
             return None
@@ -298,7 +298,7 @@ class Release:
         return tuple(queries) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
 
     def loss(self, replaced: bool, interval: float) -> Loss:
-        """Returns a privacy loss that dominates mechanisms with the known bounds."""
+        """Returns a privacy loss that dominates every mechanism with these bounds."""
         whole = None
         if self.event is not None:
             replaces = self.adjacency != "zero-out"
@@ -622,7 +622,7 @@ def _noise_of(parts: Iterable[Release], replaced: bool) -> float | None:
 
 
 def _certainty(parts: tuple[Release, ...]) -> tuple[str, float | None]:
-    """Returns the kind and the confidence of an epsilon of these releases."""
+    """Returns the kind and the confidence of the joint epsilon of these releases."""
     risk = math.fsum(part.risk for part in parts)
     if any(part.kind == "estimate" for part in parts) or risk > 0.5:
         return "estimate", None
@@ -647,7 +647,8 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
     return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
 
-# Privacy losses are cached because balances of a ledger often differ in only one run.
+# The cache saves time because a ledger often composes releases that differ in only one
+# run.
 @functools.lru_cache(maxsize=64)
 def _loss_of(part: Release, replaced: bool, interval: float, count: int) -> Loss:
     """Returns a privacy loss that dominates `count` composed copies of a release."""

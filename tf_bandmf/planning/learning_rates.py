@@ -47,10 +47,10 @@ _NOISE = 12.0
 _USUAL_NORM = 1.7
 # The learning rate of Adam, for every clip norm; see `benchmarks/advice`.
 RATE_OF_ADAM = 0.02
-# _HALF is the progress divided by sqrt(d) at which a model gains half as much as
-# without privacy. SPREAD is the standard deviation of measured shares of the gain
-# around the fitted curve. Both constants are from the tables in the README of
-# `benchmarks/advice`.
+# _HALF is the progress divided by sqrt(d) at which training improves a model half as
+# much as without privacy. SPREAD is the standard deviation of measured improvements, as
+# shares of the improvement without privacy, around the fitted curve. Both constants are
+# from the tables in the README of `benchmarks/advice`.
 _HALF = 0.12
 SPREAD = 0.14
 # The moving average of the weights spans this fraction of the steps.
@@ -75,7 +75,8 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
       rmse: RMSE per coordinate of the noisy models for clip norm 1, for sums of
         gradients and the workload with `momentum`.
       batch_size: B, by which sums of gradients are divided.
-      momentum: momentum of SGD, in [0, 1): updates are 1 / (1 - momentum) times as large.
+      momentum: momentum of SGD, in [0, 1); it makes updates 1 / (1 - momentum) times as
+        large.
 
     Returns:
       s = (1 - momentum) rmse / B.
@@ -149,7 +150,7 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
 def expected_share(
     noise: float, num_parameters: int, num_steps: int, l2_norm_clip: float = 1.0
 ) -> float:
-    """Returns a model's expected improvement, as a share of that without privacy.
+    """Returns a model's expected improvement, relative to training without privacy.
 
     The share is P / (P + 0.12 sqrt(k d)), where P is the `progress` with the
     recommended learning rate for classification, and k is the result of `_excess`. The

@@ -107,8 +107,8 @@ class Plan:
       sensitivity: sensitivity of the strategy under the participation. The constructor
         computes it; if the caller passes a value (from a file), the value must agree
         with the computed one and is then used unchanged.
-      unit: the privacy unit, in one line: the sampler draws such units, and the
-        presence of each unit is hidden.
+      unit: the privacy unit, in one line of text. The sampler draws such units, and the
+        guarantee hides the presence of each one.
       generator: generator of the noise, "philox" or "chacha20".
       account: the account in a ledger in which a run reserves its privacy cost before
         it starts, or None.
@@ -178,15 +178,16 @@ class Plan:
 
     @property
     def batch_size(self) -> float | None:
-        """The batch size that was planned; None if the plan has none.
+        """The planned batch size; None if the plan has none.
 
-        Some batches are smaller: `expected_batch_size`, the mean, divides the noisy sum.
+        Some batches may be smaller. The noisy sum is divided by the mean batch size,
+        `expected_batch_size`.
         """
         return getattr(self.participation, "batch_size", self.expected_batch_size)
 
     @property
     def epochs(self) -> int:
-        """The number of epochs of `fit` that take all steps.
+        """The number of epochs after which `fit` has made all steps of the plan.
 
         Raises:
           TypeError: if the caller makes the batches.
@@ -229,10 +230,10 @@ class Plan:
 
     @property
     def unit_noise_stddev(self) -> float:
-        """The noise standard deviation in clip norms, multiplier * sensitivity.
+        """The noise standard deviation divided by the clip norm.
 
-        For "identity" (C = I), it is the noise of each step's sum: the noise multiplier
-        of TF Privacy and Opacus.
+        It is the noise multiplier times the sensitivity. For "identity" (C = I), it is
+        the noise of each step's sum: the noise multiplier of TF Privacy and Opacus.
         """
         assert self.sensitivity is not None  # set by __post_init__
         return self.noise_multiplier * self.sensitivity.value
@@ -321,7 +322,7 @@ class Plan:
         return self._with_noise_of(kept.with_evaluations(base), measurements=kept)
 
     def bounded(self, *, confidence: float = 0.999999) -> Plan:
-        """Returns a plan whose noise follows from a simulated bound on epsilon.
+        """Returns a plan whose noise is calibrated to a simulated bound on epsilon.
 
         This method is for plans whose accounting needs a simulation ("balls-in-bins",
         "b-min-sep"), and whose epsilon is otherwise an estimate. If a bound would take
@@ -339,7 +340,7 @@ class Plan:
         if not self.participation.is_simulated:
             raise ValueError(
                 f"confidence must be None if accounting does not simulate, found "
-                f"{confidence!r}. It is for BallsInBins and BMinSepSampling."
+                f"{confidence!r}. Only BallsInBins and BMinSepSampling are simulated."
             )
         if self.measurements != Measurements():
             raise ValueError("The plan has a reservation. Call bounded before reserve.")
@@ -454,10 +455,10 @@ class Plan:
     def accounting(
         self, confidence: float | None = None, steps: int | None = None
     ) -> Accountant:
-        """Returns the accountant of a run (or its first steps), with all evaluations.
+        """Returns the accountant of a run, or of its first `steps` steps.
 
-        All reserved private evaluations count, even if a run takes only the first
-        steps.
+        The accountant includes all reserved private evaluations, even for the first
+        steps only.
         """
         confidence = self.confidence if confidence is None else confidence
         rows = self.num_steps if steps is None else steps
@@ -567,9 +568,9 @@ class Plan:
             ranges. See `sampling.changes.Ranges`.
 
         Raises:
-          TypeError: if the caller must ensure the plan's participation, because there
-            is no schedule for it, or if `map` is neither a function of one example nor
-            a layer.
+          TypeError: if the library has no schedule for the plan's participation, so the
+            caller must make the batches; or if `map` is neither a function of one
+            example nor a layer.
           ValueError: if the number of examples differs from the plan's number, or if
             examples are overlapping windows of one time series and the plan has the
             default unit.
@@ -603,8 +604,8 @@ class Plan:
         )
         if users is None and self.unit != ONE_EXAMPLE:
             examples.remarks += (
-                f"Each row was taken as everything that belongs to {self.unit}: no users "
-                f"were given, so this was not checked.",
+                f"Each row was treated as all data of {self.unit}. This was not checked, "
+                f"because plan.batches received no users.",
             )
         return BatchSchedule(use, self.num_steps, self.plan_id, examples, padded)
 

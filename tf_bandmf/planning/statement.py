@@ -294,7 +294,7 @@ class PrivacyCard:
         Args:
           license: identifier of the license, such as "apache-2.0".
           datasets: identifiers of the training data, if they have any.
-          tags: additional tags besides "differential-privacy" and "tf-bandmf".
+          tags: tags in addition to "differential-privacy" and "tf-bandmf".
           library_name: library that loads the model: "keras", "keras-hub" or "tf-keras".
         """
         fields: dict[str, Any] = {

@@ -13,7 +13,7 @@ _TEXTS.read_string(pathlib.Path(__file__).with_suffix(".ini").read_text("utf-8")
 
 
 def phrase(section: str, name: str, /, **facts: Any) -> str:
-    """Returns a text of texts.ini in one line, with `facts` for its placeholders."""
+    """Returns a text of texts.ini as one line, with `facts` in its placeholders."""
     return " ".join(_TEXTS[section][name].format(**facts).split())
 
 

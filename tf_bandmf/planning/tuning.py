@@ -53,8 +53,8 @@ class TuningCost:
         binomial, shape ...".
       shape: eta, the shape parameter of the distribution.
       method: the theorem for epsilon, and the accounting of a single trial.
-      trial_epsilon: epsilon of a single trial at delta, as planned.
-      remark: further facts that a reader must know, or an empty text.
+      trial_epsilon: epsilon of a single trial at delta, from the plan's accountant.
+      remark: further facts that readers of epsilon must know, or an empty text.
       confidence: joint confidence of the simulated bounds from which epsilon is
         computed, or None.
       adjacency: the plan's definition of neighboring data sets.
@@ -171,7 +171,7 @@ def tuning_cost(
 def _trials(
     plan: Plan,
 ) -> Iterator[tuple[str, float | None, Callable[[float], float]]]:
-    """Yields bounds on a trial: method, confidence, and epsilon for any delta."""
+    """Yields bounds on one trial: method, confidence, epsilon as a function of delta."""
     use = plan.participation
     # Replacing an example has twice the sensitivity of zeroing it out; see
     # `Plan.zcdp_rho`.
