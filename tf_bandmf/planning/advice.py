@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tf_bandmf")
 _WORKLOAD = f"sgd:momentum={MOMENTUM!r}"
-# The samplings with exact accounting. `advise` compares others only if the caller names
-# them.
+# The samplings with exact accounting. `advise` compares other samplings only if the
+# caller names them.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
 # All samplings except b-min-sep sampling, whose accounting takes minutes.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
@@ -111,7 +111,7 @@ class Advice(RunSetting):
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """Returns a new Keras optimizer with the advised arguments."""
-        import keras  # planning does not need it otherwise
+        import keras  # This is the only method that needs Keras.
 
         make = getattr(keras.optimizers, self.optimizer_name)
         return make(**self.optimizer_arguments)

@@ -83,7 +83,8 @@ def resolve_data(
     else:
         name = DEFAULT_SAMPLING if sampling is None else sampling
         check_word("sampling", name, samplings())
-        # `FixedEpochOrder` checks the limits and counts the steps for every sampling.
+        # For every sampling, `FixedEpochOrder` checks the arguments and computes the
+        # number of steps.
         order = FixedEpochOrder(**given)  # type: ignore[arg-type]
         num_steps = order.num_steps if num_steps is None else num_steps
         made = NAMED[name].of_data(**given, num_parts=None)  # type: ignore[arg-type]

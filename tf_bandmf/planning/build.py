@@ -144,7 +144,7 @@ def plan(
         guarantee = accountant.guarantee(noise_stddev, delta)
         if guarantee.epsilon > LARGEST_EPSILON * (1.0 + 1e-9):
             raise no_privacy(noise_stddev, delta, LARGEST_EPSILON)
-        check_budget(guarantee.epsilon, delta, None, None)  # warns if it is large
+        check_budget(guarantee.epsilon, delta, None, None)  # warns of a large epsilon
     else:
         assert epsilon is not None  # check_budget
         made = accountant.calibrate(float(epsilon), delta)

@@ -48,9 +48,10 @@ _LOG = logging.getLogger("tf_bandmf")
 # The cheapest mechanism is chosen among those whose error is within this factor of the
 # smallest error.
 _AS_GOOD = 1.01
-# The time to read a stored vector, as a fraction of the time to regenerate one.
+# The time to read a stored noise vector, relative to the time to regenerate it.
 _COST_OF_KEPT = 0.05
-# For each objective, the table column that it measures, and its name in texts.
+# Maps each objective to the attribute of `Row` that it minimizes, and to the printed
+# name of this error.
 _COLUMNS = {"mean": ("rmse", "RMSE"), "max": ("max_se", "MaxSE")}
 # The tolerance on log(1 - fraction) in the search for the best fraction parameter.
 _COARSE = {"xatol": 0.1}
@@ -119,12 +120,12 @@ class Row:
     )
 
     def error(self, objective: str) -> float:
-        """Returns the error that an objective, "mean" or "max", measures."""
+        """Returns the RMSE for the objective "mean", and the MaxSE for "max"."""
         return float(getattr(self, _COLUMNS[objective][0]))
 
     @property
     def cost(self) -> float:
-        """The cost of a step's noise; the unit is the cost of generating one vector."""
+        """The cost of a step's noise, relative to the cost of generating one vector."""
         return self.regenerations_per_step + _COST_OF_KEPT * self.memory_vectors
 
 
@@ -393,7 +394,7 @@ class Search:
                 f"{', '.join(registry.names())}, found {mechanisms!r}."
             )
         for name in mechanisms:
-            # All names are checked before the first one is built.
+            # All names are checked before the first mechanism is built.
             if isinstance(name, str):
                 registry.parse(name)
         with one_blas_thread():
@@ -412,7 +413,7 @@ class Search:
         """Returns the best strategy, fully optimized, with the table in its diagnostics."""
         table = self.table(mechanisms)
         strategy = table.best().strategy
-        assert strategy is not None  # It is None only in a row from a file.
+        assert strategy is not None  # Only rows from a file have no strategy.
         family = registry.family_of(strategy.family)
         if self._is_drafted(family):
             _, options = registry.parse(table.mechanism)
@@ -534,7 +535,7 @@ class Search:
     def _best_fraction(
         self, family: Family, name: str, options: Mapping[str, Any]
     ) -> Row:
-        """Returns the row with the best value of a parameter that is a fraction.
+        """Returns the row with the best value of a parameter that is below 1.
 
         The family computes the best value without amplification. With amplification,
         smaller values are better (arXiv:2601.22334, section 5.1). The search uses a

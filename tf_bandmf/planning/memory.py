@@ -19,9 +19,9 @@ STEP_BYTES = {"philox": 16 + 8, "chacha20": 40 + 8}
 
 @dataclasses.dataclass(frozen=True)
 class NoiseMemory:
-    """The memory that the noise needs between steps.
+    """The memory that the noise occupies between steps.
 
-    A step also uses a few temporary vectors.
+    During a step, a few temporary vectors are needed as well.
 
     Attributes:
       num_parameters: d, the number of trainable parameters.

@@ -60,7 +60,7 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
 _DELTAS = {10.0**-i for i in range(3, 11)}
 
 
-# The fields of a plan, except delta, that state its guarantee.
+# The fields of a plan that state its guarantee, except delta.
 _STATED = ("epsilon", "accountant", "kind", "adjacency", "confidence")
 
 
@@ -457,8 +457,7 @@ class Plan:
     ) -> Accountant:
         """Returns the accountant of a run, or of its first `steps` steps.
 
-        The accountant includes all reserved private evaluations, even for the first
-        steps only.
+        In both cases, the accountant covers all reserved private evaluations.
         """
         confidence = self.confidence if confidence is None else confidence
         rows = self.num_steps if steps is None else steps

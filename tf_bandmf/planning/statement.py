@@ -162,7 +162,7 @@ class PrivacyStatement:
         return PrivacyCard(self, model_name)
 
     def facts(self) -> dict[str, Any]:
-        """Returns values for the placeholders in the texts of statement and card."""
+        """Returns the values of placeholders in the texts of the statement and card."""
         made, plans = self.guarantee, self.plans
         is_sampled = any(
             plan.participation.is_amplified and not plan.guarantee.is_unamplified
@@ -357,5 +357,5 @@ def check_line(name: str, text: str, must: str = "be one line of text") -> str:
 def check_unit(unit: str) -> None:
     """Raises ValueError if the privacy unit is not one line of text."""
     check_line(
-        "unit", unit, "be one line that names the hidden unit, such as 'one device'"
+        "unit", unit, "be one line that names the privacy unit, such as 'one device'"
     )

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
 # Only padded batches have this key: the number of examples that are not padding.
 NUM_EXAMPLES = "num_examples"
-# The error of a training step whose batch was changed after it was drawn.
+# The error message of a training step whose batch was changed after sampling.
 EDITED = (
     "The contents of this batch are not those that plan.batches drew for this step: they "
-    "were changed after the batch was made (augmented, mixed up, repeated, permuted, cut, "
+    "were changed after the batch was made (augmented, mixed, repeated, permuted, cut, "
     "weighted, or taken from another process). The accountant's analysis only holds for "
     "the drawn examples. Train on unchanged batches. To change single examples, use "
     "plan.batches(..., map=function) or layers of the model."
@@ -64,8 +64,7 @@ class BatchSchedule:
     for which the batch is meant, the `plan_id` of the plan, a `schedule_id` (a hash of
     the plan, the data and the sampler's seed, which must not change within a run), and
     a `fingerprint` of all other entries, so that a private step can reject a changed
-    batch.
-    The batch size may vary from step to step, down to 0, and is not static, so a
+    batch. The batch size may vary from step to step, down to 0, and is not static, so a
     training step is traced once. For static shapes (XLA compiles a program for each
     shape), `padded` batches have a constant size.
 
@@ -293,7 +292,7 @@ class BatchSchedule:
         self._is_fresh = False
 
     def join(self, seed: bytes) -> BatchSchedule:
-        """Returns the schedule of a run, whose sample is derived from the run's key.
+        """Returns a run's schedule, whose random sample is derived from the run's key.
 
         Args:
           seed: the run's `NoiseKey.sampler_seed()`; ignored if the sampler has no

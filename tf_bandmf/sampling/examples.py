@@ -138,7 +138,7 @@ class Examples:
             )
         if users.shape != (source.num_examples,):
             raise ValueError(
-                f"users must give the user of each of {source.num_examples} rows, found "
+                f"users must contain the user of each of {source.num_examples} rows, found "
                 f"an array of shape {users.shape}."
             )
         self._most = _whole("rows_per_user", rows_per_user)

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# The batch keys whose values are the contents of a batch.
+# Keys of a batch (a dictionary) for its contents.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
 # Batch key, only if an example consists of up to K rows: a mask that is False for
 # padding, bool, shape [N, K].
@@ -104,10 +104,10 @@ def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
 
     If examples have few possible values, different people can have equal examples.
     Therefore a common example counts only if it occurs once in each data set, and
-    common examples are evidence only if they are more frequent than chance explains: if
-    n examples are drawn from the same distribution after N examples, the expected
-    number of recurring examples is at most `n / N` times the number of examples that
-    occur in pairs among the N (Good, 1953).
+    common examples are evidence only if they are more frequent than chance explains:
+    suppose that N examples, and then n other examples, are drawn from one distribution.
+    The expected number of common examples is at most `n / N` times the number of
+    examples that occur in pairs among the N examples (Good, 1953).
 
     Args:
       first: `record_hashes` of one data set.
@@ -188,7 +188,7 @@ def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
-    """Returns a structure's tensors and paths; lists and tuples have the same paths."""
+    """Returns pairs of path and tensor; a list and a tuple have the same paths."""
     if isinstance(value, (list, tuple)):
         value = dict(enumerate(value))
     if not isinstance(value, Mapping):

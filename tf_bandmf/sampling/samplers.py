@@ -160,9 +160,10 @@ class Sampler(abc.ABC):
 
 
 class PoissonSampler(Sampler):
-    """Draws each example j with `j mod b = step mod b` with probability q.
+    """Draws examples independently with probability q, at each step from one part.
 
-    The number of parts of the data is b, and q is `batch * b / total`.
+    The data has b parts. Step i draws from the examples j with `j mod b = i mod b`, and
+    q is `batch * b / total`.
     """
 
     def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
@@ -176,10 +177,11 @@ class PoissonSampler(Sampler):
 
 
 class FixedSizeSampler(Sampler):
-    """Draws B of the first `floor(m / b)` examples j with `j mod b = step mod b`.
+    """Draws B examples without replacement, at each step from one part of the data.
 
-    All subsets of B of these examples are equally probable. Here, m is the number of
-    examples, b is the number of parts of the data, and B is the batch size.
+    The data has m examples and b parts. Step i draws from the first `floor(m / b)`
+    examples j with `j mod b = i mod b`. All subsets of B of these examples are equally
+    probable.
     """
 
     def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
@@ -188,7 +190,7 @@ class FixedSizeSampler(Sampler):
 
     def example_indices(self, step: int) -> np.ndarray:
         # The subset consists of the first distinct numbers among independent draws. If
-        # B is more than half of the examples, those left out are drawn instead.
+        # B is more than half of the examples, the examples to leave out are drawn.
         leaves_out = self._batch > self._size // 2
         wanted = self._size - self._batch if leaves_out else self._batch
         count, chosen = wanted, np.empty(0, np.int64)

@@ -102,7 +102,10 @@ class ExampleSource(abc.ABC):
         return [*leaves, works]
 
     def _taken(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Returns the result of `rows`, unchecked; stores the hashes of new rows."""
+        """Returns rows as `rows` does, without checking them for changes.
+
+        The method stores the hashes of rows that are read for the first time.
+        """
         with self._lock:
             leaves = self._read(indices) if len(indices) else self._zeros(0)
             new = ~self._failed[indices] & ~self._is_seen[indices]
@@ -116,13 +119,13 @@ class ExampleSource(abc.ABC):
             return [*leaves, ~self._failed[indices]]
 
     def _compare(self, indices: np.ndarray, hashes: np.ndarray) -> None:
-        """Raises ValueError if readable rows no longer have the stored hashes."""
+        """Raises ValueError if readable rows have other hashes than the stored ones."""
         changed = indices[(self._hashes[1, indices] != hashes) & ~self._failed[indices]]
         if changed.size:
             raise ValueError(self._changed.format(place=changed[0]))
 
     def seen(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns each read row's hash, and whether it contains NaN (bool)."""
+        """Returns the hashes of all rows that were read, and which rows contain NaN."""
         return self._hashes[1, self._is_seen], self._has_nan[self._is_seen]
 
     def records(self) -> np.ndarray:
@@ -154,7 +157,7 @@ class ExampleSource(abc.ABC):
             tf.ensure_shape(leaf, [None, *kind.shape[1:]])
             for leaf, kind in zip(leaves, kinds)
         )
-        # A graph hashes rows much faster than Python, which calls each operation.
+        # Hashing in a graph is much faster than in eager mode.
         tf.numpy_function(self._compare, [indices, identity.row_hashes(leaves)], [])
         content = tf.nest.pack_sequence_as(self._sample, leaves)
         return with_weights(content, works) if self.may_fail else content
@@ -176,7 +179,7 @@ class ExampleSource(abc.ABC):
         return leaves
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
-        """Updates a hash with bytes that depend on the data and their order."""
+        """Updates a hash object with bytes that identify the data and their order."""
         update(f"{type(self).__name__} {self.num_examples} {self._kind}".encode())
         update(self._hashes[1, self._probed].tobytes())
 
@@ -401,7 +404,7 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
 
 
 def as_array(given: Any) -> np.ndarray:
-    """Converts a value to an array of numbers, or of bytes (strings are encoded).
+    """Converts numbers to an array, and strings to an array of encoded strings (bytes).
 
     Raises:
       TypeError: if the value contains neither numbers nor strings.
@@ -460,7 +463,7 @@ def named_parts(given: Any) -> dict[str, Any]:
     if not 1 <= len(parts) <= len(names):
         raise ValueError(
             f"An example must be x, (x, y) or (x, y, sample_weight), found a tuple of "
-            f"{len(parts)}. Use a dictionary for several inputs."
+            f"length {len(parts)}. Use a dictionary for several inputs."
         )
     return {name: part for name, part in zip(names, parts) if part is not None}
 
@@ -491,7 +494,7 @@ def rows_with_nan(leaves: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def classes_of(content: dict[str, Any]) -> np.ndarray:
-    """Returns each row's class, from class numbers or one-hot targets; 0 otherwise."""
+    """Returns classes from class numbers or one-hot targets; zeros for all others."""
     targets: Any = content.get(TARGETS)
     count = len(tf.nest.flatten(content)[0])
     if not isinstance(targets, np.ndarray) or targets.dtype.kind not in "iubf":

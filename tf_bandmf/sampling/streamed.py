@@ -121,7 +121,7 @@ class StreamedExamples(ExampleSource):
         first, end = int(indices[0]), int(indices[-1]) + 1
         if first < self._next:
             self._pass, self._next = self._new_pass(), 0
-        # If the next line fails, the next read starts a new pass.
+        # If reading fails in the next line, the next read starts a new pass.
         begin, self._next = self._next, self.num_examples
         contents = list(itertools.islice(self._pass, first - begin, end - begin))
         if (count := first + len(contents)) < end:
@@ -216,10 +216,10 @@ def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:
     depend on all of them, for example if it standardizes, mixes or sorts a batch.
 
     Returns:
-      The number of times that the data set is batched; and the functions. Each function
-      comes with the name of its data set, and the number of times that the data set
-      which it receives is batched. This number is infinite for a function that carries
-      a state from row to row.
+      The number of times that the data set is batched; and a list with a tuple for each
+      function: the function, the name of the data set that calls it, and the number of
+      times that the inputs of the function are batched. This number is infinite for a
+      function that carries a state from row to row.
     """
     name = type(dataset).__name__.strip("_")
     # The first input of DirectedInterleave only selects among the data sets, and makes
