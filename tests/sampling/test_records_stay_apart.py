@@ -122,5 +122,5 @@ def test_a_row_is_of_one_example(plan):
 @pytest.mark.invariant(16)
 def test_a_source_of_ones_own_is_a_function_of_indices(plan):
     drawn = np.random.default_rng()
-    with pytest.raises(ValueError, match=r"Augment by plan\.batches"):
+    with pytest.raises(ValueError, match=r"To augment, use plan\.batches"):
         plan.batches(ByIndex(lambda index: X[index] * drawn.uniform(), M))
