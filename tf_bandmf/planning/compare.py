@@ -3,7 +3,7 @@
     use = dict(num_examples=60_000, batch_size=512, epochs=10)
     table = compare(["identity", "bisr", "blt"], epsilon=8, delta=1e-5, **use)
     print(table)                  # text
-    table.best()                  # the row that plan("auto") takes
+    table.best()                  # the row that plan("auto") chooses
     table.to_records()            # dictionaries of plain values, for JSON
 
 `plan("auto")` and `advise` choose from these tables. The errors measure only the noise,

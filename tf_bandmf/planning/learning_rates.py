@@ -85,7 +85,7 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
 
 
 def noise_of(plan: Plan) -> float:
-    """Returns s for a plan with an expected batch size."""
+    """Returns s, as in `noise_in_models`, for a plan with an expected batch size."""
     size, momentum = plan.expected_batch_size or 0.0, plan.workload.momentum or 0.0
     return noise_in_models(plan.rmse(), size, momentum)
 

@@ -314,8 +314,8 @@ class Plan:
         if not evaluations:
             return dataclasses.replace(self, measurements=Measurements(float(counts)))
         base = self.accounting()
-        # `unit` is the noise of a Gaussian mechanism that would spend the whole budget.
-        # The evaluations get the share `metrics` of its `1 / sigma^2`.
+        # `unit` is the noise multiplier sigma of a Gaussian mechanism that spends the
+        # whole budget. The evaluations get the share `metrics` of its `1 / sigma^2`.
         unit = gaussian.calibrate_noise_stddev(self.epsilon, self.delta)
         noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
         kept = Measurements(float(counts), evaluations, noise)

@@ -344,7 +344,7 @@ def sentence(text: str) -> str:
 
 
 def check_line(name: str, text: str, must: str = "be one line of text") -> str:
-    """Returns the text without outer spaces.
+    """Checks that a text is one line, and returns it without outer spaces.
 
     Raises:
       ValueError: if the text is not a string with one line.

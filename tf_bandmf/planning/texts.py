@@ -1,4 +1,4 @@
-"""Reads the texts that plans, tables and statements print from texts.ini."""
+"""Reads texts.ini, which contains the texts that plans, tables and statements print."""
 
 from __future__ import annotations
 
