@@ -161,12 +161,12 @@ def advise(
         given.
       epsilon: budget, > 0.
       delta: budget, in [1e-20, 1).
-      epochs: number of passes over the data that the compute budget allows; the
-        recommended run makes all of them.
+      epochs: number of passes over the data; choose as many as your compute budget
+        allows. The recommended run makes all of them.
       model: a Keras model with weights, whose trainable parameters are counted.
-      optimizer: "sgd", with momentum 0.9, or "adam", with independent noise, because
-        Adam divides each update by a second noisy value, and then correlated noise no
-        longer cancels between steps.
+      optimizer: "sgd" (with momentum 0.9) or "adam" (with independent noise, because
+        Adam divides each update by another noisy value, so correlated noise would not
+        cancel between steps).
       loss: Keras loss of the model, or its name. Losses for counts and for binary
         classification need larger clip norms than losses for multiclass classification;
         a squared error needs a smaller learning rate.

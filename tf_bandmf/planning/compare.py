@@ -516,7 +516,7 @@ class Search:
         return max(most, 1)
 
     def _sizes(self, family: Family) -> list[int]:
-        """Returns the numbers of bands to try, or the one number of buffers to try."""
+        """Returns the numbers of bands, or the only number of buffers, to try."""
         most = self._most_bands(family) if family.has_bands else 1
         if most < 2 and self._limit < 1:
             raise ValueError("it stores at least one vector.")

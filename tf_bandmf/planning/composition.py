@@ -16,13 +16,13 @@ Gaussian mechanisms compose exactly: their composition is one mechanism with
 runs.
 
 Every other release is represented by a privacy loss that dominates it (Zhu, Dong, Wang,
-2022, arXiv:2106.08567, Theorem 10). If the exact privacy loss of the release is known,
-it is used: it comes from `accounting.tilted` for Gaussian queries on samples, or from
-dp-accounting's deltas for an event. Otherwise, the privacy loss is that of the worst
+2022, arXiv:2106.08567, Theorem 10). The exact privacy loss is used if it is known: for
+Gaussian queries on samples, `accounting.tilted` computes it; for an event, it is
+computed from dp-accounting's deltas. Otherwise, the privacy loss is that of the worst
 mechanism that satisfies all known bounds: a pair (epsilon, delta) (Kairouz, Oh,
 Viswanath, 2015, arXiv:1311.0776, Theorem 3.3), a rho, or, for a run, the Gaussian
-mechanism without amplification. The rhos of several releases are added (Bun and
-Steinke, 2016, arXiv:1605.02065, Lemma 1.7), and the privacy profile of their sum
+mechanism without amplification. If several releases have only a rho, the rhos are added
+(Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7), and the privacy profile of the sum
 represents these releases. Basic composition is used if it gives a smaller epsilon.
 """
 

@@ -6,16 +6,17 @@ number of weights, and k >= 1 the ratio of the clip norm to the typical gradient
 
     rate * clip norm = c / (sqrt(s) * (1 + k s sqrt(d) / 12))       SGD, momentum 0.9
 
-The constant c is 0.08, and for a squared error 0.05, because its curvature does not
-decrease with the error: some models for which c = 0.05 is best diverge at c = 0.16.
+The constant c is 0.08. For a squared error, c is 0.05, because the curvature of this
+loss does not decrease with the error: some models for which c = 0.05 is best diverge at
+c = 0.16.
 
 The formula combines two limits. With little noise, the curvature of the loss limits the
 rate, and the best rates are proportional to 1 / sqrt(s). If the norm of the noise, s
 sqrt(d), is large compared to the norm of a clipped gradient, the noise limits the rate,
-and the best rates are proportional to 1 / (s^1.5 sqrt(d)). For gradients that are
-smaller than the clip norm, this limit already applies at 1 / k of that noise: for
-models of counts with clip norm 10, the best rates are the rates for k = 1 times 0.25 at
-epsilon = 1, and times 0.5 at epsilon = 8.
+and the best rates are proportional to 1 / (s^1.5 sqrt(d)). If typical gradients are
+smaller than the clip norm, noise that is k times smaller already limits the rate. For
+models of counts with clip norm 10, the best rates are 0.25 times the rates for k = 1 at
+epsilon = 1, and 0.5 times these rates at epsilon = 8.
 
 The formula and its constants were fitted to grids of learning rates for 19
 convolutional networks (whose best rates differ by a factor of 200), a linear model and

@@ -100,17 +100,17 @@ def tuning_cost(
     """Returns the epsilon of the best of a random number of runs of a plan.
 
     Epsilon is computed from a single trial's epsilon as a function of delta (Koskela,
-    Redberg and Wang, 2024, arXiv:2402.06701). In 180 of 180 settings, this gave a
-    smaller epsilon than the trial's Renyi DP (Papernot and Steinke, 2022,
-    arXiv:2110.03620, Theorem 2). If the accounting needs a simulation ("balls-in-bins",
-    "b-min-sep"), the function uses the simulated bounds of a plan with a `confidence`,
-    and the result has this confidence. The theorems do not cover estimates, so a plan
-    without a `confidence` is treated as one Gaussian mechanism without amplification,
-    and `TuningCost.remark` says so.
+    Redberg and Wang, 2024, arXiv:2402.06701). In 180 of 180 settings, the result was
+    smaller than the epsilon computed from the trial's Renyi DP (Papernot and Steinke,
+    2022, arXiv:2110.03620, Theorem 2). If the accounting needs a simulation
+    ("balls-in-bins", "b-min-sep"), the function uses the simulated bounds of a plan
+    with a `confidence`, and the result has this confidence. The theorems do not cover
+    estimates, so a plan without a `confidence` is treated as one Gaussian mechanism
+    without amplification, and `TuningCost.remark` says so.
 
     WARNING: the score by which the best trial is chosen must be a function of the
-    trial's releases and of data that need no protection. If the score is the accuracy
-    on training data, or on private held-out data, it needs its own noise.
+    trial's releases and of public data. If the score is the accuracy on training data,
+    or on private held-out data, the score needs its own noise.
 
     Args:
       plan: plan of each trial. Trials differ in hyperparameters that the plan does not fix.
