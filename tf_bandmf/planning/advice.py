@@ -177,8 +177,8 @@ def advise(
         "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins" (an
         estimate). A sampling is preferred to the ones before it only if it makes over
         3% more progress.
-      mechanism: the mechanism, as in `tf_bandmf.plan`. If it is a closed-form
-        mechanism, batch sizes are compared with it, too.
+      mechanism: the mechanism, as in `tf_bandmf.plan`. A closed-form mechanism is also
+        used to compare batch sizes.
 
     Returns:
       The advice.

@@ -76,8 +76,8 @@ def plan(
       delta: delta of the budget, in [1e-20, 1). A value of 1 / num_examples or more
         triggers a warning.
       noise_multiplier: the noise standard deviation divided by the sensitivity of the
-        whole run, in place of epsilon, which is then computed for delta. For the noise
-        of one step in clip norms, as in TF Privacy and Opacus, divide that noise by
+        whole run, in place of epsilon, which is then computed for delta. If you know
+        the noise of one step in clip norms, as in TF Privacy and Opacus, divide it by
         `plan(...).sensitivity.value`.
       num_examples: size of the training set.
       batch_size: examples per step. With a `Participation`, it is the expected batch

@@ -91,9 +91,9 @@ class Row:
       memory_vectors: number of model-sized vectors that are stored between steps.
       regenerations_per_step: maximum number of earlier noise vectors that a step
         regenerates.
-      seconds: time spent on finding the strategy.
-      strategy: the strategy, optimized just enough to rank the rows; None in a row from
-        a file.
+      seconds: time in which the strategy was found.
+      strategy: the strategy, optimized just enough to rank the rows; None if the row was
+        restored from a file.
     """
 
     mechanism: str

@@ -557,8 +557,9 @@ class Plan:
             once. This costs computation, but no privacy.
           users: the user of each row of x, shape [rows], integers or strings, if the
             plan's unit is one user. Then the plan's `num_examples` is the number of
-            users, and its `batch_size` is the number of users per step. The gradients
-            of a user's rows at a step are summed and then clipped.
+            users, and its `batch_size` is the number of users per step. The loss of a
+            user is the mean loss of the user's rows in a step; its gradient is clipped
+            once.
           rows_per_user: maximum number of rows of one user that a step uses; if a user
             has more rows, they are chosen at random. Required with `users`.
           ranges: ranges that the values are declared to have, as in

@@ -19,8 +19,8 @@ the attacker finds is at most
 (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). For a Gaussian mechanism,
 this share is at most `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383,
 Theorem 2.7). Without amplification by sampling, every run is a Gaussian mechanism. For
-a sampled run, the bound in the formula holds for every pair of epsilon and delta of the
-run, so the smallest value is used (ibid., section 2.3).
+a sampled run, the formula gives a bound for every (epsilon, delta) that the run
+satisfies, so the smallest of these bounds is used (ibid., section 2.3).
 """
 
 from __future__ import annotations
