@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tf_bandmf import Plan
+from tf_bandmf.accounting.guarantee import fill
 from tf_bandmf_federated.accounting import MeasuredParticipation, measured_guarantee
 
 
@@ -35,6 +36,6 @@ def line_of(
         what = "done: " + ", ".join(f"{name} {int(n)}" for name, n in counts.items())
     return (
         f"round {round_number} of {plan.num_steps} {what}; "
-        f"epsilon <= {epsilon:.3f} so far, "
-        f"{plan.epsilon:.3f} planned, delta = {plan.delta:g}"
+        + fill("epsilon <= {:.3f up} so far, ", epsilon)
+        + fill("{0.epsilon:.3f up} planned, delta = {0.delta:.6g up}", plan)
     )

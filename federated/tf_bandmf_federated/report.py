@@ -11,12 +11,11 @@ not stated.
 from __future__ import annotations
 
 import dataclasses
-import decimal
 import os
 import pathlib
 
 from tf_bandmf import Plan, __version__
-from tf_bandmf.accounting.guarantee import Guarantee
+from tf_bandmf.accounting.guarantee import fill
 from tf_bandmf.planning.statement import GENERATORS
 from tf_bandmf_federated.accounting import (
     MeasuredGuarantee,
@@ -102,8 +101,8 @@ def _markdown(actual: MeasuredGuarantee, operator: OperatorStatements) -> str:
     values = _values(actual, operator)
     for number, point in enumerate(points, start=1):
         title, _, text = " ".join(point.split()).partition(". ")
-        lines.append(f"{number}. **{title}.** {text.format(**values)}")
-    lines += ["", "## Planned and measured", "", table.format(**values)]
+        lines.append(f"{number}. **{title}.** {fill(text, **values)}")
+    lines += ["", "## Planned and measured", "", fill(table, **values)]
     return "\n".join(lines)
 
 
@@ -114,9 +113,11 @@ def _values(
     plan, measured = actual.plan, actual.measured
     planned = "The plan's guarantee does not hold."
     if actual.is_within_plan:
-        planned = (
-            f"As planned, for any record that satisfies the plan's participation: "
-            f"{_numbers(actual.planned)}."
+        planned = fill(
+            "As planned, for any record that satisfies the plan's participation: "
+            "{0.zcdp_rho:.6g up}-zCDP and (epsilon = {0.epsilon:.6g up}, delta = "
+            "{0.delta:.6g up})-DP.",
+            actual.planned,
         )
     assumptions = "No device took part twice."
     if measured.min_separation is not None:
@@ -137,11 +138,9 @@ def _values(
         kind=_kind(actual),
         assumptions=assumptions,
         enforcement=_said("Enforcement and record", operator.enforcement),
-        as_measured=_numbers(actual.guarantee),
         planned=planned,
         version=__version__,
         code=_said("Code", operator.verifiability),
-        mechanism=plan.mechanism,
         bands=plan.strategy.matrix.stored_bands or plan.num_steps,
         of="its inverse" if plan.strategy.is_inverse_banded else "the strategy",
         generator=GENERATORS[plan.generator],
@@ -149,10 +148,6 @@ def _values(
         separation=measured.min_separation or "none twice",
         planned_separation=plan.participation.separation(),
         planned_most=plan.participation.participations(plan.num_steps),
-        rho=_rho(actual.guarantee),
-        planned_rho=_rho(actual.planned),
-        epsilon=_rounded_up(actual.guarantee.epsilon),
-        planned_epsilon=_rounded_up(actual.planned.epsilon),
     )
 
 
@@ -187,21 +182,3 @@ def _said(topic: str, statement: str | None) -> str:
     if statement is None:
         return f"{topic}: not stated by the operator."
     return f"{topic}, as the operator states: {statement.strip()}"
-
-
-def _numbers(guarantee: Guarantee) -> str:
-    return (
-        f"{_rho(guarantee)}-zCDP and (epsilon = {_rounded_up(guarantee.epsilon)}, "
-        f"delta = {guarantee.delta:g})-DP"
-    )
-
-
-def _rho(guarantee: Guarantee) -> str:
-    assert guarantee.zcdp_rho is not None  # without amplification
-    return _rounded_up(guarantee.zcdp_rho)
-
-
-def _rounded_up(value: float) -> str:
-    """Formats a value with six significant digits, rounded up."""
-    context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
-    return format(float(context.create_decimal_from_float(value)), "g")

@@ -1,6 +1,7 @@
 """The command line `tf-bandmf`: the same numbers as in Python, and helpful errors."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -75,6 +76,16 @@ def test_a_plan_is_saved_and_shown(run, json_of, tmp_path):
     assert card.read_text("utf-8").startswith('---\nlibrary_name: "keras"')
     assert "one user" in card.read_text("utf-8")
     assert "must end in .md" in run("show", path, "--card", "card.pdf", code=2)
+
+
+def test_a_plan_is_shown_with_numbers_that_are_rounded_up(run, tmp_path):
+    path = str(tmp_path / "plan.json")
+    small_plan("identity", 2000, 100, 4, delta=1.4e-5).save(path)
+    shown = run("show", path)
+    assert "delta 1.4e-05: epsilon 4.0000" in shown
+    smaller = tf_bandmf.Plan.load(path).guarantee_at(1e-5).epsilon
+    stated = float(re.search("delta 1e-05: epsilon (.*)", shown)[1])
+    assert smaller <= stated < smaller + 1e-4
 
 
 def test_a_comparison_is_that_of_python(run, json_of):

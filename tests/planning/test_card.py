@@ -12,6 +12,7 @@ from scipy import stats
 from small_plans import planned
 
 import tf_bandmf
+from tf_bandmf.accounting.guarantee import fill
 
 ARGUMENTS = {"epsilon": 1.0, "delta": 1e-5, "num_examples": 600, "batch_size": 60}
 
@@ -146,7 +147,7 @@ def test_line_one_does_not_say_what_the_run_would_be_without_its_sampling(plan):
         points = dict(statement.points())
         assert ("zCDP" in points["Formal statement"]) != is_sampled
         assert ("Without amplification by sampling" in points) == is_sampled
-        assert f"{statement.guarantee.zcdp_rho:.6g}-zCDP" in str(statement)
+        assert fill("{:.6g up}-zCDP", statement.guarantee.zcdp_rho) in str(statement)
     joint = tf_bandmf.compose([plan, sampled]).statement()
     points = dict(joint.points())
     assert "zCDP" not in points["Formal statement"]

@@ -12,7 +12,7 @@ from tf_bandmf import participation as lib
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
-from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, fill
 
 DELTA = 1e-5
 M = 600
@@ -138,7 +138,9 @@ def test_the_statement_names_the_runs():
     assert points["Unit of privacy"] == "One device."
     for plan in plans:
         assert plan.fingerprint in points["Runs"]
-    assert f"epsilon = {joint.epsilon(DELTA):.6g}" in points["Formal statement"]
+    assert (
+        fill("epsilon = {:.6g up}", joint.epsilon(DELTA)) in points["Formal statement"]
+    )
     assert "## Privacy statement" in statement.to_markdown()
     with pytest.raises(ValueError, match="unit must be one line"):
         joint.statement(unit="")

@@ -6,6 +6,7 @@ import pytest
 from small_plans import small_plan
 
 import tf_bandmf
+from tf_bandmf.accounting.guarantee import fill
 
 
 def make_plan(mechanism="identity", **changes):
@@ -31,6 +32,27 @@ def test_what_is_outside_the_guarantee_is_said():
             plan.fingerprint,
         ):
             assert expected in text, expected
+
+
+def test_privacy_parameters_are_rounded_up():
+    plan = make_plan(epsilon=10.04, delta=1.004e-5)
+    release = tf_bandmf.Release("theirs", epsilon=0.10000041, delta=1.004e-7)
+    joint = tf_bandmf.compose([plan, release]).statement(delta=1.0149e-5)
+    for text, expected in (
+        (plan.statement(), "(epsilon = 10.04, delta = 1.01e-05)-DP"),
+        (plan.statement().card(), "Epsilon is 10.1, delta 1.1e-05"),
+        (joint, "delta = 1.02e-05)-DP for all runs together"),
+        (joint, "itself (epsilon = 10.04, delta = 1.01e-05)-DP"),
+        (joint, "theirs: (epsilon = 0.100001, delta = 1.01e-07)-DP"),
+    ):
+        assert expected in str(text)
+    for value, form, expected in (
+        (0.1 + 0.2, ".6g", "0.3"),
+        (2.0000013, ".6g", "2.00001"),
+        (1e-5, ".3g", "1e-05"),
+        (4.00001, ".4f", "4.0001"),
+    ):
+        assert fill(f"{{:{form} up}}", value) == expected
 
 
 @pytest.mark.invariant(8)

@@ -1,8 +1,11 @@
-"""Classes for the results of accountants: guarantees and calibrated noise."""
+"""Classes for the results of accountants, and `fill`, which prints their values."""
 
 from __future__ import annotations
 
 import dataclasses
+import decimal
+import string
+from typing import Any
 
 from tf_bandmf.accounting import checks
 
@@ -81,3 +84,22 @@ class Calibration:
 
     noise_stddev: float
     guarantee: Guarantee
+
+
+class _Formatter(string.Formatter):
+    """Formats like `str.format`, but rounds up where a text has "{value:.6g up}".
+
+    Digits of a float after the 15th are rounding errors, and are ignored.
+    """
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        form, _, is_up = format_spec.partition(" ")
+        if is_up:
+            with decimal.localcontext(decimal.Context(rounding=decimal.ROUND_CEILING)):
+                value = float(format(decimal.Decimal(f"{value:.15g}"), form))
+        return super().format_field(value, form)
+
+
+# Fills values into the placeholders of a text, as `str.format` does. Privacy parameters
+# must not be rounded down: fill("epsilon = {:.3g up}", 10.04) is "epsilon = 10.1".
+fill = _Formatter().format

@@ -49,10 +49,12 @@ def _record(balance: Any) -> dict[str, Any]:
 
 
 def _table(balances: list[Any]) -> str:
+    from tf_bandmf.accounting.guarantee import fill
+
     rows = [["data set", "budget", "spent", "part", "runs", "by"]]
     for one in balances:
         part = f"{one.part:.1%}" + (" (overspent)" if one.is_over else "")
-        spent = [f"{one.spent:.4g}", part, str(one.runs), one.method]
+        spent = [fill("{:.4g up}", one.spent), part, str(one.runs), one.method]
         rows.append([one.dataset.name, str(one.budget), *spent])
     return _printed("Spent or reserved:", rows)
 

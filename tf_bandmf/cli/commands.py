@@ -133,7 +133,9 @@ def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
 
 
 def _shown(plan: Any) -> str:
-    line = "delta {0.delta:.0e}: epsilon {0.epsilon:.4f}".format
+    from tf_bandmf.accounting.guarantee import fill
+
+    line = functools.partial(fill, "delta {0.delta:.3g up}: epsilon {0.epsilon:.4f up}")
     return "\n".join([_text(plan), "", *map(line, plan.epsilon_curve())])
 
 

@@ -211,9 +211,9 @@ class Release:
             return phrase("parts", "run", plan=self.plan)
         said = []
         if self.epsilon is not None:
-            said.append(f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP")
+            said.append(phrase("parts", "pair", release=self))
         if self.rho is not None:
-            said.append(f"{self.rho:.6g}-zCDP")
+            said.append(phrase("parts", "rho", rho=self.rho))
         if self.event is not None:
             said.append(str(self.event))
         return f"{self.about}: {', '.join(said)}."

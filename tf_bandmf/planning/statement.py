@@ -168,7 +168,7 @@ class PrivacyStatement:
             plan.participation.is_amplified and not plan.guarantee.is_unamplified
             for plan in plans
         )
-        rho = "" if made.zcdp_rho is None else f"{made.zcdp_rho:.6g}-zCDP"
+        rho = "" if made.zcdp_rho is None else phrase("parts", "rho", rho=made.zcdp_rho)
         risk = 1.0 - (made.confidence or 1.0)
         prints = ", ".join(dict.fromkeys(plan.fingerprint for plan in plans))
         generators = dict.fromkeys(GENERATORS[plan.generator] for plan in plans)

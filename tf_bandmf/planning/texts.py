@@ -6,6 +6,8 @@ import configparser
 import pathlib
 from typing import Any
 
+from tf_bandmf.accounting.guarantee import fill
+
 _TEXTS = configparser.RawConfigParser(delimiters="=")
 # The default `optionxform` would convert the names of texts to lower case.
 _TEXTS.optionxform = str  # type: ignore[assignment, method-assign]
@@ -14,7 +16,7 @@ _TEXTS.read_string(pathlib.Path(__file__).with_suffix(".ini").read_text("utf-8")
 
 def phrase(section: str, name: str, /, **facts: Any) -> str:
     """Returns a text of texts.ini as one line, with `facts` in its placeholders."""
-    return " ".join(_TEXTS[section][name].format(**facts).split())
+    return " ".join(fill(_TEXTS[section][name], **facts).split())
 
 
 def phrases(section: str, /, **facts: Any) -> dict[str, str]:

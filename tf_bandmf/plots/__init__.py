@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_bandmf import matrices
+from tf_bandmf.accounting.guarantee import fill
 from tf_bandmf.strategies import Strategy
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def epsilon_of_delta(
         (line,) = axes.plot(*zip(*curve), label=name)
         axes.plot(plan.delta, plan.epsilon, "o", color=line.get_color())
         axes.annotate(
-            f"({plan.epsilon:.4g}, {plan.delta:.3g})",
+            fill("({0.epsilon:.4g up}, {0.delta:.3g up})", plan),
             (plan.delta, plan.epsilon),
             xytext=(6, 6),
             textcoords="offset points",
@@ -306,7 +307,7 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
     rows = (
         ("mechanism", name),
         ("steps", plan.num_steps),
-        ("ε, δ", f"{plan.epsilon:.4g}, {plan.delta:.3g} ({plan.kind})"),
+        ("ε, δ", fill("{0.epsilon:.4g up}, {0.delta:.3g up} ({0.kind})", plan)),
         ("noise", f"{plan.unit_noise_stddev:.4g} clip norms"),
         ("RMSE", f"{plan.rmse():.4g}"),
         ("memory vectors", plan.strategy.memory_vectors),

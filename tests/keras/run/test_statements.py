@@ -20,6 +20,7 @@ from small_models import (
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.accounting.guarantee import fill
 
 
 @pytest.mark.invariant(15)
@@ -136,9 +137,9 @@ def test_runs_on_the_same_examples_headline_what_they_spend_together():
     for model in (first, second):
         statement = model.privacy_statement()
         assert statement.epsilon == pytest.approx(expected, rel=1e-6)
-        assert f"(epsilon = {expected:.5g}" in headline(model)
+        assert fill("(epsilon = {:.6g up}", statement.epsilon) in headline(model)
         assert "for all runs together" in headline(model)
-        assert f"Epsilon is {expected:.3g}" in statement.card().to_markdown()
+        assert fill("Epsilon is {:.3g up}", expected) in statement.card().to_markdown()
         assert statement.remarks[0].startswith("1 other run(s)")
     # The weights still carry the spent epsilon after a new optimizer is compiled.
     plan = plans[0]

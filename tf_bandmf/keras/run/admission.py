@@ -36,6 +36,7 @@ from tf_bandmf.keras.run.noising import SHARED
 from tf_bandmf.planning.composition import compose
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
+from tf_bandmf.planning.texts import phrase
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling import identity
 from tf_bandmf.sampling.identity import CONTENT, FINGERPRINT, content_digest
@@ -296,11 +297,6 @@ def statement(run: Run, unit: str | None) -> PrivacyStatement:
     if not others:
         return plan.statement(unit)
     names = ", ".join(other.fingerprint[:12] for other in others)
-    remark = (
-        f"{len(others)} other run(s) of the same process trained on the same weights "
-        f"or examples (plans {names}), including trials of which only the best was "
-        f"kept: the numbers are for all of them together. This run alone has epsilon = "
-        f"{plan.epsilon:.6g} at delta = {plan.delta:.3g}."
-    )
+    remark = phrase("parts", "others", count=len(others), names=names, plan=plan)
     joint = compose([plan, *others]).statement(unit=unit)
     return dataclasses.replace(joint, remarks=(remark,))
