@@ -11,7 +11,7 @@ from small_ledgers import bound_plan, run_name, spent
 
 import tf_bandmf
 from tf_bandmf.accounting import gaussian
-from tf_bandmf.ledger import BudgetExceededError, LedgerError, store
+from tf_bandmf.ledger import BudgetExceededError, LedgerError, book, store
 from tf_bandmf.ledger import opened as find_open
 from tf_bandmf.planning.account import Account
 
@@ -81,6 +81,46 @@ def test_a_run_that_ended_early_keeps_what_its_steps_cost(ledger):
     ledger.end(run_name(3), plan=small, steps=0, reason="it never began")
     assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
     assert ledger.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "sampling"),
+    [
+        ("identity", "poisson"),
+        ("bsr:4", "cyclic-poisson"),
+        ("identity", "cyclic-fixed-size"),
+        ("bisr:4", "fixed-order"),
+        ("lambda_cgd:0.9", "shuffled"),
+    ],
+)
+def test_the_end_of_a_second_run_never_costs_budget(mechanism, sampling, file_ledger):
+    file_ledger.add_dataset("patients", epsilon=9.0, delta=1e-6)
+    plan = bound_plan(file_ledger, mechanism, sampling=sampling)
+    file_ledger.begin(plan, run_name(1))
+    for number, steps in ((2, plan.num_steps - 1), (3, 1)):
+        first = spent(file_ledger)
+        file_ledger.begin(plan, run_name(number))
+        both = spent(file_ledger)
+        file_ledger.end(run_name(number), plan=plan, steps=steps, reason="a power cut")
+        assert first < spent(file_ledger) <= both
+    # The third run took only one step.
+    assert spent(file_ledger) < both
+
+
+def test_a_run_keeps_its_whole_cost_if_its_first_steps_cost_more(
+    file_ledger, monkeypatch
+):
+    file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
+    plan = bound_plan(file_ledger)
+    file_ledger.begin(plan, run_name(1))
+    dataset = file_ledger.balance("patients").dataset
+    whole, more = (
+        book.of_plan(one, dataset) for one in (plan, bound_plan(epsilon=3.0))
+    )
+    costs = {None: whole, 10: more}
+    monkeypatch.setattr(book, "of_plan", lambda plan, dataset, steps: costs[steps])
+    file_ledger.end(run_name(1), plan=plan, steps=10, reason="a power cut")
+    assert spent(file_ledger) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_only_a_run_that_began_ends(file_ledger):
@@ -168,7 +208,7 @@ def test_budgets_in_rho(ledger):
     ledger.begin(bound, run_name(2))
     with pytest.raises(BudgetExceededError, match="rho"):
         ledger.begin(bound, run_name(3))
-    with pytest.raises(BudgetExceededError):
+    with pytest.raises(BudgetExceededError, match="rho add up to 1e-09 of 0"):
         ledger.spend("in rho", (1e-3, 1e-9), about="has no rho")
 
 
@@ -263,6 +303,34 @@ def test_estimates_count_without_amplification(file_ledger):
     file_ledger.begin(plan, run_name(1))
     certain = gaussian.gaussian_epsilon(2.0, 1e-6)
     assert spent(file_ledger) == pytest.approx(certain, rel=1e-6)
+
+
+def test_a_simulated_bound_counts_with_its_risk(file_ledger):
+    options = {"sampling": "balls-in-bins", "epsilon": 2.0, "delta": 1e-5}
+    plan = bound_plan(None, "identity", **options).bounded(confidence=0.99)
+    file_ledger.add_dataset("patients", epsilon=plan.epsilon, delta=1e-5)
+    plan = file_ledger.bind(plan, "patients")
+    file_ledger.begin(plan, run_name(1))
+    for _ in range(2):
+        assert spent(file_ledger) == plan.epsilon
+        assert file_ledger.balance("patients").risk == pytest.approx(0.01)
+        # The simulation covers whole runs, so nothing is given back.
+        file_ledger.end(run_name(1), plan=plan, steps=3, reason="a power cut")
+
+
+def test_a_refusal_says_if_the_deltas_are_too_large(file_ledger):
+    for name in ("trials", "runs"):
+        file_ledger.add_dataset(name, epsilon=20.0, delta=1e-6)
+    plan = bound_plan()
+    cost = tf_bandmf.tuning_cost(plan, 3)
+    file_ledger.spend("trials", cost, about="best of about 3 trials")
+    with pytest.raises(BudgetExceededError, match="rho add up to 2e-06 of 1e-06"):
+        file_ledger.spend("trials", cost, about="best of 3 others")
+    # The guarantee of a run has a rho, so that its delta is not used up.
+    for about in ("a run", "another run"):
+        file_ledger.spend("runs", plan.guarantee, about=about)
+    joint = tf_bandmf.compose([plan, plan]).epsilon(1e-6)
+    assert joint < spent(file_ledger, "runs") < 1.2 * joint
 
 
 def test_a_run_that_goes_on_after_it_was_settled_is_seen(file_ledger):

@@ -21,6 +21,7 @@ import secrets
 import socket
 from typing import Any
 
+from tf_bandmf.accounting.guarantee import fill
 from tf_bandmf.ledger.balances import Balance, Budget
 from tf_bandmf.ledger.chain import Chain, Entry
 from tf_bandmf.ledger.errors import BudgetExceededError, LedgerError
@@ -218,7 +219,8 @@ class Ledger:
         """Ends a run permanently, and returns unused budget to the data set.
 
         The run is then charged only for the steps that it took; see
-        `Plan.epsilon_after`.
+        `Plan.epsilon_after`. It keeps the cost of its whole plan if the accounting
+        needs a simulation, or if the balance would otherwise increase.
 
         WARNING: use this only if the number of steps does not depend on private data,
         for example after a crash or at a deadline. If a run was stopped because of its
@@ -245,7 +247,8 @@ class Ledger:
             noted = [entry.body["steps"] for entry in chain.of_run(run, "steps")]
             if steps < max(noted, default=0):
                 raise ValueError(f"steps must be >= {max(noted)}, found {steps}.")
-            cost = of_plan(plan, chain.dataset, steps)
+            costs = [of_plan(plan, chain.dataset, taken) for taken in (steps, None)]
+            cost = min(costs, key=lambda one: chain.balance({run: (one,)}).spent)
             body = {"steps": steps, "reason": reason, "costs": [cost]}
             return tables.append(chain, self._who, "ended", body, run)
 
@@ -370,13 +373,23 @@ def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
       *cost: the cost of the release.
       what: name of the release in the error message.
     """
-    if not balance.with_more(*cost).is_over:
+    more = balance.with_more(*cost)
+    if not more.is_over:
         return
     fits, budget = balance.fits(cost[0].delta or None), balance.budget
+    releases = [release for cost in more.costs for release in cost]
+    deltas = math.fsum(one.delta for one in releases if one.zcdp(False) is None)
+    allowed, reason = budget.delta or 0.0, ""
+    if more.spent == math.inf and deltas >= allowed:
+        reason = (
+            f"The deltas of releases without a rho add up to {deltas:g} of {allowed:g}. "
+            f"Pass plans instead of their guarantees, a rho, or smaller deltas. "
+        )
     raise BudgetExceededError(
         f"{what} would exceed the budget of {balance.dataset.name!r}: {budget}; "
-        f"{balance.spent:.4g} of {budget.whole:g} is spent or reserved by {balance.runs} "
-        f"run(s). What would fit: a run without amplification with epsilon <= {fits:g}.",
+        f"{fill('{:.4g up}', balance.spent)} of {budget.whole:g} is spent or reserved by "
+        f"{balance.runs} run(s). {reason}What would fit: a run without amplification "
+        f"with epsilon <= {fits:g}.",
         fits,
     )
 

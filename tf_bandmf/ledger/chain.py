@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tf_bandmf.ledger.balances import Balance, Budget
@@ -115,9 +115,14 @@ class Chain:
         """Returns the entries of one kind that belong to a run."""
         return [e for e in self.entries if e.run == run and e.kind == kind]
 
-    def balance(self) -> Balance:
-        """Returns the balance: the budget, and the costs of all runs and releases."""
-        return Balance(self.dataset, self.budget, tuple(self._costs.values()))
+    def balance(self, changed: Mapping[str, tuple[Release, ...]] = {}) -> Balance:
+        """Returns the balance: the budget, and the costs of all runs and releases.
+
+        Args:
+          changed: costs that replace the recorded costs of some runs.
+        """
+        costs = {**self._costs, **changed}
+        return Balance(self.dataset, self.budget, tuple(costs.values()))
 
 
 def canonical(value: Any) -> str:

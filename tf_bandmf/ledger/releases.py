@@ -50,24 +50,22 @@ class Dataset:
 def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
     """Returns the cost of a run of a plan, or of only the first `steps` steps of the run.
 
+    The first steps of a run whose accounting needs a simulation cost as much as the
+    whole run.
+
     Raises:
       ValueError: if no meaningful epsilon is known, or if `Dataset.check` refuses the
         plan.
     """
     dataset.check(plan.unit, plan.test_seed)
-    whole = recorded(Release.of_plan(plan), dataset)
+    run = Release.of_plan(plan)
     if steps == 0:
         return Release(epsilon=0.0)
-    if steps is None or steps == plan.num_steps:
-        return whole
-    if not whole.is_gaussian:
+    if steps not in (None, plan.num_steps) and not plan.participation.is_simulated:
         epsilon = plan.epsilon_after(steps)
-        return dataclasses.replace(whole, epsilon=epsilon, event=None)
-    if plan.participation.is_simulated:
-        return whole
-    noise = plan.accounting(steps=steps).multiplier(plan.unit_noise_stddev)
-    noise = max(noise, plan.unamplified_noise)
-    return recorded(Release.gaussian(noise, plan.delta), dataset)
+        event = plan.accounting(steps=steps).event(plan.unit_noise_stddev)
+        run = dataclasses.replace(run, epsilon=epsilon, event=event)
+    return recorded(run, dataset)
 
 
 def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
@@ -86,13 +84,14 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
     if isinstance(what, dp_accounting.DpEvent):
         what = Release(event=what)
     elif isinstance(what, tuple) and len(what) == 2:
-        pair = dict(zip(("epsilon", "delta"), what))
-        what = Release(**pair, adjacency=dataset.adjacency)
+        epsilon, delta = what
+        what = Release(epsilon=epsilon, delta=delta, adjacency=dataset.adjacency)
     elif isinstance(what, (TuningCost, Guarantee)):
         dataset.check(getattr(what, "unit", dataset.unit))
         what = Release(
             epsilon=what.epsilon,
             delta=what.delta,
+            rho=getattr(what, "zcdp_rho", None) or None,
             adjacency=next(k for k, v in ADJACENCIES.items() if v == what.adjacency),
             kind="estimate" if getattr(what, "kind", "") == "estimate" else "",
             risk=0.0 if what.confidence is None else 1.0 - what.confidence,
@@ -106,13 +105,15 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
 
 
 def recorded(release: Release, dataset: Dataset) -> Release:
-    """Converts a release to proven bounds that an entry of a ledger can store.
+    """Converts a release to bounds that an entry of a ledger can store.
+
+    A simulated bound is kept, with the probability that it does not hold.
 
     Raises:
       ValueError: if the release is an estimate, has no guarantee for the data set's
         adjacency, or has no meaningful epsilon.
     """
-    one = release.proven()
+    one = release.proven() if release.kind == "estimate" else release
     if one.kind == "estimate":
         raise ValueError(f"A release must be a bound, found an estimate: {release}.")
     if one.adjacency == "replace-one" and not dataset.replaces:
