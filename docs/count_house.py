@@ -69,7 +69,7 @@ FOLDERS = {
 # a change needs more lines in one folder, lower another folder's ceiling by as many.
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (7_665, 7_000),
+    "keras": (7_661, 7_000),
     "accounting": (2_051, 2_150),
     "planning": (2_174, 1_900),
     "strategies": (1_356, 1_600),
@@ -85,7 +85,7 @@ CEILINGS = {
     "plots": (190, 190),
     "files": (185, 190),
     "other": (218, 290),
-    "federated": (3_003, 3_200),
+    "federated": (2_988, 3_200),
     "tests": (22_110, 22_000),
     "benchmarks": (1_995, 2_000),
 }
