@@ -130,11 +130,6 @@ def test_what_cannot_be_accounted_for_is_refused():
         measured_guarantee(PLAN, MeasuredParticipation(N, 0, None, 0, 0))
     with pytest.raises(ValueError, match="delta must be in"):
         measured_guarantee(PLAN, measured(B, K), delta=1.0)
-    fixed = tf_bandmf.plan(
-        "identity",
-        noise_multiplier=1.0,
-        delta=1e-5,
-        sampling=tf_bandmf.FixedEpochOrder(30, 10, 3),
-    )
+    fixed = make_plan("identity", sampling=tf_bandmf.FixedEpochOrder(30, 10, 3))
     with pytest.raises(ValueError, match="must have sampling=MinSep"):
         measured_guarantee(fixed, measured(B, K))

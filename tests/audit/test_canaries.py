@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from small_plans import small_plan
+from small_plans import planned, small_plan
 
 import tf_bandmf
 from tf_bandmf import audit
@@ -14,14 +14,9 @@ UNAMPLIFIED = ["identity", "lambda_cgd", "bisr:4", "bsr:4", "bsr:8", "tree"]
 
 
 @functools.cache
-def plan_of(mechanism, epsilon=4.0, **changes):
-    arguments = {
-        "num_steps": 24,
-        "sampling": tf_bandmf.MinSep(6, 4),
-        "batch_size": 4,
-        **changes,
-    }
-    return tf_bandmf.plan(mechanism, epsilon=epsilon, delta=1e-5, **arguments)
+def plan_of(mechanism, **changes):
+    use = {"num_steps": 24, "sampling": tf_bandmf.MinSep(6, 4), "batch_size": 4}
+    return planned(mechanism, **{**use, **changes})
 
 
 @functools.cache
@@ -92,7 +87,7 @@ def test_directions_of_ones_own_see_what_coordinates_see():
 def test_a_correct_mechanism_is_audited_to_seven_tenths_of_epsilon(
     mechanism, epsilon, canaries, figure
 ):
-    plan = plan_of(mechanism, epsilon)
+    plan = plan_of(mechanism, epsilon=epsilon)
     canaries = audit.GradientCanaries.for_plan(plan, canaries, seed=0)
     result = canaries.audit(canaries.simulated(1))
     assert result.epsilon <= plan.epsilon and not result.contradicts

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from small_plans import small_plan
+from small_plans import planned, small_plan
 
 import tf_bandmf
 from tf_bandmf import participation as lib
@@ -23,13 +23,7 @@ def participation(request):
 
 @pytest.fixture(scope="module")
 def plan(participation):
-    return tf_bandmf.plan(
-        "identity",
-        epsilon=2.0,
-        delta=1e-4,
-        num_steps=N,
-        sampling=participation,
-    )
+    return planned("identity", num_steps=N, sampling=participation, delta=1e-4)
 
 
 def words(seed):

@@ -32,6 +32,7 @@ import tensorflow as tf
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "shared"))
 from children import finish, killer, start
 from small_models import NUM_EXAMPLES, backup_in, data, make_private_model
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf.files.journal import Journal
@@ -51,12 +52,8 @@ def ledger_of(folder):
 
 def make_plan(folder=None):
     # With balls in bins, the secrets of a run include the sampler's seed.
-    plan = tf_bandmf.plan(
-        "bsr:3",
-        noise_multiplier=1.0,
-        delta=1e-5,
-        sampling=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
-    )
+    options = {"sampling": "balls-in-bins", "noise_multiplier": 1.0}
+    plan = small_plan("bsr:3", NUM_EXAMPLES, BATCH_SIZE, EPOCHS, **options)
     return plan if folder is None else ledger_of(folder).bind(plan, "examples")
 
 

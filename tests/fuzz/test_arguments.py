@@ -5,6 +5,7 @@ import pytest
 from hostile import complaints, limited
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_plans import planned
 
 import tf_bandmf
 from tf_bandmf import noise, participation, strategies, workloads
@@ -196,10 +197,6 @@ def test_absurd_sizes_are_refused_with_what_they_would_need():
         pytest.raises(ValueError, match="num_steps must be <= 8192 for a den"),
     ):
         strategies.dense(workloads.prefix_sum(10**6), participation.MinSep(1, 1))
+    many = participation.BallsInBins(10**6, 10, 1)
     with limited(), pytest.raises(ValueError, match="num_bins must be <= 8192"):
-        tf_bandmf.plan(
-            "identity",
-            noise_multiplier=1.0,
-            delta=1e-6,
-            sampling=tf_bandmf.BallsInBins(10**6, 10, 1),
-        )
+        planned("identity", sampling=many, noise_multiplier=1.0)

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_plans import small_plan
+from small_plans import planned, small_plan
 from whiteness import rows_of
 
 import tf_bandmf
@@ -122,14 +122,8 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
 @pytest.mark.invariant(1)
 def test_a_plan_of_a_million_steps(tmp_path):
     n, began = 1_000_000, time.monotonic()
-    plan = tf_bandmf.plan(
-        "bsr:4",
-        epsilon=8.0,
-        delta=1e-8,
-        num_steps=n,
-        sampling=tf_bandmf.MinSep(10_000, 100),
-        batch_size=1000,
-    )
+    sampling = tf_bandmf.MinSep(10_000, 100)
+    plan = planned("bsr:4", num_steps=n, sampling=sampling, delta=1e-8)
     plan.save(tmp_path / "plan.json")
     assert tf_bandmf.Plan.load(tmp_path / "plan.json").fingerprint == plan.fingerprint
     assert time.monotonic() - began < 60

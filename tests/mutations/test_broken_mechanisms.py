@@ -64,13 +64,7 @@ def audited_sampler():
 
 def white(mechanism, num_shards=1):
     """True if the generator, without Keras, produces the strategy's noise."""
-    plan = planned(
-        mechanism,
-        epsilon=4.0,
-        delta=1e-5,
-        num_steps=STEPS,
-        sampling=tf_bandmf.MinSep(4, 3),
-    )
+    plan = planned(mechanism, num_steps=STEPS, sampling=tf_bandmf.MinSep(4, 3))
     noise = rows_of(plan.strategy, 4096 * num_shards, num_shards, seed=3)
     lags = (2048 * num_shards, 4096)
     return whiteness(plan.strategy, noise, lags).p_value >= ALPHA

@@ -99,13 +99,8 @@ def test_what_is_an_estimate_or_nothing_says_so(plan):
 
 
 def test_replacements_and_several_releases():
-    plan = tf_bandmf.plan(
-        "identity",
-        delta=1e-5,
-        noise_multiplier=0.36,
-        num_steps=20,
-        sampling=tf_bandmf.CyclicFixedSize(600, 6, 1),
-    )
+    sampling = tf_bandmf.CyclicFixedSize(600, 6, 1)
+    plan = planned("identity", num_steps=20, sampling=sampling, noise_multiplier=0.36)
     points = dict(plan.statement().card().points())
     assert "with other data in their place" in points["What is protected"]
     assert "which of two possible records" in points["What that means for one person"]

@@ -5,7 +5,7 @@ import math
 import dp_accounting
 import pytest
 from dp_accounting.pld import pld_privacy_accountant
-from small_plans import small_plan
+from small_plans import planned, small_plan
 
 import tf_bandmf
 from tf_bandmf import participation as lib
@@ -22,15 +22,9 @@ def fixed(mechanism="identity", epsilon=2.0, **changes):
     return small_plan(mechanism, M, 60, 2, epsilon=epsilon, **changes)
 
 
-def sampled(participation, epsilon=2.0, num_steps=20, **changes):
-    return tf_bandmf.plan(
-        "identity",
-        epsilon=epsilon,
-        delta=DELTA,
-        num_steps=num_steps,
-        sampling=participation,
-        **changes,
-    )
+def sampled(participation, **changes):
+    options = {"epsilon": 2.0, "num_steps": 20, **changes}
+    return planned("identity", sampling=participation, **options)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf.accounting import gaussian
@@ -14,10 +15,7 @@ DELTA = 1e-5
 
 
 def planned(mechanism="bisr:4", **options):
-    options = {"sampling": "fixed-order", "epsilon": 2.0, **options}
-    return tf_bandmf.plan(
-        mechanism, delta=DELTA, num_examples=2000, batch_size=100, epochs=3, **options
-    )
+    return small_plan(mechanism, 2000, 100, 3, **{"epsilon": 2.0, **options})
 
 
 PLAN = planned()

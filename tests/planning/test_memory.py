@@ -1,19 +1,14 @@
 """`Plan.memory`: the memory that the noise needs."""
 
 import pytest
+from small_plans import planned
 
 import tf_bandmf
 from tf_bandmf.participation import MinSep
 
 
 def plan_of(mechanism, num_steps=100):
-    return tf_bandmf.plan(
-        mechanism,
-        noise_multiplier=1.0,
-        delta=1e-5,
-        num_steps=num_steps,
-        sampling=MinSep(num_steps),
-    )
+    return planned(mechanism, num_steps=num_steps, sampling=MinSep(num_steps))
 
 
 @pytest.mark.parametrize(

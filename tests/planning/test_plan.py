@@ -14,10 +14,7 @@ BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 
 
 def test_expected_batch_size_is_the_mean_over_an_epoch():
-    plan = tf_bandmf.plan(
-        "identity", **BUDGET, num_examples=100, batch_size=30, epochs=2
-    )
-    assert plan.expected_batch_size == 25.0
+    assert small_plan("identity", 100, 30, 2).expected_batch_size == 25.0
 
 
 def test_fingerprint_changes_with_every_privacy_relevant_field():
@@ -74,9 +71,7 @@ def test_a_bound_on_the_sensitivity_gives_a_bound_on_epsilon():
     strategy = strategies.bsr(workload, 4, column_normalized=True)
     participation = tf_bandmf.MinSep(1, 9)
     assert not strategy.sensitivity(participation).is_exact
-    plan = tf_bandmf.plan(
-        strategy, epsilon=2.0, delta=1e-5, num_steps=9, sampling=participation
-    )
+    plan = planned(strategy, num_steps=9, sampling=participation)
     assert plan.kind == "bound"
     assert "proven upper bound" in str(plan.statement())
 
@@ -90,14 +85,8 @@ def test_the_smallest_delta_that_the_noise_can_give_is_accepted():
 @pytest.mark.invariant(12)
 def test_noise_of_single_precision_is_not_less(noise, clip):
     """Rounding the noise to float32, as training uses it, never makes it smaller."""
-    plan = tf_bandmf.plan(
-        "lambda_cgd:0.5",
-        noise_multiplier=noise,
-        delta=1e-5,
-        num_steps=6,
-        sampling=tf_bandmf.participation.MinSep(3),
-        l2_norm_clip=clip,
-    )
+    options = {"noise_multiplier": noise, "l2_norm_clip": clip}
+    plan = small_plan("lambda_cgd:0.5", 6, 2, 2, **options)
     actual = np.float32(plan.noise_stddev)
     assert float(actual) == plan.noise_stddev
     in_use = max(clip, float(np.float32(clip)))

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from small_plans import small_plan
+from small_plans import planned, small_plan
 
 import tf_bandmf
 from tf_bandmf.accounting.guarantee import fill
@@ -63,13 +63,8 @@ def test_a_test_seed_marks_the_statement():
 
 @pytest.mark.invariant(2)
 def test_without_a_sampler_only_the_worst_case_is_claimed():
-    statement = tf_bandmf.plan(
-        "identity",
-        epsilon=4.0,
-        delta=1e-5,
-        num_steps=50,
-        sampling=tf_bandmf.MinSep(10),
-    ).statement()
+    plan = planned("identity", num_steps=50, sampling=tf_bandmf.MinSep(10))
+    statement = plan.statement()
     assert "caller asserts" in str(statement)
     assert "No amplification" in str(statement)
 

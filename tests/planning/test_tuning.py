@@ -21,9 +21,7 @@ def fixed():
 @pytest.fixture(scope="module")
 def poisson():
     # This noise multiplier gives an epsilon of about 2 without a slow calibration.
-    return tf_bandmf.plan(
-        "identity", noise_multiplier=0.26, delta=1e-5, sampling="poisson", **DATA
-    )
+    return planned("identity", noise_multiplier=0.26, sampling="poisson", **DATA)
 
 
 def test_a_run_without_amplification_pays_like_one_gaussian_mechanism(fixed):
@@ -62,9 +60,7 @@ def test_amplification_by_poisson_sampling_counts(poisson):
 
 
 def test_an_estimate_is_not_amplified_and_says_so():
-    plan = tf_bandmf.plan(
-        "lambda_cgd:0.5", epsilon=2.0, delta=1e-5, sampling="balls-in-bins", **DATA
-    )
+    plan = planned("lambda_cgd:0.5", epsilon=2.0, sampling="balls-in-bins", **DATA)
     assert plan.kind == "estimate"
     cost = tf_bandmf.tuning_cost(plan, 5)
     assert "without amplification" in cost.method
@@ -115,13 +111,8 @@ def test_a_bound_that_takes_too_many_draws_counts_without_amplification():
 
 def test_replacement_is_accounted_for_as_replacement():
     # This noise multiplier gives an epsilon of about 4.
-    plan = tf_bandmf.plan(
-        "bsr:2",
-        noise_multiplier=1.0,
-        delta=1e-5,
-        sampling=tf_bandmf.CyclicFixedSize(2000, 200, 2),
-        num_steps=40,
-    )
+    sampling = tf_bandmf.CyclicFixedSize(2000, 200, 2)
+    plan = planned("bsr:2", num_steps=40, sampling=sampling, noise_multiplier=1.0)
     cost = tf_bandmf.tuning_cost(plan, 3)
     at = lambda d: gaussian.gaussian_epsilon(0.5 * plan.noise_multiplier, d)  # noqa: E731
     assert plan.epsilon < cost.epsilon <= selection.profile_epsilon(at, 3, 1.0, 1e-5)

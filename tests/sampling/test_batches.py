@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from small_plans import small_plan
+from small_plans import planned, small_plan
 
 import tf_bandmf
 
@@ -14,9 +14,7 @@ def make_plan(num_examples=20, batch_size=6, epochs=3):
 def test_order_depends_on_its_seed_only():
     def order(seed):
         participation = tf_bandmf.FixedEpochOrder(20, 6, 3, order_seed=seed)
-        plan = tf_bandmf.plan(
-            "identity", epsilon=4.0, delta=1e-5, sampling=participation
-        )
+        plan = planned("identity", sampling=participation)
         schedule = plan.batches(np.arange(20))
         return np.concatenate([schedule.example_indices(i) for i in range(4)]).tolist()
 

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from forms import files_below, forms_of_run, found_in
 from small_models import backup_in, data, make_private_model
+from small_plans import small_plan
 from written import write_model
 
 import tf_bandmf
@@ -31,13 +32,8 @@ NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 22, 6, 2
 
 
 def make_plan(**changes):
-    return tf_bandmf.plan(
-        "bsr:3",
-        noise_multiplier=20.0,
-        delta=1e-5,
-        sampling=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
-        **changes,
-    )
+    options = {"sampling": "balls-in-bins", "noise_multiplier": 20.0, **changes}
+    return small_plan("bsr:3", NUM_EXAMPLES, BATCH_SIZE, EPOCHS, **options)
 
 
 def make_model(plan):

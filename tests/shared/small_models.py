@@ -45,15 +45,13 @@ def centred(x):
 
 def make_plan(mechanism="lambda_cgd", **changes):
     sizes = {"num_examples": NUM_EXAMPLES, "batch_size": 6, "epochs": 2}
-    arguments = {"epsilon": 4.0, "delta": 1e-5, **sizes, "test_seed": 0, **changes}
-    return planned(mechanism, **arguments)
+    return planned(mechanism, **{**sizes, "test_seed": 0, **changes})
 
 
 def make_min_sep_plan(num_steps=6, **changes):
     """Makes a plan with MinSep sampling, for which tests make the batches."""
     use = {"num_steps": num_steps, "sampling": tf_bandmf.MinSep(3), "batch_size": 4}
-    arguments = {"epsilon": 4.0, "delta": 1e-5, **use, "test_seed": 0, **changes}
-    return planned("identity", **arguments)
+    return planned("identity", **{**use, "test_seed": 0, **changes})
 
 
 @contextlib.contextmanager

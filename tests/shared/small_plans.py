@@ -8,18 +8,20 @@ from tf_bandmf.sampling.examples import Examples
 
 
 def small_plan(mechanism, num_examples, batch_size, epochs, **more):
-    """Makes a plan of the given size, by default with epsilon 4 at delta 1e-5."""
+    """Makes a plan of the given size; see `planned`."""
     sizes = {"num_examples": num_examples, "batch_size": batch_size, "epochs": epochs}
-    if "noise_multiplier" not in more:
-        sizes["epsilon"] = 4.0
-    return planned(mechanism, **{"delta": 1e-5, **sizes, **more})
+    return planned(mechanism, **{**sizes, **more})
 
 
 def planned(
     mechanism="auto", *, test_seed=None, generator="philox", confidence=None, **use
 ):
-    """Makes a plan; also accepts options that are applied to the finished plan."""
-    plan = tf_bandmf.plan(mechanism, **use)
+    """Makes a plan, by default with epsilon 4 at delta 1e-5.
+
+    Also accepts options that are applied to the finished plan.
+    """
+    budget = {} if "noise_multiplier" in use else {"epsilon": 4.0}
+    plan = tf_bandmf.plan(mechanism, **{"delta": 1e-5, **budget, **use})
     plan = plan if confidence is None else plan.bounded(confidence=confidence)
     return dataclasses.replace(plan, test_seed=test_seed, generator=generator)
 

@@ -275,14 +275,7 @@ def test_layers_added_after_the_check_are_checked(monkeypatch):
 )
 @pytest.mark.invariant(2)
 def test_passes_that_the_separation_does_not_permit(batches, changes, message):
-    plan = tf_bandmf.plan(
-        "identity",
-        epsilon=4.0,
-        delta=1e-5,
-        num_steps=9,
-        sampling=tf_bandmf.MinSep(3, 2),
-        batch_size=4,
-    )
+    plan = make_min_sep_plan(num_steps=9, sampling=tf_bandmf.MinSep(3, 2))
     model = make_private_model(plan)
     stream = tf.data.Dataset.from_tensor_slices(data).batch(4).take(batches)
     if message is None:

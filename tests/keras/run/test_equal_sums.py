@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from small_models import built, make_private_model
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf.keras.run import admission, noising
@@ -30,13 +31,7 @@ def releases_of_history(change=None, factors=(0.0, 0.0, 0.0)):
       factors: factors of the loss, one for each step; with 0, the sum is zero.
     """
     admission.forget()
-    plan = tf_bandmf.plan(
-        "bsr:2",
-        noise_multiplier=3.0,
-        delta=1e-5,
-        num_examples=EXAMPLES,
-        sampling=tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 1),
-    )
+    plan = small_plan("bsr:2", EXAMPLES, BATCH, 1, noise_multiplier=3.0)
     dropout = keras.layers.Dropout(0.5, seed=1)
     dense = keras.layers.Dense(SIZE, use_bias=False, kernel_initializer="zeros")
     factor = tf.Variable(0.0)
@@ -141,13 +136,7 @@ def releases_of(rates, releases):
       releases: the steps after which the table is released, and the rows are returned.
     """
     admission.forget()
-    plan = tf_bandmf.plan(
-        "identity",
-        noise_multiplier=STDDEV,
-        delta=1e-5,
-        num_examples=EXAMPLES,
-        sampling=tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 1),
-    )
+    plan = small_plan("identity", EXAMPLES, BATCH, 1, noise_multiplier=STDDEV)
     ids = keras.Input((2,), dtype="int32")
     table = keras.layers.Embedding(ROWS, 3, embeddings_initializer="ones")
     inner = keras.optimizers.SGD(1.0)

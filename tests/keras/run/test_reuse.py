@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 from same_weights import flat
 from small_models import built, make_private_model
+from small_plans import small_plan
 
-import tf_bandmf
 from tf_bandmf.keras.run import noising
 
 SIZE, BATCH, STDDEV = 40, 8, 3.0
@@ -48,8 +48,7 @@ def data():
 
 
 def plan_of(mechanism):
-    sizes = {"num_examples": 3 * BATCH, "batch_size": BATCH, "epochs": 1}
-    return tf_bandmf.plan(mechanism, noise_multiplier=STDDEV, delta=1e-5, **sizes)
+    return small_plan(mechanism, 3 * BATCH, BATCH, 1, noise_multiplier=STDDEV)
 
 
 def begun(mechanism, folder):

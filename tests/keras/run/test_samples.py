@@ -8,8 +8,8 @@ import pytest
 import scipy.stats
 from same_weights import refused
 from small_models import data, make_plan, make_private_model
+from small_plans import small_plan
 
-import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
 
 MECHANISMS = {
@@ -97,15 +97,7 @@ def test_batches_in_flight_keep_their_sample():
 
 @pytest.mark.invariant(19)
 def test_samples_of_two_runs_are_independent_as_their_joint_guarantee_assumes():
-    plan = tf_bandmf.plan(
-        "identity",
-        sampling="poisson",
-        epsilon=2.0,
-        delta=1e-5,
-        num_examples=400,
-        batch_size=20,
-        epochs=20,
-    )
+    plan = small_plan("identity", 400, 20, 20, epsilon=2.0, sampling="poisson")
     x, y = np.zeros([400, 5], np.float32), np.zeros(400, np.int32)
     x[:, 0] = np.arange(400)
     batches, q = plan.batches(x, y), 20 / 400
