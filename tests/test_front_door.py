@@ -1,10 +1,9 @@
 """`import tf_bandmf` loads no heavy packages, and its public names exist."""
 
 import re
-import subprocess
-import sys
 
 import pytest
+from children import printed
 from modules import ROOT
 
 import tf_bandmf
@@ -22,10 +21,8 @@ def loaded(code):
         f"import sys\n{code}\n"
         f"print('LOADED', *[m for m in {HEAVY} if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    (line,) = [x for x in done.stdout.splitlines() if x.startswith("LOADED")]
+    lines = printed("-c", program).splitlines()
+    (line,) = [x for x in lines if x.startswith("LOADED")]
     return line.split()[1:]
 
 

@@ -2,12 +2,11 @@
 
 import email
 import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 
 import pytest
+from children import printed
 from modules import ROOT
 
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tf_bandmf")
@@ -32,12 +31,7 @@ def built(tmp_path_factory):
             shutil.copy(ROOT / name, copy / name)
     before = tree(copy)
     for kind in ("wheel", "sdist"):
-        subprocess.run(
-            [sys.executable, "-c", BUILD.format(kind), str(out)],
-            cwd=copy,
-            check=True,
-            capture_output=True,
-        )
+        printed("-c", BUILD.format(kind), out, cwd=copy)
     return copy, before, out
 
 

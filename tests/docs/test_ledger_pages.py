@@ -1,11 +1,9 @@
 """The pages on budgets and growing data show what the examples print."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
+from children import printed
 from modules import ROOT, module_at
 
 
@@ -28,16 +26,9 @@ def test_the_table_of_growing_data_is_what_the_example_prints(capsys):
 def test_of_two_shells_one_takes_what_is_left_and_the_other_is_refused(tmp_path):
     pytest.importorskip("sqlalchemy")
     program = ROOT / "examples" / "ledger_two_shells.py"
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "privacy.db")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    actual = printed(program, tmp_path / "privacy.db", timeout=120)
     page = (ROOT / "docs" / "budgets.md").read_text("utf-8")
     shown = page.partition("```text\n")[2].partition("```")[0]
     # Digests are removed, because they depend on the time and on the ledger's id.
     without = lambda text: re.sub(r"-[0-9a-f]{16}", "-...", text).split()  # noqa: E731
-    assert without(done.stdout) == without(shown)
+    assert without(actual) == without(shown)

@@ -3,10 +3,9 @@
 import os
 import pathlib
 import resource
-import subprocess
-import sys
 
 import pytest
+from children import printed
 from small_ledgers import bound_plan, run_name
 
 import tf_bandmf
@@ -20,16 +19,8 @@ PROGRAM = pathlib.Path(__file__).with_name("racing_runs.py")
 def told(url, plan, what, count):
     """Runs `racing_runs.py`; returns the ledger's answers to its processes."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), url, str(plan), what, str(count)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    options = {"env": environment, "timeout": 900}
+    lines = printed(PROGRAM, url, plan, what, count, **options).splitlines()
     assert not [line for line in lines if line.startswith("failed")], lines[-3:]
     return lines
 

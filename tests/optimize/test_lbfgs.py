@@ -1,11 +1,9 @@
 """The results that the L-BFGS optimizer reports, in particular its failures."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from children import printed
 
 from tf_bandmf.optimize import lbfgs
 
@@ -64,7 +62,4 @@ except ImportError as error:
 @pytest.mark.slow
 def test_only_optimizing_needs_tensorflow_probability_and_tf_keras():
     """Without both packages, closed-form plans work; optimized ones name the extra."""
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_TF_KERAS], capture_output=True, text=True
-    )
-    assert done.stdout.split() == ["True", "True"], done.stderr[-2000:]
+    assert printed("-c", _WITHOUT_TF_KERAS).split() == ["True", "True"]

@@ -1,9 +1,19 @@
-"""Forks child processes, which send lines to the test and may be killed."""
+"""Runs programs, and forks child processes that send lines and may be killed."""
 
 import gc
 import os
 import signal
+import subprocess
+import sys
 import traceback
+
+
+def printed(*arguments, **options):
+    """Runs Python with these arguments; returns its output, or fails as it does."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 def fork():

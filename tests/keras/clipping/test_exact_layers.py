@@ -1,13 +1,12 @@
 """Clipped sums of all kinds of layers, compared with gradients of single examples."""
 
 import os
-import subprocess
-import sys
 
 import clipping_reference as reference
 import keras
 import numpy as np
 import pytest
+from children import printed
 from keras import layers as L
 from small_models import dtype_policy
 
@@ -185,13 +184,9 @@ def test_convolution_of_several_channels(name):
 def test_convolutions_where_groups_have_no_gradients():
     """The cases above pass without oneDNN, which TensorFlow uses on some processors."""
     tests = [__file__, "-k", "convolution_of_several_channels"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"},
-        capture_output=True,
-        text=True,
-    )
-    assert f"{len(CONVOLUTIONS)} passed" in done.stdout, done.stdout
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
+    options = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    assert f"{len(CONVOLUTIONS)} passed" in printed(*options, *tests, env=environment)
 
 
 @pytest.mark.invariant(17)
