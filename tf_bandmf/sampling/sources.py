@@ -202,7 +202,7 @@ class IndexedExamples(ExampleSource):
 
     may_fail = True
     _changed = (
-        "Example {place} of the data set changed after its first read. An index must "
+        "Example {place} of the data set has changed since its first read. An index must "
         "always return the same example. To augment, use plan.batches(..., map=function)."
     )
 
