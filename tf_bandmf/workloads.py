@@ -45,8 +45,7 @@ class Workload:
         1e50, or None for a constant rate. Only the ratios of the rates affect the
         choice of a strategy.
       momentum: the momentum of `momentum_sgd`, which is 0 for `prefix_sum`; None for
-        other workloads. The closed forms of the square-root strategies use `momentum` and
-        `decay`.
+        other workloads.
       decay: the decay of `momentum_sgd`, which is 1 for `prefix_sum`; None for other
         workloads.
     """

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tf_bandmf import matrices
+from tf_bandmf.matrices import power_series
 from tf_bandmf.optimize import toeplitz
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.toeplitz import DRAFT, LEAST_DECREASE
@@ -22,7 +23,6 @@ from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register
-from tf_bandmf.strategies.square_root import square_root_coefficients
 from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _Search:
         sensitivity is not exact, a second search starts from the optimum for half as
         many bands.
         """
-        start = square_root_coefficients(self._workload, bands, inverse=True)
+        start = power_series.power(self._workload.inverse_coefficients, 0.5, bands)
         best = self.from_start(start)
         if bands <= 2 or self._is_sound(best):
             return best

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from tf_bandmf import matrices
-from tf_bandmf.matrices import power_series
 from tf_bandmf.participation import Participation
-from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.one_parameter import with_best_fraction
 from tf_bandmf.strategies.registry import Family, Option, register, with_best_bands
+from tf_bandmf.strategies.square_root import of_power
 from tf_bandmf.workloads import Workload, check_workload
 
 
@@ -41,20 +39,13 @@ def bifr(
     Raises:
       ValueError: if an argument is out of range.
     """
-    check_workload(workload)
-    bands = optimized.check_bands(bands, workload.num_steps)
     if not 0.0 <= gamma < 1.0:
         raise ValueError(
             f"gamma must be in [0, 1), found {gamma}. Use 0 for DP-SGD; with "
             f"gamma = 1, C would be the workload itself."
         )
-    # For decay alpha and momentum beta, the coefficients are those of the power series
-    # (1 - alpha x)^gamma (1 - beta x)^gamma.
-    coefficients = power_series.power(workload.inverse_coefficients, gamma, bands)
-    inverse = matrices.ToeplitzBanded(coefficients, workload.num_steps)
-    parameters = {"bands": bands, "gamma": float(gamma)}
-    strategy = Strategy("bifr", matrices.Inverse(inverse), parameters)
-    return strategy.normalize_columns() if column_normalized else strategy
+    gamma = float(gamma)
+    return of_power("bifr", workload, bands, -gamma, column_normalized, gamma=gamma)
 
 
 def optimized_bifr(

@@ -11,8 +11,6 @@ Toeplitz matrix.
 
 from __future__ import annotations
 
-import numpy as np
-
 from tf_bandmf import matrices
 from tf_bandmf.matrices import power_series
 from tf_bandmf.strategies.base import Strategy
@@ -26,25 +24,39 @@ from tf_bandmf.strategies.registry import (
 from tf_bandmf.workloads import Workload, check_workload
 
 
-def square_root_coefficients(
-    workload: Workload, num_terms: int, inverse: bool = False
-) -> np.ndarray:
-    """Returns the first `num_terms` entries of the first column of a root of `A`.
+def of_power(
+    family: str,
+    workload: Workload,
+    bands: int,
+    exponent: float,
+    column_normalized: bool,
+    **parameters: float,
+) -> Strategy:
+    """Returns the strategy that is defined by the first diagonals of `A^exponent`.
 
-    The root is `A^(-1/2)` if `inverse`, else `A^(1/2)`. For SGD with momentum beta and
-    decay alpha, the first column of `A^(1/2)` is
-    `c[k] = sum_i alpha^(k-i) r[k-i] r[i] beta^i` with `r[k] = |binom(-1/2, k)|`
-    (arXiv:2405.13763, the lemma on regularized SGD with momentum). The first column of
-    `A^(-1/2)` has the coefficients of the power series
-    `(1 - alpha x)^(1/2) (1 - beta x)^(1/2)` (arXiv:2505.12128, Lemma 1, eq. 9).
+    They are the diagonals of `C` if the exponent is positive, else those of `C^-1`. For
+    SGD with momentum beta and decay alpha, the first column of `A^exponent` has the
+    coefficients of the power series `(1 - alpha x)^(-exponent) (1 - beta x)^(-exponent)`
+    (arXiv:2505.12128, Lemma 1, eq. 9, for the exponent -1/2).
+
+    Args:
+      family: the family of the strategy.
+      workload: the workload, with the matrix A.
+      bands: number of diagonals, 1 <= bands <= n.
+      exponent: the exponent.
+      column_normalized: scale the columns of `C` to norm 1.
+      **parameters: further parameters of the strategy, for tables and plans.
+
+    Raises:
+      ValueError: if bands is out of range.
     """
-    if workload.momentum is None or workload.decay is None:
-        series = workload.inverse_coefficients if inverse else workload.first_column()
-        return power_series.square_root(series, num_terms)
-    exponent = 0.5 if inverse else -0.5
-    of_decay = power_series.power_of_linear(workload.decay, exponent, num_terms)
-    of_momentum = power_series.power_of_linear(workload.momentum, exponent, num_terms)
-    return power_series.multiply(of_decay, of_momentum, num_terms)
+    check_workload(workload)
+    bands = check_bands(bands, workload.num_steps)
+    coefficients = power_series.power(workload.inverse_coefficients, -exponent, bands)
+    banded = matrices.ToeplitzBanded(coefficients, workload.num_steps)
+    matrix = banded if exponent > 0.0 else matrices.Inverse(banded)
+    strategy = Strategy(family, matrix, {"bands": bands, **parameters})
+    return strategy.normalize_columns() if column_normalized else strategy
 
 
 def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
@@ -61,12 +73,7 @@ def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Stra
     Raises:
       ValueError: if bands is out of range.
     """
-    check_workload(workload)
-    check_bands(bands, workload.num_steps)
-    coefficients = square_root_coefficients(workload, bands)
-    matrix = matrices.ToeplitzBanded(coefficients, workload.num_steps)
-    strategy = Strategy("bsr", matrix, {"bands": int(bands)})
-    return strategy.normalize_columns() if column_normalized else strategy
+    return of_power("bsr", workload, bands, 0.5, column_normalized)
 
 
 def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
@@ -83,12 +90,7 @@ def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Str
     Raises:
       ValueError: if bands is out of range.
     """
-    check_workload(workload)
-    check_bands(bands, workload.num_steps)
-    coefficients = square_root_coefficients(workload, bands, inverse=True)
-    inverse = matrices.ToeplitzBanded(coefficients, workload.num_steps)
-    strategy = Strategy("bisr", matrices.Inverse(inverse), {"bands": int(bands)})
-    return strategy.normalize_columns() if column_normalized else strategy
+    return of_power("bisr", workload, bands, -0.5, column_normalized)
 
 
 register(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tf_bandmf import matrices
+from tf_bandmf.matrices import power_series
 from tf_bandmf.optimize import toeplitz
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.toeplitz import LEAST_DECREASE
@@ -17,7 +18,6 @@ from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register
-from tf_bandmf.strategies.square_root import square_root_coefficients
 from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def optimized_toeplitz(
     coefficients, result, name, _ = toeplitz.optimize(
         workload,
         objective,
-        square_root_coefficients(workload, bands),
+        power_series.power(workload.inverse_coefficients, -0.5, bands),
         SquaredSensitivity(n, separation, participations, fixed_order=False),
         Options(max_iterations, gradient_tolerance, decrease_tolerance=LEAST_DECREASE),
     )
