@@ -105,8 +105,8 @@ class Workload:
         return dict(vars(self))
 
 
-def is_real(value: Any) -> bool:
-    """Returns True for a Python or NumPy number, but not for a bool."""
+def is_number(value: Any) -> bool:
+    """Returns True for an int or float, including NumPy's types, but not for a bool."""
     number = isinstance(value, (int, float, np.integer, np.floating))
     return number and not isinstance(value, bool)
 
@@ -198,9 +198,9 @@ def momentum_sgd(
     Raises:
       ValueError: if momentum or decay is out of range, or momentum >= decay.
     """
-    if not (is_real(momentum) and 0.0 <= momentum < 1.0):
+    if not (is_number(momentum) and 0.0 <= momentum < 1.0):
         raise ValueError(f"momentum must be in [0, 1), found {momentum!r}.")
-    if not (is_real(decay) and 0.0 < decay <= 1.0):
+    if not (is_number(decay) and 0.0 < decay <= 1.0):
         raise ValueError(f"decay must be in (0, 1], found {decay!r}.")
     num_steps = matrices.check_num_rows(num_steps)
     if momentum >= decay:

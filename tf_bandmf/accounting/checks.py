@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
+from tf_bandmf.workloads import is_number as is_number
 
 _LARGEST_NUMBER = sys.float_info.max
 # The minimum delta of a plan. The noise generator (`noise.box_muller`) omits the outer
@@ -92,9 +92,3 @@ def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
         f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > {limit:g} "
         f"at delta = {delta}. Add noise."
     )
-
-
-def is_number(value: Any) -> bool:
-    """Returns True for an int or float, including NumPy's types, but not for a bool."""
-    number = isinstance(value, (int, float, np.integer, np.floating))
-    return number and not isinstance(value, bool)

@@ -205,14 +205,12 @@ def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity
     n, width = matrix.num_rows, matrix.bands
     if k > 2 and width > 2 * b:
         return None
-    squared: float | None = None
     cost = matrix.gram_diagonal_cost()
-    if cost is not None:
-        if n * (width - b) * float(k + cost) <= _OPERATION_LIMIT:
-            squared = patterns.path_maximum(matrix, b, k)
-    if squared is None and k == 2 and n <= _DENSE_LIMIT:
+    if cost is not None and n * (width - b) * float(k + cost) <= _OPERATION_LIMIT:
+        squared = patterns.path_maximum(matrix, b, k)
+    elif k == 2 and n <= _DENSE_LIMIT:
         squared = patterns.best_pair(matrix.to_dense(), b)
-    if squared is None:
+    else:
         return None
     method = "consecutive participations, Prop. E.1"
     return Sensitivity(float(np.sqrt(squared)), True, method)

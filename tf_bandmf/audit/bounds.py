@@ -7,6 +7,7 @@ call "decided in advance" must not depend on the audited run.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from typing import Callable
@@ -200,11 +201,9 @@ def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
     """Returns the largest epsilon or mu that is contradicted, found by bisection."""
     if not is_contradicted(0.0):
         return 0.0
-    low, high = 0.0, _LARGEST
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if is_contradicted(middle) else (low, middle)
-    return low
+    step, places = _LARGEST / 2**_HALVINGS, range(2**_HALVINGS)
+    above = lambda place: not is_contradicted(place * step)  # noqa: E731
+    return step * (bisect.bisect_left(places, True, key=above) - 1)
 
 
 def _check_counts(canaries: int, guesses: int, right: int) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
 from tf_bandmf.accounting.gaussian import gaussian_epsilon
 from tf_bandmf.audit.bounds import (
@@ -215,16 +215,17 @@ def best_number_of_guesses(
       the result is two fifths of m, which can still detect gross faults.
     """
     best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
+    means, most = np.array([0.5, -0.5]) * signal, abs(signal) + 40.0
+
+    def excess(threshold: float, share: float) -> float:
+        return float(special.ndtr(means - threshold).mean()) - 0.5 * share
+
     for share in _SHARES:
         guesses = max(2, int(share * num_canaries) // 2 * 2)
-        # The bisection finds the threshold that a fraction `share / 2` of the scores
-        # exceeds if the scores are a mixture of N(signal / 2, 1) and N(-signal / 2, 1).
-        low, high = -signal, signal + 40.0
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            tails = special.ndtr(np.array([0.5, -0.5]) * signal - middle)
-            low, high = (middle, high) if tails.mean() > 0.5 * share else (low, middle)
-        tails = special.ndtr(np.array([0.5, -0.5]) * signal - low)
+        # A fraction `share / 2` of the scores exceeds the threshold if the scores are a
+        # mixture of N(signal / 2, 1) and N(-signal / 2, 1).
+        threshold = optimize.brentq(excess, -most, most, args=(share,))
+        tails = special.ndtr(means - threshold)
         # The expected number of right guesses, rounded down.
         right = int(np.floor(guesses * tails[0] / max(tails.sum(), 1e-300)))
         epsilon = epsilon_from_guesses(

@@ -1,8 +1,7 @@
 """Power series: the first columns of lower-triangular Toeplitz matrices, float64.
 
 A lower-triangular Toeplitz matrix corresponds to the power series of its first column:
-products and powers of these matrices correspond to products and powers of the series,
-truncated to n terms.
+powers of these matrices correspond to powers of the series, truncated to n terms.
 """
 
 from __future__ import annotations

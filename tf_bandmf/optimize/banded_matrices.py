@@ -36,12 +36,6 @@ def inside(bands: int, num_steps: int) -> tf.Tensor:
     return tf.sequence_mask(lengths, num_steps, dtype=tf.float64)
 
 
-def toeplitz_columns(coefficients: tf.Tensor, num_steps: int) -> tf.Tensor:
-    """Returns the columns [bands, n] of the Toeplitz matrix with some coefficients."""
-    columns = tf.tile(coefficients[:, None], [1, num_steps])
-    return columns * inside(coefficients.shape[0], num_steps)
-
-
 def times_inverse_workload(columns: tf.Tensor, workload: Workload) -> tf.Tensor:
     """Returns the rows of `M = C A^-1`, shape [n, bands + q], for a workload `A`.
 

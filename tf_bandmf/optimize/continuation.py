@@ -67,12 +67,10 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
 
 def _smooth(columns: np.ndarray, left: np.ndarray) -> np.ndarray:
     """Evaluates the polynomial in `r^(-1/3)` at `r = left`, shape [bands, left.size]."""
+    import scipy.interpolate  # slow to import
+
     fewer = columns.shape[1]
     nodes = np.round(_NODES * fewer).astype(np.int64)
     at, t = nodes**-_EXPONENT, left**-_EXPONENT
-    result = np.zeros((len(columns), left.size))
-    for k, node in enumerate(nodes):
-        others = np.delete(at, k)
-        factor = np.prod((t[:, None] - others) / (at[k] - others), axis=1)
-        result += columns[:, fewer - node, None] * factor
-    return result
+    chosen = columns[:, fewer - nodes]
+    return np.asarray(scipy.interpolate.krogh_interpolate(at, chosen, t, axis=1))

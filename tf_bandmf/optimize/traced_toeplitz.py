@@ -25,7 +25,8 @@ def per_step_errors(
 
     The coefficients, shape [bands], are those of `C` or, if `inverse` is True, of `C^-1`.
     """
-    columns = banded_matrices.toeplitz_columns(coefficients, workload.num_steps)
+    bands = coefficients.shape[0]
+    columns = coefficients[:, None] * banded_matrices.inside(bands, workload.num_steps)
     if inverse:
         regression = tf.constant(workload.inverse().as_rows())
         average = banded_matrices.rows_from_columns(columns)

@@ -58,9 +58,12 @@ class Participation(abc.ABC):
     def separation(self) -> int:
         """Returns b: an example's participations are at least b steps apart."""
 
-    @abc.abstractmethod
     def participations(self, num_steps: int) -> int:
-        """Returns k, the maximum number of participations of one example in a run."""
+        """Returns k, the maximum number of participations of one example in a run.
+
+        This default implementation returns the maximum that the separation permits.
+        """
+        return -(-num_steps // self.separation())
 
     @abc.abstractmethod
     def validate_num_steps(self, num_steps: int) -> None:

@@ -40,9 +40,6 @@ class Cyclic(Participation):
     def separation(self) -> int:
         return self.num_parts
 
-    def participations(self, num_steps: int) -> int:
-        return -(-num_steps // self.num_parts)
-
     def validate_num_steps(self, num_steps: int) -> None:
         if num_steps < self.num_parts:
             raise ValueError(

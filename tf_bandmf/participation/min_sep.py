@@ -41,7 +41,7 @@ class MinSep(Participation):
         return self.min_separation
 
     def participations(self, num_steps: int) -> int:
-        possible = -(-num_steps // self.min_separation)
+        possible = super().participations(num_steps)
         return min(possible, self.max_participations or possible)
 
     def validate_num_steps(self, num_steps: int) -> None:

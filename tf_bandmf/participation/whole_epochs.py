@@ -40,7 +40,7 @@ class WholeEpochs(Participation):
         return self.steps_per_epoch
 
     def participations(self, num_steps: int) -> int:
-        return min(self.epochs, -(-num_steps // self.steps_per_epoch))
+        return min(self.epochs, super().participations(num_steps))
 
     def validate_num_steps(self, num_steps: int) -> None:
         if num_steps != self.num_steps:

@@ -107,7 +107,8 @@ class _Search:
         best = self.from_start(start)
         if bands <= 2 or self._is_sound(best):
             return best
-        start = _coefficients(self.with_continuation(bands // 2))
+        inverse = self.with_continuation(bands // 2).core.banded_inverse()
+        start = inverse.distinct_rows()[0]  # type: ignore[union-attr]
         other = self.from_start(optimized.fit_bands(start, bands))
         return min(best, other, key=self._error)
 
@@ -154,13 +155,6 @@ class _Search:
         errors = strategy.per_step_squared_error(self._workload)
         value = float(self._reduction(errors)) * self._sensitivity(strategy).value ** 2
         return value if math.isfinite(value) else math.inf
-
-
-def _coefficients(strategy: Strategy) -> np.ndarray:
-    core = strategy.core
-    assert isinstance(core, matrices.Inverse)
-    assert isinstance(core.inner, matrices.ToeplitzBanded)
-    return core.inner.coefficients
 
 
 register(

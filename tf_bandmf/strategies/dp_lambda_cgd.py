@@ -13,7 +13,7 @@ from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.one_parameter import with_best_fraction
 from tf_bandmf.strategies.registry import Family, Option, register
-from tf_bandmf.workloads import Workload, check_workload, is_real
+from tf_bandmf.workloads import Workload, check_workload, is_number
 
 
 def lambda_cgd(
@@ -35,7 +35,7 @@ def lambda_cgd(
       ValueError: if lambda is outside [0, 1) or not finite.
     """
     num_steps = matrices.check_num_rows(num_steps)
-    if not (is_real(lambda_) and 0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):
+    if not (is_number(lambda_) and 0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):
         raise ValueError(
             f"lambda must be in [0, 1), also in float32, found {lambda_!r}. Use 0 "
             f"for DP-SGD. With lambda = 1, the sensitivity would be unbounded."

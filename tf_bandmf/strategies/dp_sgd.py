@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
-from tf_bandmf.workloads import Workload
 
 
 def identity(num_steps: int) -> Strategy:
@@ -16,14 +14,10 @@ def identity(num_steps: int) -> Strategy:
     return Strategy("identity", matrices.ToeplitzBanded(np.ones(1), num_steps))
 
 
-def _build(workload: Workload, participation: Participation) -> Strategy:
-    return identity(workload.num_steps)
-
-
 register(
     Family(
         "identity",
-        _build,
+        lambda workload, participation: identity(workload.num_steps),
         aliases=("dp_sgd",),
         auto=0,
         banded="C",

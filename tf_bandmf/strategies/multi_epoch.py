@@ -150,12 +150,11 @@ class _Blocks:
 
     def split(self, x: np.ndarray) -> list[np.ndarray]:
         """Splits the rows of x by block size, into arrays [number, size, ...]."""
-        parts, start = [], 0
-        for count, size in self.groups:
-            rows = x[start : start + count * size]
-            parts.append(rows.reshape(count, size, *x.shape[1:]))
-            start += count * size
-        return parts
+        parts = np.split(
+            x, np.cumsum([count * size for count, size in self.groups])[:-1]
+        )
+        shapes = [(*group, *x.shape[1:]) for group in self.groups]
+        return [part.reshape(shape) for part, shape in zip(parts, shapes)]
 
     def join(self, parts: list[np.ndarray]) -> np.ndarray:
         return np.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts])
@@ -304,10 +303,9 @@ class _Anderson:
     def _unflatten(
         flat: np.ndarray, like: tuple[list[np.ndarray], list[np.ndarray]]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        parts, start = [], 0
-        for block in [*like[0], *like[1]]:
-            parts.append(flat[start : start + block.size].reshape(block.shape))
-            start += block.size
+        blocks = [*like[0], *like[1]]
+        pieces = np.split(flat, np.cumsum([block.size for block in blocks])[:-1])
+        parts = [p.reshape(block.shape) for p, block in zip(pieces, blocks)]
         matrices, vectors = parts[: len(like[0])], parts[len(like[0]) :]
         return [_function(m, np.exp) for m in matrices], [np.exp(v) for v in vectors]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.matrices import dyadic_tree
-from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
-from tf_bandmf.workloads import Workload
 
 # The maximum number of steps. It is limited because the strategy and its Gram matrix
 # are stored as dense matrices.
@@ -34,8 +32,6 @@ def binary_tree(num_steps: int) -> Strategy:
     return Strategy("tree", dyadic_tree.DyadicTree(num_steps))
 
 
-def _build(workload: Workload, participation: Participation) -> Strategy:
-    return binary_tree(workload.num_steps)
-
-
-register(Family("tree", _build))
+register(
+    Family("tree", lambda workload, participation: binary_tree(workload.num_steps))
+)
