@@ -463,7 +463,7 @@ def named_parts(given: Any) -> dict[str, Any]:
     if not 1 <= len(parts) <= len(names):
         raise ValueError(
             f"An example must be x, (x, y) or (x, y, sample_weight), found a tuple of "
-            f"length {len(parts)}. Use a dictionary for several inputs."
+            f"{len(parts)}. Use a dictionary for several inputs."
         )
     return {name: part for name, part in zip(names, parts) if part is not None}
 
