@@ -75,7 +75,7 @@ def test_it_says_that_there_are_weights(kind):
 def test_it_says_that_users_were_not_checked():
     plan, model = plan_and_model("identity", batch_size=22, unit="one patient")
     model.fit(plan.batches(*data), verbose=0)
-    assert "belongs to one patient: no users" in str(model.privacy_statement())
+    assert "was treated as all data of one patient" in str(model.privacy_statement())
 
 
 def test_it_says_so_of_batches_that_the_caller_makes():
