@@ -89,14 +89,14 @@ class Calibration:
 class _Formatter(string.Formatter):
     """Formats like `str.format`, but rounds up where a text has "{value:.6g up}".
 
-    Digits of a float after the 15th are rounding errors, and are ignored.
+    Digits after the tenth are ignored, because they are rounding errors.
     """
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         form, _, is_up = format_spec.partition(" ")
         if is_up:
             with decimal.localcontext(decimal.Context(rounding=decimal.ROUND_CEILING)):
-                value = float(format(decimal.Decimal(f"{value:.15g}"), form))
+                value = float(format(decimal.Decimal(f"{value:.10g}"), form))
         return super().format_field(value, form)
 
 
