@@ -1,26 +1,27 @@
-"""Sets up two logical processors, so that tests can distribute work over replicas.
+"""Configures TensorFlow with two logical CPUs, so tests can use several replicas.
 
-TensorFlow must be configured before its first operation.
+TensorFlow must be configured before it runs its first operation.
 """
 
 import gc
 import os
 
-# Idle OpenBLAS threads spin, which would take most of the processor time for the small
-# matrices of the tests. OpenBLAS reads this variable when NumPy is imported; child
-# processes inherit it.
+# One thread suffices for the small matrices of the tests. Idle OpenBLAS threads would
+# spin and waste most of the CPU time. OpenBLAS reads this variable when NumPy is
+# imported, and child processes inherit it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import tensorflow as tf
 
-# This plugin reads the markers `attack`, `invariant` and `slow_cases`.
+# The plugin `marks` implements the markers `attack`, `invariant` and `slow_cases`.
 pytest_plugins = ["marks"]
 
 # Tests neither read nor write the user's cache of optimized strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
-# TensorFloat-32 is the default on GPUs. Private steps turn it off, with a message.
+# TensorFloat-32 is the default on GPUs. Private training steps would turn it off and
+# print a message, so the tests turn it off first.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
@@ -38,9 +39,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Exempts imported modules, which are never freed, from garbage collection."""
+    """Exempts imported modules from garbage collection, because they are never freed."""
     gc.collect()
     gc.freeze()
-    # Garbage collection runs rarely, because tracing creates hundreds of thousands of
-    # mostly long-lived objects.
+    # High thresholds make garbage collection rare. Tracing creates hundreds of
+    # thousands of objects, most of which live long, so collections would free little.
     gc.set_threshold(10_000, 10, 5)

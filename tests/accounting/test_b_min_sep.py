@@ -1,6 +1,6 @@
-"""b-min-sep sampling: its distribution, likelihood ratio and accounting.
+"""Tests the distribution, likelihood ratios and accounting of b-min-sep sampling.
 
-Statistical tests use fixed seeds; see `test_balls_in_bins`.
+Statistical tests use fixed seeds, as the docstring of test_balls_in_bins.py explains.
 """
 
 import itertools
@@ -24,7 +24,7 @@ BANDED = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 24)
 
 
 def law(num_steps, separation, rate):
-    """Computes each participation pattern's probability from the definition."""
+    """Returns the probability of each participation pattern, by enumeration."""
     p = rate / (1 - rate * (separation - 1))
     actual = {}
     for taken in itertools.product([0, 1], repeat=num_steps):
@@ -80,7 +80,7 @@ def estimate(matrix, separation, rate, num_draws=8000):
 
 
 def test_without_a_rest_it_is_poisson_sampling():
-    """Separation 1 uses the Poisson accountant; simulated deltas agree with it."""
+    """At separation 1, b-min-sep uses the Poisson accountant; simulations agree."""
     large = strategies.identity(50_000).matrix
     actual = BMinSepSampling(10**7, 1000, 1).accountant(large)
     assert isinstance(actual, CyclicPoissonAccountant)
@@ -108,7 +108,7 @@ SMALL = np.array([[1.0, 0.0], [1.2, 0.5], [0.8, 0.7]])
 
 
 def exact_deltas(rows, separation, rate, noise, epsilon):
-    """Integrates on a grid; returns delta for removing and for adding an example."""
+    """Returns the exact deltas of removing and of adding an example (integrals)."""
     dense = matrices.RowBanded(rows).to_dense()
     axis = np.linspace(-8.0, 10.0, 145)
     y = noise * np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), -1)
@@ -148,7 +148,7 @@ def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsil
 @pytest.mark.slow
 @pytest.mark.parametrize("add", [False, True])
 def test_bounds_fail_no_more_often_than_stated(add):
-    """Bounds with confidence 0.9 miss the exact delta for at most 10 % of the seeds."""
+    """Bounds with confidence 0.9 are below the exact delta for at most 10% of seeds."""
     noise, epsilon, times = 1.3, 1.0, 60
     exact = exact_deltas(SMALL, 2, 0.3, noise, epsilon)[add]
     misses = 0
@@ -180,13 +180,13 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
         small_plan(mechanism, 10**9, 10**4, 3, delta=1e-10, sampling="b-min-sep")
     with pytest.raises(ValueError, match="with 2 bands, num_steps must be <= 7539"):
         estimate(matrices.ToeplitzBanded([1.0, 0.5], 20_000), 4, 1e-5)
-    assert time.process_time() - began < 60.0  # A simulation would take hours.
+    assert time.process_time() - began < 60.0  # Simulating these runs would take hours.
 
 
 def test_importance_sampling_knows_rare_losses_of_long_runs():
-    """For 3,000 steps and 9 participations, delta has a standard error below 25 %.
+    """The estimated delta of a run of 3,000 steps has a standard error below 25%.
 
-    With a proposal distribution that is too wide, delta would be off by 50 %.
+    If the proposal distribution were too wide, the estimate would be off by 50%.
     """
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(3000), bands=8).matrix
     accountant = BMinSepAccountant(matrix, 8, 3e-3, num_draws=1000)

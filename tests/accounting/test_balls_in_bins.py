@@ -1,7 +1,7 @@
-"""Accounting of balls in bins, compared with independent computations.
+"""Compares the accounting of balls-in-bins sampling with independent computations.
 
 Statistical tests use fixed seeds. With random seeds, each comparison would fail by
-chance with probability at most 1e-4 (4 standard errors).
+chance with a probability of at most 1e-4 (its tolerance is 4 standard errors).
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ def hockey_stick(p, q, epsilon, cell):
 
 
 def two_bins_by_quadrature(gram, noise, epsilon):
-    """Integrates on a grid; returns delta for removing and for adding an example."""
+    """Returns the exact deltas of removing and of adding an example (integrals)."""
     means = np.linalg.cholesky(gram) / noise
     axis = np.linspace(-9.0, 13.0, 2201)
     cell = (axis[1] - axis[0]) ** 2
@@ -92,7 +92,7 @@ def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
 @pytest.mark.parametrize("delta", [1e-3, 1e-9])
 @pytest.mark.parametrize("num_bins", [1, 3])
 def test_a_single_column_is_the_gaussian_mechanism(delta, num_bins):
-    """Bins with equal columns (a singular Gram matrix) give the Gaussian epsilon."""
+    """If all bins have the same column, epsilon is that of the Gaussian mechanism."""
     noise = 2.0 * np.sqrt(1.7)
     accountant = BallsInBinsAccountant(np.full((num_bins, num_bins), 1.7))
     exact = gaussian.gaussian_epsilon(2.0, delta)
@@ -138,7 +138,7 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
     [("bins", 4.0, 1.0), ("bins", 2.0, 3.0), ("rests", 0.8, 2.0), ("rests", 2.0, 0.5)],
 )
 def test_no_value_of_a_bound_exceeds_what_is_certain(sampling, noise, epsilon, add):
-    """Importance-sampled values never exceed the simulator's bound on them."""
+    """No importance-weighted sample exceeds the simulator's bound `largest_value`."""
     if sampling == "bins":
         gram = gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 6)
         simulator = BinsSimulator(gram, 20_000, 0).at(noise, add)
@@ -169,7 +169,7 @@ def test_no_value_of_a_bound_exceeds_what_is_certain(sampling, noise, epsilon, a
 
 
 def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
-    """A bound that needs too many draws is replaced by the unamplified bound."""
+    """If a bound would need too many draws, the accountant claims no amplification."""
     gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
     norm = np.sqrt(gram.max())
     accountant = BallsInBinsAccountant(gram, 1 - 1e-6)
@@ -225,12 +225,13 @@ PUBLISHED = [
 def test_estimates_are_between_the_bounds_of_random_allocation(
     bins, noise, lower, upper
 ):
-    """For C = I and one epoch, balls in bins is random allocation (arXiv:2502.08202).
+    """Estimates of epsilon are between published bounds for random allocation.
 
-    The reference values at delta = 1e-5 are from the package random-allocation 1.0.5
-    (Feldman and Shenfeld): lower bounds from `allocation_epsilon_lower_bound`, and
-    upper bounds from `allocation_epsilon_combined` with both directions and orders 2 to
-    60.
+    For C = I and one epoch, balls-in-bins sampling is the random allocation of
+    arXiv:2502.08202. The bounds at delta = 1e-5 are from the package random-allocation
+    1.0.5 (Feldman and Shenfeld): lower bounds from `allocation_epsilon_lower_bound`,
+    and upper bounds from `allocation_epsilon_combined` with both directions and orders
+    2 to 60.
     """
     matrix = strategies.identity(bins).matrix
     run = BallsInBinsAccountant(gram_matrix(matrix, bins), num_draws=20_000)

@@ -1,4 +1,4 @@
-"""Cyclic sampling (Poisson and fixed-size), compared with dp-accounting."""
+"""Compares the accountants of cyclic sampling with dp-accounting."""
 
 import floors
 import numpy as np
@@ -16,7 +16,7 @@ class TestFixedSize:
     )
     @pytest.mark.parametrize("delta", [1e-3, 1e-7])
     def test_noise_is_that_of_dp_accountings_losses(self, queries, part, batch, delta):
-        """dp-accounting confirms the noise; Poisson sampling needs less than half."""
+        """The noise agrees with dp-accounting, and is over twice that of Poisson."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         actual = fixed.calibrate(1.0, delta)
         noise = actual.noise_stddev
@@ -53,11 +53,11 @@ class TestFixedSize:
 
 
 def replaced_loss(probability, noise, interval):
-    """Returns the privacy loss of a sampled step in which one example is replaced.
+    """Returns the privacy loss distribution of a step if one example is replaced.
 
-    Of dp-accounting's losses for removing an example, only the positive ones are used.
-    Each keeps its probability p, the negated loss gets the probability p exp(-loss),
-    and loss 0 gets the remaining probability.
+    It is made from the positive losses of dp-accounting's distribution for removing an
+    example. Each of them keeps its probability p, the negated loss gets the probability
+    p exp(-loss), and the loss 0 gets the remaining probability.
     """
     pmf = privacy_loss_distribution.from_gaussian_mechanism(
         0.5 * noise, value_discretization_interval=interval, sampling_prob=probability
@@ -77,7 +77,7 @@ def replaced_loss(probability, noise, interval):
 @pytest.mark.parametrize("epsilon, releases", [(2.0, 5.0), (0.7, 3.0)])
 @pytest.mark.invariant(12)
 def test_releases_beside_a_run_compose_with_it(epsilon, releases):
-    """The delta of a run and other releases agrees with dp-accounting's composition."""
+    """A run composed with other releases has the delta that dp-accounting computes."""
     make = {"value_discretization_interval": 1e-4}
     noise, count, q = 1.0, 100, 0.02
     run = privacy_loss_distribution.from_gaussian_mechanism(
@@ -92,7 +92,7 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
     assert loss.get_delta_for_epsilon(epsilon) == pytest.approx(exact, rel=1e-2)
     fixed = CyclicFixedSizeAccountant(count, 1000, 20)
     exact = replaced_loss(q, noise, 1e-4).self_compose(count)
-    # Replacing an example can move a release twice as far as removing the example.
+    # Replacing an example can change a release by twice as much as removing it.
     moved = privacy_loss_distribution.from_gaussian_mechanism(0.5 * releases, **make)
     exact = exact.compose(moved).get_delta_for_epsilon(3.0 * epsilon)
     actual = fixed.beside(releases).sampled_delta(3.0 * epsilon, noise)
@@ -102,5 +102,6 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
 def test_the_rounding_of_transforms_is_in_the_privacy_loss_distribution():
     queries = CyclicPoissonAccountant(50_000, 0.001)
     loss = event_losses.of_event(queries.event(1.0), 1e-2)
-    # At an epsilon above all finite losses, delta only allows for rounding errors.
+    # 500 is above all finite losses, so this delta consists of the allowance for
+    # rounding errors.
     assert loss.get_delta_for_epsilon(500.0) >= 50_000 * 2.0**-51

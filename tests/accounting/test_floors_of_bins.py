@@ -1,4 +1,4 @@
-"""Simulated bounds for balls in bins are not below 60-digit lower bounds on delta."""
+"""Simulated upper bounds on delta are not below exact lower bounds (60 digits)."""
 
 import floors
 import mpmath

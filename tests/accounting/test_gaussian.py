@@ -1,4 +1,4 @@
-"""The Gaussian accountant is accurate, and never states less than the exact delta."""
+"""The Gaussian accountant is accurate, and its delta is never below the exact one."""
 
 import floors
 import hypothesis
@@ -26,7 +26,7 @@ def test_calibration_is_safe_and_tight(epsilon, log10_delta):
 
 @pytest.mark.parametrize("noise", [0.008, 0.007])
 def test_an_epsilon_near_the_largest_of_a_budget_is_stated(noise):
-    """Epsilons of 8,000 to 11,000 are accurate; one above 100,000 is refused."""
+    """Epsilons between 8,000 and 11,000 are accurate; above 100,000 is an error."""
     actual = gaussian.gaussian_epsilon(noise, 1e-5)
     with mpmath.workdps(50):
         s = mpmath.mpf(noise)
@@ -44,7 +44,8 @@ def test_no_delta_is_below_60_digits():
     noises = 10.0 ** rng.uniform(-2.0, 2.0, 400)
     places = rng.uniform(-2.0, 30.0, 400)
     epsilons = (places + 0.5 / noises) / noises
-    # In these two cases, rounding errors could make delta too small (relative: 6e-14).
+    # In these two cases, rounding errors could make delta too small by a factor of
+    # 1 - 6e-14.
     cases = [(2.2564810416155723, 3.627097444543423), (0.3, 100.0)]
     for noise, epsilon in [*zip(noises.tolist(), epsilons.tolist()), *cases]:
         if not 0.0 <= epsilon <= 1e4:

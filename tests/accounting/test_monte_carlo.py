@@ -1,4 +1,4 @@
-"""The betting upper bound on a mean: its coverage, and its value for zero draws."""
+"""Tests `betting_upper_bound`, a confidence bound on the mean of random draws."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ from tf_bandmf.accounting.monte_carlo import betting_upper_bound
 def test_coverage(probability):
     """At beta = 0.1, the true mean exceeds the bound in at most a tenth of the cases.
 
-    The test allows some 40 failures in 200 cases: more have a probability of 1e-5.
+    The test allows about 40 failures in 200 cases. More failures than that have a
+    probability of at most 1e-5 if the bound is valid.
     """
     rng = np.random.default_rng(0)
     failures = 0

@@ -29,7 +29,7 @@ def epsilon_by(accountant, event):
 
 @functools.cache
 def plan_under(kind):
-    """Returns a plan; its clip norm of 3 would reveal noise in the wrong units."""
+    """Returns a plan whose clip norm is 3, so noise in the wrong units fails tests."""
     strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(N), 4)
     if kind == "bins":
         strategy = strategies.lambda_cgd(N, 0.8)

@@ -1,4 +1,4 @@
-"""Claims of docs/proofs.md, checked on the joint output of all steps of small runs."""
+"""Checks claims of docs/proofs.md on the joint output of all steps of small runs."""
 
 import itertools
 import math
@@ -13,15 +13,15 @@ from tf_bandmf.accounting.bins_simulator import gram_matrix
 
 
 def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
-    """Estimates the delta of releasing all of C x + z, for an example in part 0."""
+    """Estimates the delta of releasing C x + z, for an example in the first part."""
     n = len(strategy)
     steps = np.arange(0, n, num_parts)
     patterns = list(itertools.product((0, 1), repeat=steps.size))
     weights = np.array([q ** sum(p) * (1 - q) ** (len(p) - sum(p)) for p in patterns])
     means = np.array([strategy[:, steps] @ np.array(p) for p in patterns])
     generator = np.random.default_rng(seed)
-    # Importance sampling: with scaled means, rare losses are frequent, and the weights
-    # correct for the scaling.
+    # Importance sampling: larger means make rare losses frequent, and the weights
+    # correct for the larger means.
     chosen = generator.choice(len(patterns), num_draws, p=weights)
     y = 1.5 * means[chosen] + noise * generator.standard_normal((num_draws, n))
 
@@ -37,7 +37,7 @@ def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
 
 @pytest.mark.parametrize("bands", [1, 2, 3])
 def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(bands):
-    """With three parts, the claimed delta holds for up to three bands, not for four."""
+    """The claimed delta is right if bands <= parts (here 3), and too small if not."""
     q, noise, epsilon, parts = 0.4, 1.2, 2.0, 3
     column = np.array([1.0, 0.6, 0.4, 0.5])
 
@@ -64,7 +64,7 @@ def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(ban
 def test_no_choice_by_what_was_released_is_worse_than_the_dominating_pair(
     coupling, noise, epsilon
 ):
-    """Delta does not grow if the second gradient depends on the first output."""
+    """A second gradient that depends on the first output does not increase delta."""
     strategy = np.array([[1.0, 0.0], [coupling, 1.0]])
     matrix = matrices.Dense(strategy)
     places = np.linspace(-7.0, 10.0, 241) * noise

@@ -1,4 +1,4 @@
-"""Noise levels and worked examples that are published in papers."""
+"""Reproduces noise levels and worked examples that were published in papers."""
 
 import math
 
@@ -14,7 +14,7 @@ USERS = 342_477
 
 
 def test_appendix_f5():
-    """b = 2 gives 1,000 queries at q = 2%; b = 100 gives no amplification."""
+    """b = 2 bands give 1,000 queries at q = 2%; 100 bands give no amplification."""
     two = tf_bandmf.CyclicPoisson(50_000, 500, 2)
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 2).matrix
     actual = CyclicPoissonAccountant.of_strategy(matrix, 2, two.sampling_probability)
@@ -38,7 +38,7 @@ def test_appendix_f5():
     ],
 )
 def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
-    """The published sigmas assume sensitivity 1, but 6 participations give sqrt(6)."""
+    """Noise is sqrt(6) times the published sigma, which is for sensitivity 1."""
     sampler = tf_bandmf.CyclicPoisson(USERS, 1000, bands)
     assert sampler.participations(2052) == queries
     actual = CyclicPoissonAccountant(queries, sampler.sampling_probability)

@@ -1,4 +1,4 @@
-"""The cost of releasing the best of a random number of runs."""
+"""Tests the privacy cost of releasing the best of a random number of runs."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ SHAPES = (0.0, 0.5, 1.0, 2.0)
 @pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_draws_have_the_distribution_and_the_mean(shape):
-    """Draws follow the truncated negative binomial law (arXiv:2110.03620, Def. 1)."""
+    """Numbers of runs are truncated negative binomial (arXiv:2110.03620, Def. 1)."""
     rng, mean, count = np.random.default_rng(3), 6.0, 20_000
     draws = np.array([selection.draw_number(mean, shape, rng) for _ in range(count)])
     assert abs(draws.mean() - mean) < 5.0 * draws.std() / math.sqrt(count)
@@ -37,7 +37,7 @@ def test_draws_have_the_distribution_and_the_mean(shape):
 
 @pytest.mark.parametrize("noise", [0.3, 3.0, 50.0])
 def test_renyi_dp_is_never_better(noise):
-    """Epsilon is below that of Theorem 2 of arXiv:2110.03620 (in dp-accounting)."""
+    """Epsilon is below dp-accounting's, which uses arXiv:2110.03620, Theorem 2."""
     at = functools.partial(gaussian.gaussian_epsilon, noise)
     orders, run = 1.0 + np.geomspace(1e-3, 500.0, 100), GaussianDpEvent(noise)
     for mean, shape in itertools.product((1.5, 10.0, 300.0), (0.0, 1.0, 3.0)):
@@ -50,7 +50,7 @@ def test_renyi_dp_is_never_better(noise):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_pure_mechanism_pays_2_plus_eta_times_epsilon(shape):
-    """Selection costs (2 + eta) epsilon (arXiv:2110.03620, after Theorem 2)."""
+    """Selecting among pure DP runs costs (2 + eta) epsilon (see arXiv:2110.03620)."""
     actual = selection.profile_epsilon(lambda delta: 0.7, 20.0, shape, 1e-12)
     assert actual == pytest.approx((2.0 + shape) * 0.7, rel=1e-6)
 
@@ -67,9 +67,10 @@ def test_a_pure_mechanism_pays_2_plus_eta_times_epsilon(shape):
 @pytest.mark.parametrize("mean, shape", [(1.0, 0.0), (10.0, 1.0), (100.0, 2.0)])
 @pytest.mark.invariant(12)
 def test_no_epsilon_is_below_its_floor(mean, shape, noise):
-    """At the stated epsilon, the best of K Gaussian answers does not exceed delta.
+    """At the computed epsilon, the true delta does not exceed the requested one.
 
-    The delta of these answers is computed with 60 digits.
+    The released value is the best of K Gaussian answers, and K is random. The true
+    delta is computed with 60 digits.
     """
     at = functools.partial(gaussian.gaussian_epsilon, noise)
     for delta in (1e-3, 1e-15):

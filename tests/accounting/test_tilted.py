@@ -1,4 +1,4 @@
-"""The tilted transform, compared with closed forms, dp-accounting and simulation."""
+"""Compares the tilted transform with closed forms, dp-accounting and simulation."""
 
 import math
 import time
@@ -40,7 +40,7 @@ def test_one_query_is_not_below_its_closed_form(noise, figure):
 
 
 def simulated(query, add, epsilon, num_draws, seed):
-    """Estimates delta by importance sampling; returns it with its standard error."""
+    """Returns an estimate of delta by importance sampling, and its standard error."""
     law = tilted.Law(query, add)
     theta = tilted._tilt([law], epsilon)[0]
     s, q, count = query.noise, query.probability, query.count
@@ -76,9 +76,9 @@ def simulated(query, add, epsilon, num_draws, seed):
     [(0.05, 1.0, 60, 4.0), (0.3, 3.0, 40, 3.0), (0.5, 6.0, 100, 2.5)],
 )
 def test_many_queries_are_those_of_simulation(probability, noise, count, epsilon, add):
-    """Delta agrees with simulation even near 1e-20.
+    """The computed delta agrees with simulation, even for deltas near 1e-20.
 
-    There, a transform without a tilt would have no correct digit.
+    A transform without a tilt would have no correct digit for such small deltas.
     """
     query = tilted.Query(probability, noise, count)
     value, error = simulated(query, add, epsilon, 10_000, 3)
@@ -114,9 +114,10 @@ def test_small_deltas_have_noise(delta):
 def test_delta_is_that_of_dp_accounting_and_not_below(
     probability, noise, count, epsilons
 ):
-    """Delta is at least dp-accounting's, extrapolated to a zero discretization interval.
+    """Delta is at least that of dp-accounting, after Richardson extrapolation.
 
-    The error of dp-accounting's delta is quadratic in this interval.
+    The error of dp-accounting's delta is quadratic in its discretization interval, so
+    two intervals are extrapolated to zero.
     """
     coarse, fine = (
         from_gaussian_mechanism(
@@ -136,7 +137,7 @@ def test_delta_is_that_of_dp_accounting_and_not_below(
 
 @pytest.mark.parametrize("noise", [0.001, 0.003])
 def test_noise_far_too_small_is_refused_at_once(noise):
-    """The error comes within 8 s; without an early check, it takes 50 s and 4.6 GB."""
+    """An early check raises within 8 s; without it, the error takes 50 s and 4.6 GB."""
     began = time.perf_counter()
     with pytest.raises(
         ValueError, match=r"epsilon > 100000? at delta = 1e-05\. Add noise"
@@ -174,7 +175,7 @@ def test_gaussian_queries_are_one_gaussian_mechanism(noise, epsilon):
 def test_small_budgets_and_many_steps_are_amplified(
     epsilon, delta, probability, queries
 ):
-    """Epsilon is below the one from Renyi DP, which is up to 25 % larger."""
+    """Epsilon is smaller than that of Renyi DP, which is up to 25% larger."""
     noise = (
         CyclicPoissonAccountant(queries, probability)
         .calibrate(epsilon, delta)

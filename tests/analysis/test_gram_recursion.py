@@ -1,4 +1,4 @@
-"""The recursion that computes errors agrees with dense linear algebra."""
+"""The recursion that computes a strategy's error agrees with dense linear algebra."""
 
 import unittest.mock
 
@@ -37,8 +37,8 @@ def test_error_of_random_strategies_is_that_of_the_dense_factor(
     matrix = matrices.Inverse(matrix) if inverse else matrix
     matrix = matrix.normalize_columns() if scaled else matrix
     factor = workload.to_dense() @ np.linalg.inv(matrix.to_dense())
-    # This forces the recursion. Short runs would use the dense algorithm, which is
-    # tested in tests/contracts.
+    # Setting `_DENSE_STEPS` to 0 forces the recursion. By default, short runs use the
+    # dense algorithm, which is tested in tests/contracts.
     with unittest.mock.patch.object(error, "_DENSE_STEPS", 0):
         actual = error.per_step_squared_error(matrix, workload)
     np.testing.assert_allclose(actual, np.sum(factor**2, axis=1), rtol=1e-9)

@@ -1,4 +1,4 @@
-"""Sensitivities of all matrix types are never too small, and exact if labeled exact."""
+"""Sensitivities are never too small, and are exact if labeled as exact."""
 
 import itertools
 import time
@@ -66,8 +66,8 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
         if actual.is_exact and "vectors" not in actual.method:
             np.testing.assert_allclose(actual.value, expected, rtol=1e-9)
         else:
-            # Vector contributions can exceed all contributions of +1 and -1: see
-            # test_vector_contributions.py.
+            # Contributions that are vectors can have a larger sensitivity than all
+            # scalar contributions of +1 and -1: see test_vector_contributions.py.
             assert actual.value >= expected * (1 - 1e-9)
     # `upper_bound` always returns a valid bound that is labeled as a bound, even if the
     # exact sensitivity is known.
@@ -77,10 +77,9 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
 
 
 def test_the_production_case_400_bands_at_separation_385():
-    """The sensitivity of 400 bands at separation 385 is exact and nearly tight.
+    """The sensitivity is exact and nearly tight if bands exceed the min separation.
 
-    This case is from arXiv:2306.08153, section 6; there are more bands than steps of
-    separation.
+    This case of 400 bands at min separation 385 is from arXiv:2306.08153, section 6.
     """
     n, b = 2000, 385
     workload = workloads.prefix_sum(n)
@@ -89,14 +88,15 @@ def test_the_production_case_400_bands_at_separation_385():
     actual = sensitivity_lib.sensitivity(matrix, MinSep(b))
     bound = sensitivity_lib.upper_bound(matrix, b, -(-n // b))
     assert actual.is_exact
-    # The sensitivity exceeds sqrt(6), that of orthogonal columns, but not the bound of
-    # Alg. 4 of arXiv:2306.08153.
+    # The sensitivity exceeds sqrt(6), the value for orthogonal columns. It does not
+    # exceed the bound of Alg. 4 of arXiv:2306.08153.
     assert np.sqrt(6) * 1.001 < actual.value <= bound.value * (1 + 1e-12)
-    # The sensitivity is nearly tight: this pattern's norm is at most 1 % smaller.
+    # The sensitivity is nearly tight: this pattern of participations attains at least
+    # 99% of it.
     pattern = np.zeros(n)
     pattern[::b] = 1.0
     assert actual.value >= np.linalg.norm(matrix.matmul(pattern)) > 0.99 * actual.value
-    # At separation 400, equal to the number of bands, columns are orthogonal.
+    # At min separation 400, the number of bands, the columns are orthogonal.
     at_400 = sensitivity_lib.sensitivity(matrix, MinSep(400, 5))
     np.testing.assert_allclose(at_400.value, np.sqrt(5), rtol=1e-12)
 
@@ -113,7 +113,7 @@ def test_column_normalized_inverse_strategies_have_a_bound_at_any_size(width, n,
 
 
 def test_the_bound_for_scaled_toeplitz_columns_holds_for_overlapping_columns():
-    """Columns of one sign leave the bound no room, nor do a few large entries."""
+    """`scaled_toeplitz_bound` is never below the sensitivity found by brute force."""
     n, b = 10, 2
     for seed, k in itertools.product(range(15), (2, 3, 5)):
         rng = np.random.default_rng(seed)
@@ -130,7 +130,7 @@ def test_the_bound_for_scaled_toeplitz_columns_holds_for_overlapping_columns():
 
 
 def test_lemma_8_needs_the_columns_own_norms():
-    """Lemma 8 is not applied if the column scales are not the inverse column norms."""
+    """Lemma 8 is applied only if each column's scale is the inverse of its norm."""
     n = 9
     normalized = families.lambda_cgd(n, 0.9, column_normalized=True)
     assert normalized.sensitivity(MinSep(3)).method.endswith("Lemma 8")

@@ -32,15 +32,15 @@ def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
     signs = np.array([best_signs(gram) for gram in grams])
     assert np.all(signs <= upper * (1.0 + 1e-12))
     assert np.all(upper <= absolute * (1.0 + 1e-8))
-    # In some cases, vector contributions exceed every choice of signs, and stay below
-    # the sum of absolute values.
+    # In some cases, contributions that are vectors exceed every choice of signs; in
+    # some, they stay below the sum of absolute values.
     assert np.any(upper > 1.001 * signs) and np.any(upper < 0.99 * absolute)
 
 
 def test_three_vectors_that_repel_one_another_have_a_closed_form():
-    """For the Gram matrix I + c (1 - I), c < 0, the maximum is 3 - 3 c.
+    """For the 3 x 3 Gram matrix I + c (J - I) with c < 0, the maximum is 3 - 3 c.
 
-    Here, 1 is the matrix of ones. Three vectors at angles of 120 degrees attain the
+    J is the matrix of ones. Three unit vectors at angles of 120 degrees attain the
     maximum.
     """
     for c in (-0.1, -0.5):

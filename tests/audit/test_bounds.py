@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from counts: exact cases, and how often the bounds hold."""
+"""Lower bounds on epsilon from audit counts match formulas and hold often enough."""
 
 import math
 

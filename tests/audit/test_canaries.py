@@ -1,4 +1,4 @@
-"""White-box audits of correct mechanisms give bounds near epsilon, and seldom above."""
+"""White-box audits of correct mechanisms give lower bounds close to epsilon."""
 
 import functools
 
@@ -103,7 +103,8 @@ def test_an_amplified_mechanism_is_audited_under_its_sampler(mechanism, sampling
     canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
     result = canaries.audit(canaries.simulated(1))
     assert 0.3 * plan.epsilon <= result.epsilon <= plan.epsilon
-    # The plan claims amplification, but these canaries are used as often as possible.
+    # The plan claims amplification by sampling, but these canaries participate as often
+    # as possible.
     fixed = np.zeros(plan.num_steps)
     fixed[:: plan.participation.separation()] = 1.0
     careless = audit.GradientCanaries(
@@ -155,8 +156,8 @@ def test_too_little_noise_contradicts(mechanism):
     result = canaries.audit(released)
     if plan.sensitivity.is_exact:
         assert result.contradicts and "CONTRADICTS" in str(result)
-    # With a twentieth of the noise, the plan is contradicted even by the bound that is
-    # computed from guesses and assumes nothing about the mechanism.
+    # With a twentieth of the noise, even the bound computed from guesses contradicts
+    # the plan, although that bound assumes nothing about the mechanism.
     released = sums + 0.05 * (canaries.simulated(1) - sums)
     result = canaries.audit(released, num_guesses=4096)
     assert result.bounds[0].epsilon > plan.epsilon

@@ -1,4 +1,4 @@
-"""`tf-bandmf budget`: its output, exported files and errors."""
+"""Tests the output, exported files and errors of the command `tf-bandmf budget`."""
 
 import csv
 import hashlib
@@ -55,7 +55,7 @@ def test_show_and_fits_agree_with_the_library(filled, run):
 
 
 def test_a_budget_is_changed_by_those_who_say_so(filled, run):
-    """`add` refuses a different budget for a data set; `set` changes the budget."""
+    """`add` refuses to change the budget of an existing data set; `set` changes it."""
     same = ["add", "patients", "--unit", "one patient"]
     run(*same, "--epsilon", "2", "--delta", "1e-6")
     assert "set_budget" in run(*same, "--epsilon", "9", "--delta", "1e-6", code=2)
@@ -73,7 +73,7 @@ def test_an_auditor_gets_every_entry(filled, run):
     assert [int(row["number"]) for row in rows] == [0, 1, 2]
     # No cell starts with a character that makes a spreadsheet read it as a formula.
     assert not [v for row in rows for v in row.values() if v[:1] in ("=", "@", "+")]
-    # The exported records are all that is needed to check the digests.
+    # The digests can be recomputed from the exported records alone.
     previous = ""
     for entry in records:
         digest, entry["digest"] = entry["digest"], ""

@@ -1,4 +1,4 @@
-"""The command line `tf-bandmf`: the same numbers as in Python, and helpful errors."""
+"""The command `tf-bandmf` gives the same numbers as Python, and helpful errors."""
 
 import json
 import re
@@ -43,13 +43,14 @@ def test_options_are_the_arguments_of_python(json_of):
     actual = json_of(*PLAN, "--mechanism", "bisr:4", *more)
     assert actual["fingerprint"] == plan.fingerprint
     assert actual["noise_stddev"] == plan.noise_stddev
-    # The value 0 of an option is not treated like a missing option.
+    # An option with the value 0 is not treated as missing.
     table = json_of(*COMPARE, "--max-memory-vectors", "0")
     assert {row["memory_vectors"] for row in table} == {0}
-    # `--generator` is applied to the finished plan.
+    # `--generator` selects the noise generator of the plan.
     secure = json_of(*PLAN, "--mechanism", "bisr:4", "--generator", "chacha20")
     assert secure["statement"]["Not covered"].count("ChaCha20") == 1
-    # Without `--sampling`, the plan assumes MinSep, which the caller must enforce.
+    # Without `--sampling`, the plan assumes a minimum separation of participations,
+    # which the caller must enforce.
     kept = json_of("plan", *BUDGET, *RATES, "--mechanism", "bsr:4")
     assert kept["participation"]["kind"] == "min_sep" and kept["num_steps"] == 60
 
@@ -91,7 +92,8 @@ def test_a_plan_is_shown_with_numbers_that_are_rounded_up(run, tmp_path):
 def test_a_comparison_is_that_of_python(run, json_of):
     rows = json_of("compare", *RATES, "--mechanisms", "identity, bsr:4,dense")
     assert [row["mechanism"] for row in rows] == ["identity", "bsr:4", "dense"]
-    # For independent noise on the prefix sum, the squared error is mean(1, ..., 60) * k.
+    # Independent noise on prefix sums has the mean squared error mean(1, ..., 60) * k,
+    # where k is the number of participations.
     np.testing.assert_allclose(rows[0]["rmse"], np.sqrt(30.5 * 5))
     assert rows[0]["noise_multiplier"] == 1.0
     (limited,) = json_of(
@@ -100,7 +102,7 @@ def test_a_comparison_is_that_of_python(run, json_of):
     np.testing.assert_allclose(limited["sensitivity"], np.sqrt(2.0))
     table = run("compare", *RATES, "--mechanisms", "identity,bsr:4")
     assert "RMSE" in table and "\nbsr:4 " in table
-    # Every mechanism is compared for every sampling.
+    # The table has a row for each pair of a sampling and a mechanism.
     use = ["compare", *BUDGET, *DATA, "--sampling", "cyclic-poisson,fixed-order"]
     several = json_of(*use, "--mechanisms", "bsr:4,bsr:2")
     assert [r["mechanism"] for r in several] == ["bsr:4", "bsr:2"] * 2

@@ -1,4 +1,4 @@
-"""Epsilons of every registered accountant respect 60-digit lower bounds."""
+"""No registered accountant states an epsilon below a 60-digit lower bound."""
 
 from importlib.metadata import version
 
@@ -25,7 +25,7 @@ STRATEGIES = {
 
 
 def floor_of(participation, noise, epsilon):
-    """Returns the delta of a single sampled step, a lower bound on the delta of the run."""
+    """Returns the delta of one sampled step, a lower bound on the delta of the run."""
     probability = 1.0
     if participation.is_amplified:
         size = participation.expected_batch_size()
@@ -55,12 +55,12 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
             try:
                 actual = accountant.guarantee(noise, float(delta))
             except ValueError as error:
-                # Noise that is far too small or too large is refused.
+                # The accountant may refuse noise that is far too small or too large.
                 assert "epsilon" in str(error) or "delta must be" in str(error), error
                 continue
             assert actual.kind in ("exact", "bound")
-            # Columns of C have norm 1 or more, so a single step reveals at most as much
-            # as the run.
+            # Columns of C have a norm of at least 1, so a single step reveals no more
+            # than the whole run.
             assert floor_of(participation, noise, actual.epsilon) <= delta * (1 + 1e-9)
             assert actual.epsilon >= before
             before = actual.epsilon
@@ -75,7 +75,7 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
 def test_what_simulates_is_not_below_its_floor(kind, confidence):
     """Simulated epsilons (estimates and bounds) are not below that of a single step.
 
-    Estimates err on the safe side.
+    This also holds for estimates, because a safety margin is added to them.
     """
     participation = lib.PARTICIPATIONS[kind].example(N)
     matrix = STRATEGIES["identity"].matrix

@@ -1,4 +1,4 @@
-"""The contract of every registered kind of matrix, checked by dense linear algebra."""
+"""Checks each registered matrix type's interface contract by dense linear algebra."""
 
 import numpy as np
 import pytest

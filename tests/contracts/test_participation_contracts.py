@@ -1,4 +1,4 @@
-"""The contract of every registered participation: sampler, accountant, plan."""
+"""Every registered participation has a consistent sampler, accountant and plan."""
 
 import dataclasses
 import math
@@ -81,9 +81,9 @@ def test_the_sampler_takes_examples_only_as_the_participation_says(
         np.testing.assert_array_equal(
             again.example_indices(N - 1), sampler.example_indices(N - 1)
         )
-    # The noisy sum is divided by a public constant, which must be the mean batch size.
-    # Seeds are fixed. The standard error counts runs, not batches, because the batches
-    # of one run are dependent.
+    # A step divides the noisy sum by a public constant, which must be the mean batch
+    # size. The seeds are fixed. The standard error is computed from the number of runs,
+    # not of batches, because the batches of one run are dependent.
     expected = participation.expected_batch_size()
     error = np.std(sizes) / math.sqrt(SEEDS)
     assert abs(np.mean(sizes) - expected) <= 6.0 * error + 0.05 * expected
@@ -104,7 +104,7 @@ def test_calibrated_noise_gives_the_budget_and_less_noise_does_not(participation
 
 
 def test_noise_is_in_units_of_the_raw_strategy(participation):
-    """Three times C needs three times the noise: no accountant rescales C."""
+    """The strategy 3 C needs three times the noise of C: no accountant rescales C."""
     one = tf_bandmf.strategies.identity(N).matrix
     three = tf_bandmf.matrices.ToeplitzBanded([3.0], N)
     small = participation.accountant(one).calibrate(2.0, 1e-4)

@@ -1,4 +1,4 @@
-"""The contract of every registered family of strategies, in all its variants."""
+"""Every registered strategy family fulfills its contract, in all its variants."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def specification(request):
 
 @pytest.fixture(scope="module")
 def built(specification):
-    """Builds the specified strategy, once for all tests of this module."""
+    """Builds the strategy of a specification once for all tests of this module."""
     name, options = registry.parse(specification)
     participation = PARTICIPATIONS["min_sep"]
     return registry.build_strategy(name, WORKLOAD, participation, **options)

@@ -1,9 +1,10 @@
-"""The benchmarks page equals the output of its script."""
+"""The benchmarks page of the documentation equals the output of its script."""
 
 import pytest
 from modules import ROOT, module_at
 
-pytest.importorskip("matplotlib")  # The extra `plot` may not be installed.
+# The optional dependency matplotlib (extra `plot`) may not be installed.
+pytest.importorskip("matplotlib")
 
 made = module_at("docs/make_benchmarks.py")
 

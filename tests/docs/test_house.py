@@ -13,8 +13,8 @@ def test_keras_has_few_rooms_and_no_circle():
     count = counter()
     arrows = count.arrows_of(count.PACKAGE / "keras")
     assert len(arrows) <= 20
-    # A floor is the length of the longest chain of imports. Two floors are due to the
-    # public files `__init__.py` and `extending.py`.
+    # The floor of a module is the length of its longest chain of imports. The public
+    # files `__init__.py` and `extending.py` add two floors.
     assert max(count.floors_of(arrows).values()) <= 14
     assert 40 < sum(map(len, arrows.values())) <= 74
 

@@ -16,7 +16,8 @@ from tf_bandmf.keras.run import admission  # noqa: E402
 
 FOLDER = ROOT / "docs" / "notebooks"
 NAMES = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "make")
-# For each script, text replacements that make it faster. Each text must occur in it.
+# For each notebook script, text replacements that make it faster. Each text to be
+# replaced must occur in the script.
 SMALLER = {
     "first_private_model": {"EPOCHS = 10": "EPOCHS = 1"},
     "lora": {
@@ -34,7 +35,7 @@ def test_there_are_notebooks():
 
 
 def script_of(cells):
-    """Returns the cells as a script in jupytext's percent format."""
+    """Returns a notebook's cells as a script in jupytext's percent format."""
     parts = []
     for cell in cells:
         source = "".join(cell["source"])

@@ -1,9 +1,9 @@
-"""The Python blocks of the README and the site run unchanged, page by page.
+"""Runs the Python code blocks of the README and of the documentation pages.
 
-A page's blocks run in order, in one namespace. Each block counts as a new program, so
-the library's record of earlier runs is cleared before it. A block below the line
-`<!-- excerpt -->` is not run, because it is a fragment or uses another library. Sizes
-that are too large for a test are replaced.
+The blocks of a page run in order, in one namespace. Each block counts as a new program,
+so the library's record of earlier runs is cleared before each block. A block below the
+line `<!-- excerpt -->` is not run, because it is a fragment or uses another library.
+Sizes that are too large for a test are replaced by smaller ones.
 """
 
 import re
@@ -25,7 +25,8 @@ from tf_bandmf.keras.run import admission
 BLOCK = re.compile(
     r"(?P<excerpt><!-- excerpt -->\n+)?^```python\n(?P<code>.*?)^```$", re.M | re.S
 )
-# For each page, text replacements that make its code faster. Each text must occur.
+# For each page, text replacements that make its code faster. Each text to be replaced
+# must occur on the page.
 SMALLER = {
     "README.md": {"epochs=20": "epochs=1"},
     "docs/start.md": {"epochs=20": "epochs=1"},
@@ -54,7 +55,7 @@ def blocks(page):
 
 
 def given():
-    """Returns names that pages use without defining them: arrays and a model function."""
+    """Returns arrays and a model function that pages use without defining them."""
     x, y = small_models.examples(64)
     test = {"x_test": x[:20], "y_test": y[:20]}
     return {
@@ -100,7 +101,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
             replaced |= {old} if old in code else set()
             code = code.replace(old, new)
         admission.forget()
-        # Empty lines precede the block, so that tracebacks show the page's line numbers.
+        # Empty lines before the code make tracebacks show the page's line numbers.
         exec(compile("\n" * line + code, page, "exec"), vars(module))
     admission.forget()
     assert replaced == set(smaller)

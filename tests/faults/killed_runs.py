@@ -1,13 +1,13 @@
 """Runs a small resumable `fit` in child processes, and causes a fault in each child.
 
 `python killed_runs.py FOLDER 3 1 1` completes a run despite 3 kills and 1 full disk,
-and compares it with a run without faults. Then it starts 1 pair of processes that train
-in the same folder. Digests of all noise are recorded outside of the run before the
-noise is used, and `check_uses` compares them. The plan is bound to a ledger, which must
-contain each run exactly once (`check_ledger`).
+and compares it with a run without faults. Then the program starts 1 pair of processes
+that train in the same folder. It records digests of all noise outside of the run before
+the noise is used, and `check_uses` compares the digests. The plan is bound to a ledger,
+which must contain each run exactly once (`check_ledger`).
 
-Children are forked before TensorFlow has done anything, so that each child starts
-TensorFlow without importing it again.
+The program imports TensorFlow and then forks its children before TensorFlow runs any
+operation. Therefore, no child needs to import TensorFlow again.
 """
 
 import collections
@@ -43,7 +43,7 @@ BATCH_SIZE, EPOCHS, NUM_STEPS = 6, 3, 12
 
 
 def ledger_of(folder):
-    """Opens the ledger next to the runs' folders, and adds the data set to it."""
+    """Opens the ledger in the parent of a run's folder, and adds the data set to it."""
     folder = folder.parent
     ledger = tf_bandmf.Ledger(f"sqlite:///{folder}/privacy.db")
     ledger.add_dataset("examples", epsilon=1000.0, delta=1e-5)
@@ -51,7 +51,7 @@ def ledger_of(folder):
 
 
 def make_plan(folder=None):
-    # With balls in bins, the secrets of a run include the sampler's seed.
+    # Balls-in-bins sampling has a secret seed, so the run has more than one secret.
     options = {"sampling": "balls-in-bins", "noise_multiplier": 1.0}
     plan = small_plan("bsr:3", NUM_EXAMPLES, BATCH_SIZE, EPOCHS, **options)
     return plan if folder is None else ledger_of(folder).bind(plan, "examples")
@@ -62,7 +62,7 @@ def make_model(plan):
 
 
 def report_uses(model, report):
-    """Reports each use of a key: step, digest of clipped sum, digest of noisy mean."""
+    """Makes each step report its key, number, and digests of its input and output."""
     optimizer, real = model.optimizer, Noising.noisy
 
     def digest(*arrays):
@@ -90,7 +90,7 @@ def report_uses(model, report):
 
 
 def train(folder, report):
-    """Starts or resumes the run, like a user's program that is restarted."""
+    """Trains to the end; resumes the run if it was interrupted, as a user would."""
     plan = make_plan(folder)
     model = make_model(plan)
     report_uses(model, report)
@@ -107,9 +107,9 @@ def train(folder, report):
 
 
 def ended(child, read_end):
-    """Waits for a child to end; returns how it ended, the uses of keys, and the error.
+    """Waits for a child; returns how it ended, its uses of noise keys, and its error.
 
-    A child ends as "done", "error", "killed" or "crashed".
+    The first value is "done", "error", "killed" or "crashed".
     """
     code, lines, error = finish(child, read_end)
     ways = {0: "done", 1: "error", -signal.SIGKILL: "killed"}
@@ -118,7 +118,7 @@ def ended(child, read_end):
 
 
 def check_uses(uses):
-    """Checks that one key was used, for only one sum and one noisy mean per step."""
+    """Checks that all steps used one key, and each step's noise met only one sum."""
     keys = {use[0] for use in uses}
     assert len(keys) == 1, f"{len(keys)} keys"
     sums = collections.defaultdict(set)
@@ -130,7 +130,7 @@ def check_uses(uses):
 
 
 def check_ledger(folder, runs):
-    """Checks that the ledger is intact, and that `runs` runs are reserved in it."""
+    """Checks that the ledger is intact and contains exactly `runs` runs."""
     ledger = ledger_of(folder)
     kinds = collections.Counter(entry.kind for entry in ledger.history())
     assert kinds["begun"] == runs, kinds
@@ -140,7 +140,9 @@ def check_ledger(folder, runs):
 
 
 class Faults:
-    """Runs with faults and one run without; all of them start from the same secrets.
+    """Compares runs that have faults with a run that has none.
+
+    All runs use the same secrets.
 
     Args:
       folder: the folder in which each run gets a subfolder.
@@ -183,7 +185,7 @@ class Faults:
         return run
 
     def end(self, run, uses):
-        """Completes the run, and compares its results with the run without faults."""
+        """Completes the run, and checks that it equals the run without faults."""
         way, last, error = ended(*start(lambda report: train(run, report)))
         assert way == "done", error
         check_uses([*uses, *last, *self._uses])
@@ -192,7 +194,7 @@ class Faults:
         assert left == {"run.private", "run.private.lock", "backup", "final"}, left
 
     def interrupted(self, kills, full_disks):
-        """Trains with the given numbers of kills and full disks, in random order."""
+        """Trains with `kills` kills and `full_disks` full disks, in random order."""
         run, uses, endings = self.beginning("run"), [], collections.Counter()
         faults = [self._kill] * kills + [self._fill_disk] * full_disks
         random.Random(kills).shuffle(faults)
@@ -203,7 +205,7 @@ class Faults:
                 run = self.beginning("run")
             way, used, error = fault(run, random.Random(number))
             assert way != "error" or "File too large" in error, error
-            # A full disk may crash the child, as HDF5 can crash if it cannot write.
+            # A full disk may crash the child: HDF5 can crash if it cannot write.
             assert way != "killed" or fault == self._kill
             assert way != "crashed" or fault == self._fill_disk
             endings[way] += 1
@@ -214,9 +216,9 @@ class Faults:
         return endings
 
     def _kill(self, run, rng):
-        """Kills a child at a random time, or when it is about to write to the disk.
+        """Kills a child at a random time or just before it writes to the disk.
 
-        The child's clock may be wrong by up to 32 years.
+        The child's clock is shifted by up to 32 years, which must make no difference.
         """
         shift = rng.choice([0.0, -1e9, 1e9, -3600.0])
         moment = rng.choice([None, rng.randrange(1, 200)])
@@ -230,14 +232,14 @@ class Faults:
 
         process, pipe = start(child)
         if moment is None:
-            # Nobody has waited for the child yet, so its process id is valid even if
-            # it has ended.
+            # This process has not waited for the child yet, so the child's process id
+            # is valid even if the child has ended.
             time.sleep(rng.uniform(0.2, 0.8) * self.seconds)
             os.kill(process, signal.SIGKILL)
         return ended(process, pipe)
 
     def _fill_disk(self, run, rng):
-        """Simulates a full disk: limits the child's files to a random number of bytes."""
+        """Simulates a full disk by a random limit on the size of the child's files."""
         limit = int(10 ** rng.uniform(2.5, 4.5))
 
         def child(report):
@@ -247,7 +249,7 @@ class Faults:
         return ended(*start(child))
 
     def two_processes(self, count):
-        """Starts two processes at once in one folder, `count` times."""
+        """Trains in one folder from two processes at the same time, `count` times."""
         run, uses, endings = self._folder / "two", [], collections.Counter()
         run.mkdir()
         for number in range(count):
@@ -271,7 +273,7 @@ class Faults:
 
 
 def die_at_a_write(moment):
-    """Makes this process kill itself just before its write number `moment`."""
+    """Makes this process kill itself just before its `moment`-th write to the disk."""
     import h5py
 
     counted = killer(moment)

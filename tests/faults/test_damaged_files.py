@@ -20,7 +20,7 @@ ENTRY = 32
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
     """Interrupts a run after STEPS steps; returns its plan and its folder."""
-    admission.forget()  # Other tests have trained on these examples.
+    admission.forget()  # Clears the record of other tests' runs on this data.
     plan, folder = make_plan(), tmp_path_factory.mktemp("interrupted")
     with pytest.raises(Crash):
         make_model(plan).fit(
@@ -35,7 +35,7 @@ def interrupted(tmp_path_factory):
 
 
 def begun(plan, folder):
-    """Resumes the run in a folder; returns the model and the resumed run."""
+    """Resumes the run in a folder; returns the model and the run's batches."""
     admission.forget()
     model = make_model(plan)
     model._prepare(plan.batches(*data))
@@ -61,13 +61,13 @@ def resumed(plan, folder):
 
 
 def regions(size, count, rng):
-    """Divides a file into `count` parts, and draws one random position in each."""
+    """Returns a random position in each of `count` equal parts of a file."""
     borders = np.linspace(0, size, count + 1).astype(int)
     return [rng.randrange(a, max(a + 1, b)) for a, b in zip(borders, borders[1:])]
 
 
 def damages(content, count, rng):
-    """Yields damaged copies of a file: with flipped bits, truncated, overwritten, empty."""
+    """Yields copies of a file with flipped bits, missing ends or overwritten parts."""
     for place in regions(len(content), count, rng):
         flipped = bytearray(content)
         flipped[place] ^= 1 << rng.randrange(8)
@@ -110,8 +110,8 @@ def test_a_damaged_file_is_refused_or_does_not_matter(count, interrupted, tmp_pa
                 assert actual == expected, f"{name}: {what}"
             shutil.rmtree(folder)
         endings[name] = (refused, len(tried))
-    # Damage to the private file is always refused. In the backup, some damage has no
-    # effect.
+    # A damaged private file is always refused. Some damage to the backup has no effect,
+    # so a damaged backup is not always refused.
     refused, tried = endings["run.private"]
     assert refused == tried
     refused, tried = endings["backup/latest.weights.h5"]

@@ -1,4 +1,4 @@
-"""After kill -9, a full disk or a second process, a run ends identically."""
+"""Kills, full disks and second processes do not change the result of a run."""
 
 import json
 import os
@@ -40,10 +40,10 @@ def test_whatever_happens_to_a_run_it_is_the_identical_one(
     assert done.returncode == 0, (tmp_path / "output").read_text()[-4000:]
     interrupted, two = json.loads((tmp_path / "endings").read_text())
     print(interrupted, two)
-    # Kill times are random, so some kills come too late to interrupt a run.
+    # The times of kills are random, so some runs end before they are killed.
     assert interrupted["killed"] >= 0.5 * kills
     refused = interrupted.get("error", 0) + interrupted.get("crashed", 0)
     assert refused >= 0.3 * full_disks
-    # While one of two processes trains, the other one is refused.
+    # Of two processes that train in one folder, the second one usually gets an error.
     assert two["done"] >= pairs
     assert two["error"] >= 0.5 * pairs

@@ -1,4 +1,4 @@
-"""A private file with entries: each is complete or absent, and damage is detected."""
+"""Tests private files with entries: entries are atomic, and damage is detected."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def whole(path):
-    """Returns the bytes of a file with entries, and its size without the entries."""
+    """Returns the bytes of a file with entries, and the file's size without them."""
     journal = Journal(path)
     journal.replace(CONTENT)
     size = os.path.getsize(path)
@@ -96,7 +96,7 @@ def test_the_end_of_an_interrupted_machine_is_no_entry(path, whole, fill):
     content, size = whole
     for length in range(size, len(content)):
         entries = (length - size) // 32
-        # Zeros overwrite only whole entries.
+        # Zeros are appended only after a whole entry.
         end = length if not fill else size + 32 * entries
         write(path, content[:end] + fill)
         journal = Journal(path)

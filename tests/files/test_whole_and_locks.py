@@ -1,4 +1,4 @@
-"""Writes are atomic, and locks end with their process."""
+"""Writes of files are atomic, and a lock ends when its process ends."""
 
 import gc
 import os
@@ -67,7 +67,7 @@ def test_a_copy_that_the_process_makes_does_not_end_its_lock(tmp_path):
 def test_a_fork_that_lives_on_does_not_keep_the_lock(tmp_path):
     path = str(tmp_path / "run.private")
     held = locks.hold(path)
-    # The child holds its own lock, and inherits this process's lock.
+    # The child locks another file, and inherits the lock of this process.
     other = child_that_holds(str(tmp_path / "other"))
     del held
     try:

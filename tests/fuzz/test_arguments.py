@@ -85,8 +85,8 @@ FUNCTIONS = {
         },
     ),
 }
-# For each argument, the kinds of values that a function may accept; it must refuse
-# all others. None is always accepted, because it stands for a default.
+# For each argument, the names of the hostile values that are valid for it. Functions
+# must refuse all other values, except None, which stands for the default.
 RIGHT = {
     "epsilon": {"half", "1.5", "tiny"},
     "delta": {"half", "tiny"},
@@ -108,7 +108,7 @@ RIGHT = {
     "expected_trials": {"1.5"},
     "distribution": {"0", "-0.0", "half", "1.5", "inf"},
 }
-# Words that a message may use instead of an argument's name.
+# For each argument, words that an error message may contain instead of its name.
 NAMES = {
     "lambda_": ["lambda"],
     "num_examples": ["num_steps", "batch_size"],

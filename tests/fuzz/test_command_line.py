@@ -43,7 +43,7 @@ TEXTS = [
 
 
 def ending(arguments):
-    """Returns the exit code of `main`, whether `main` returns or raises it."""
+    """Returns the exit code, which `main` either returns or raises as SystemExit."""
     try:
         with limited():
             code = main(arguments)

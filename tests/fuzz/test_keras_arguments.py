@@ -8,7 +8,7 @@ from small_plans import small_plan
 import tf_bandmf
 import tf_bandmf.keras
 
-# For each argument, the names of valid values (keys of `hostile.VALUES`).
+# For each argument, the names (keys of `hostile.VALUES`) of values that are valid.
 RIGHT = {
     "inner_optimizer": set(),
     "plan": set(),

@@ -15,7 +15,7 @@ JUNK = [None, True, 0, -1, 0.5, 1e308, float("nan"), 10**30, "", "x", [], [1.0],
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Saves a plan that has arrays and a reserved part; returns the path."""
+    """Saves a plan that has arrays and a reserved part of its budget."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     plan = small_plan(
         "bsr:2",
@@ -30,7 +30,7 @@ def saved(tmp_path_factory):
 
 
 def places(value, path=()):
-    """Yields the path, as keys and indices, of every value within a JSON value."""
+    """Yields each value's path in a JSON document, as a tuple of keys and indices."""
     if path:
         yield path
     items = ()
@@ -79,7 +79,8 @@ def test_a_changed_plan_is_refused(saved, tmp_path, figure):
         except (ValueError, FileNotFoundError) as error:
             assert str(path.with_suffix("")) in str(error), error
         else:
-            # Renamed diagnostics, or 1 instead of 1.0, do not change the plan.
+            # Some changes do not affect the plan, such as 1 instead of 1.0 or a renamed
+            # key of the diagnostics.
             assert plan.fingerprint == fingerprint
     figure(f"{tried} changes")
     assert tried > 500
