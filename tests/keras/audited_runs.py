@@ -1,4 +1,4 @@
-"""Runs of a linear model with canaries whose gradients are orthogonal, and audits."""
+"""Trains and audits a linear model on canaries whose gradients are orthogonal."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ NUM, WIDTH = 300, 256
 
 
 def problem():
-    """Returns examples; the first WIDTH are canaries with orthogonal gradients."""
+    """Returns 300 examples; the first 256 are canaries with orthogonal gradients."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM, WIDTH)).astype(np.float32)
     x[:WIDTH] = 3.0 * np.eye(WIDTH)
@@ -36,7 +36,7 @@ def linear(plan, inner=None, clipping="flat", **changes):
 
 
 def audited(plan, confidence=0.95, **changes):
-    """Trains the linear model for a whole plan; returns the audit of this run."""
+    """Trains the linear model for the whole plan, and returns an audit of the run."""
     model, canaries = linear(plan, **changes), np.arange(WIDTH)
     options = {"canaries": canaries, "seed": 0, "confidence": confidence}
     actual = tf_bandmf.keras.audit.audit_run(model, *problem(), **options)

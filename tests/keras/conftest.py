@@ -1,4 +1,4 @@
-"""Isolates Keras tests that share a process, and resumes runs from their files."""
+"""Fixtures that isolate Keras tests in a shared process, and that resume runs."""
 
 import keras
 import pytest
@@ -6,15 +6,15 @@ from small_models import data
 
 from tf_bandmf.keras.run import admission
 
-# Seeds the layers that test files create at import time.
+# Seeds the weights of layers that test files create at import time.
 keras.utils.set_random_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def as_if_alone():
-    """Forgets earlier runs on the shared data, and fixes the seed.
+    """Clears the record of earlier runs on the shared data, and fixes the seed.
 
-    Without a seed, a ReLU of some run could have an input so close to 0 that rounding
+    Without a fixed seed, the input of a ReLU could be so close to 0 that rounding
     errors decide its gradient.
     """
     admission.forget()
@@ -23,7 +23,7 @@ def as_if_alone():
 
 @pytest.fixture
 def train_from_files(tmp_path):
-    """Returns a function that trains a new model, resuming its run if files exist."""
+    """Returns a function that trains a model, or resumes its run if files exist."""
 
     def train(model, name, epochs):
         admission.forget()

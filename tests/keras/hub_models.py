@@ -20,7 +20,7 @@ SECOND = {
     "use_sliding_window_attention": True,
     "sliding_window_size": 4,
 }
-# Values of all size arguments; each backbone gets those that it accepts.
+# Values of all size arguments. Each backbone gets the arguments that it accepts.
 EVERY_SIZE = dict(
     **{**ENCODER, **DECODER},
     num_experts=2,
@@ -85,7 +85,7 @@ def adapted(name):
 
 
 def data(name, count=5):
-    """Returns inputs (padded by varying lengths), targets and sample weights."""
+    """Returns inputs with padding of varying length, targets and sample weights."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1, VOCABULARY, (count, LENGTH)).astype("i4")
     padding = (np.arange(LENGTH) < LENGTH - np.arange(count)[:, None] % 3).astype("i4")

@@ -39,7 +39,8 @@ def largest_contribution(model, x, y):
     model(tf.nest.map_structure(lambda part: part[:1], records[0]), training=False)
     clip = optimizer.plan.l2_norm_clip
     optimizer.build(model.trainable_variables)
-    # The programs of the training step also handle records that raise errors.
+    # The search uses the programs of the training step, because they also handle
+    # records that raise errors.
     programs = model._programs()
     company = tf.nest.map_structure(lambda part: part[:_COMPANY], records)
     ordinary = len(tf.nest.flatten(company)[0])
@@ -76,7 +77,7 @@ def largest_contribution(model, x, y):
 
 
 def _extremes(records, rng):
-    """Yields pairs of a description and an extreme record."""
+    """Yields extreme records, as pairs (description, record)."""
 
     def one(part, value):
         changed = np.array(part)
@@ -84,7 +85,7 @@ def _extremes(records, rng):
         return changed
 
     def near(part, scale, nearness):
-        """Makes the rows of an input almost equal."""
+        """Returns an input whose rows are almost equal."""
         base = np.resize(first if len(leaves) > 1 else part[:1], part.shape)
         return scale * base * (1.0 + nearness * rng.standard_normal(part.shape))
 
@@ -113,7 +114,7 @@ def _extremes(records, rng):
 
 
 def _changed(record: Any, kind: type, change: Any) -> Any:
-    """Applies a change to all tensors of a record that have a dtype of this kind."""
+    """Applies `change` to all tensors of a record whose dtype is of this kind."""
 
     def changed(part):
         if not np.issubdtype(part.dtype, kind):

@@ -1,4 +1,4 @@
-"""A private step runs on a simulated GPU, and consists of a few compiled programs."""
+"""Tests that a private step runs on a simulated GPU, as a few compiled programs."""
 
 import re
 
@@ -62,7 +62,7 @@ def traces(program):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """Makes the package choose layouts and digests as if there were a GPU."""
+    """Makes the package choose tensor layouts and digests as it does with a GPU."""
     devices = tf.config.list_logical_devices
     monkeypatch.setattr(
         tf.config,
@@ -72,7 +72,10 @@ def as_on_a_gpu(monkeypatch):
 
 
 def integers_on_the_host(create, **arguments):
-    """Places a variable as if "CPU:1" were a GPU: int32 variables stay on the host."""
+    """Creates int32 variables on "CPU:0", and others on "CPU:1", which simulates a GPU.
+
+    TensorFlow also keeps int32 variables in host memory if there is a real GPU.
+    """
     value = arguments["initial_value"]
     value = value() if callable(value) else value
     kind = tf.dtypes.as_dtype(
@@ -101,7 +104,7 @@ def test_a_step_runs_where_integers_stay_on_the_host(
 
 
 class Starts(keras.callbacks.Callback):
-    """Records the operations that the host launches in the last step."""
+    """A callback that records the operations the host launches in the last step."""
 
     def __init__(self):
         super().__init__()

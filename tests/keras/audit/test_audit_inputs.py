@@ -1,4 +1,4 @@
-"""No extreme record contributes more than the clip norm to a clipped sum."""
+"""Tests that no extreme record adds more than the clip norm to a clipped sum."""
 
 import keras
 import numpy as np
@@ -40,7 +40,7 @@ MODELS = {
 
 
 def given(model, rng):
-    """Returns the inputs of eight ordinary records, from which a search starts."""
+    """Returns eight random records, from which the search for extremes starts."""
     shapes = [(8, *tensor.shape[1:]) for tensor in model.inputs]
     if model.inputs[0].dtype == "int32":
         return rng.integers(0, 9, shapes[0]).astype(np.int32)

@@ -1,4 +1,4 @@
-"""An audit of a Keras run contradicts the plan's epsilon only if noise is missing."""
+"""Tests that an audit contradicts a run's epsilon only if its noise is missing."""
 
 import keras
 import pytest
@@ -26,7 +26,7 @@ def scaled():
 def test_a_sound_run_is_believed(kind, figure):
     plan = plan_of("bsr:4" if kind == "scaled" else kind)
     scales = scaled() if kind == "scaled" else {}
-    # The penalty on weights is not part of the noisy sums that are audited.
+    # The audit uses the noisy gradient sums, which do not include the weight penalty.
     actual = audited(plan, **scales, kernel_regularizer="l2")
     assert not actual.contradicts and actual.white_box.num_canaries == WIDTH
     # An included canary participates three times, each time with the full clip norm.
@@ -47,13 +47,14 @@ def test_a_run_without_noise_is_seen(scales, monkeypatch):
     plan = plan_of("identity", epsilon=1.0)
     actual = audited(plan, **(scaled() if scales else {}))
     assert actual.white_box.contradicts
-    # With Adam, steps do not scale with the gradient, so a black-box audit sees little.
+    # Adam's steps do not scale with the gradient, so a black-box audit sees little.
     assert scales or actual.black_box.contradicts
 
 
 @pytest.mark.slow
 def test_an_amplified_run_has_a_black_box_alone():
-    # Setting the noise multiplier (epsilon is near 8) avoids a search for it.
+    # Setting the noise multiplier directly avoids a calibration search. Here, epsilon
+    # is near 8.
     changes = {"epsilon": None, "noise_multiplier": 0.25, "sampling": "poisson"}
     actual = audited(plan_of("identity", **changes))
     assert actual.white_box is None and not actual.contradicts

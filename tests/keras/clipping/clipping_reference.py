@@ -45,7 +45,7 @@ class Around(Scale):
 
 
 def chosen(structure, index):
-    """Selects examples from a nest of arrays [B, ...], in which None stays None."""
+    """Selects examples by index from nested arrays [B, ...], and keeps None entries."""
     return keras.tree.map_structure(
         lambda a: None if a is None else tf.convert_to_tensor(np.asarray(a)[index]),
         structure,
@@ -110,7 +110,7 @@ def clipped_sums(gradients, clip, clipping=FLAT, variables=()):
 
 
 def layers_alone(model, x):
-    """Returns the layers that a step executes on each example alone."""
+    """Returns the layers that the training step runs on one example at a time."""
     return structure_of(model, to_tensors(x), model.trainable_variables).alone
 
 
@@ -121,7 +121,7 @@ def step_of(model, data, **options):
     )
     inputs = getattr(model, "inputs", None)
     if "rows" not in data and inputs and not isinstance(data["x"], (dict, list)):
-        # Dimensions that the model leaves unknown are unknown in the graph, too.
+        # Input axes of unknown size in the model are of unknown size in the graph, too.
         signature["x"] = tf.TensorSpec(inputs[0].shape, signature["x"].dtype)
 
     @tf.function(autograph=False, input_signature=[signature])
@@ -183,7 +183,7 @@ def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **option
         scales = [np.asarray(s) for s in options["scales"]]
         gradients = [[g * s for g, s in zip(gs, scales)] for gs in gradients]
     norms, clipping = norms_of(gradients), options.get("clipping", FLAT)
-    # If the clip norm is the median norm, half of the examples are clipped.
+    # The clip norm is the median norm, so that half of the examples are clipped.
     clip = float(np.median(norms)) or 1.0
     step = step_of(model, data, l2_norm_clip=clip, **options)
     result = step(data)
@@ -266,7 +266,7 @@ def functional(shape, body, *, dtype=None, head=True, loss=FROM_LOGITS):
 
 
 def randomize(model, seed=5):
-    """Adds noise to the weights, since biases of 0 and scales of 1 may hide errors."""
+    """Adds noise to the weights, since initial values of 0 or 1 may hide errors."""
     rng = np.random.default_rng(seed)
     for variable in model.trainable_variables:
         noise = 0.1 * rng.normal(size=tuple(variable.shape))

@@ -1,4 +1,4 @@
-"""Builds models around a layer or loss, and measures how one record moves the sum."""
+"""Builds models around a layer or loss, and measures one record's effect on the sum."""
 
 import clipping_reference as reference
 import keras
@@ -48,8 +48,9 @@ def clipping_of(model):
     x, y = examples()
     step = reference.step_of(model, {"x": x, "y": y}, l2_norm_clip=CLIP)
 
-    # Like `fit`, optimize only once: a second round of TensorFlow's graph optimizations
-    # breaks nested loops, where `tf.reverse(v, [0])` or `v[:1]` would return nothing.
+    # Like `fit`, optimize the graph only once. A second round of TensorFlow's graph
+    # optimizations breaks nested loops: there, `tf.reverse(v, [0])` or `v[:1]` would
+    # return nothing.
     def run(x, y):
         with optimized_once():
             return step({"x": x, "y": y}).sums
@@ -62,7 +63,10 @@ def distance(first, second):
 
 
 def largest_change(model):
-    """Returns how far a removed or NaN record moves the clipped sum, in clip norms."""
+    """Returns the largest change of the clipped sum due to one record, in clip norms.
+
+    The record is either removed or replaced by NaN.
+    """
     x, y = examples()
     x[-1] *= 30
     step = clipping_of(model)

@@ -1,4 +1,4 @@
-"""An example with more positions than a layer declares is not clipped in parts."""
+"""Tests that an example larger than a layer's declared shape is not split."""
 
 import clipping_reference as reference
 import keras
@@ -49,7 +49,7 @@ CLAIMED = {
 @pytest.mark.slow_cases("*-1", "some_positions-*")
 @pytest.mark.invariant(17)
 def test_positions_of_an_example_are_no_examples(name, microbatch_size):
-    """An input with twice the declared positions is refused, not clipped in halves."""
+    """Asserts that an input with twice the declared positions is refused, not split."""
     (*size, width), make = CLAIMED[name]
     keras.utils.set_random_seed(0)
     inputs = keras.Input((*[None] * len(size), width))
@@ -75,8 +75,8 @@ def test_positions_of_an_example_are_no_examples(name, microbatch_size):
         with pytest.raises(tf.errors.InvalidArgumentError):
             total(*other)
     if rest:
-        # An image with as many pixels in another shape may be accepted, but then it is
-        # clipped as one example.
+        # The model may accept an image with equally many pixels in another shape, but
+        # must clip it as one example.
         try:
             turned = total(1, height // 2, 2 * rest[0])
         except tf.errors.InvalidArgumentError:

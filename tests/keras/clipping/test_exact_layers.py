@@ -1,4 +1,4 @@
-"""Clipped sums of all kinds of layers, compared with gradients of single examples."""
+"""Compares clipped sums of all kinds of layers with gradients of single examples."""
 
 import os
 
@@ -151,8 +151,8 @@ def test_as_many_examples_as_positions():
     reference.assert_exact(model, x, y)
 
 
-# The shapes decide by which method kernel gradients are computed. Each method has a
-# case.
+# The shapes of a convolution decide how its kernel gradients are computed. The cases
+# cover every method.
 CONVOLUTIONS = {
     "points": lambda: L.Conv2D(7, 1),
     "points_strided": lambda: L.Conv2D(7, 1, strides=2),
@@ -182,7 +182,11 @@ def test_convolution_of_several_channels(name):
 
 @pytest.mark.slow
 def test_convolutions_where_groups_have_no_gradients():
-    """The cases above pass without oneDNN, which TensorFlow uses on some processors."""
+    """Asserts that the convolution tests above also pass with oneDNN turned off.
+
+    TensorFlow uses oneDNN on some processors only. Without it, gradients of grouped
+    convolutions may not be available on the CPU, so other methods replace them.
+    """
     tests = [__file__, "-k", "convolution_of_several_channels"]
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}
     options = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -1,4 +1,4 @@
-"""Per-example gradients of models with several layers, inputs or losses are exact."""
+"""Tests exact gradients of models with several layers, inputs or losses."""
 
 import clipping_reference as reference
 import keras
@@ -147,7 +147,7 @@ RECURRENT = {
 
 
 def give_masks(cell):
-    """Makes a cell's dropout masks a function of the example instead of random."""
+    """Replaces a cell's random dropout masks by a function of the example."""
 
     def masks(step_input, rate):
         gates = getattr(cell, "dropout_mask_count", None)
@@ -178,7 +178,8 @@ def test_recurrent_layers(group):
     before = np.asarray(model(x, training=True))
     result = reference.assert_exact(model, x, labels())
     assert reference.layers_alone(model, x) == ()
-    # The outputs are those of an ordinary call, which the step has not changed.
+    # The outputs equal those of an ordinary call, and the step does not affect later
+    # calls.
     np.testing.assert_allclose(result.outputs, before, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(model(x, training=True)), before)
 
@@ -295,7 +296,8 @@ def freeze(layer):
     layer.trainable = False
 
 
-# A layer, a change of the layer, and the number of trainable weights after the change.
+# Each case: a function that makes a layer, a function that changes it, and the number
+# of trainable weights after the change.
 CHANGED = {
     "adapter": (lambda: L.Dense(6), adapt, 5),
     "adapter of a convolution": (lambda: L.Conv1D(3, 2), adapt, 5),

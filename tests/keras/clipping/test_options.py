@@ -1,4 +1,4 @@
-"""Clipping options on several kinds of models, compared with brute force."""
+"""Compares all clipping options on several kinds of models with brute force."""
 
 import types
 
@@ -50,13 +50,13 @@ def texts():
 
 
 def many_channels():
-    # For the 64 terms of one row, inner products are cheaper. For the 192 terms of a
-    # privacy unit (three rows), forming the gradient is cheaper.
+    # One row has 64 terms, for which inner products are cheaper. A privacy unit of
+    # three rows has 192 terms, for which forming the gradient is cheaper.
     stack = [L.Conv2D(80, 3, padding="same"), L.GlobalAveragePooling2D()]
     return classifier(*stack, inputs=(8, 8, 64)), normal(BATCH, ROWS, 8, 8, 64)
 
 
-# Which rows are present in each privacy unit. One unit has no rows.
+# Marks the rows that are present in each privacy unit. One unit has no rows.
 PRESENT = np.array(
     [[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 1]], bool
 )
@@ -230,13 +230,13 @@ def float16():
     half, full = models
     assert half.layers[0].compute_dtype == "float16"
     half.set_weights(full.get_weights())
-    # Drop the optimizer, which Keras has wrapped and these tests do not need.
+    # Drop the optimizer, which Keras has wrapped, because the tests do not need it.
     half.optimizer = None
     return half, full
 
 
 def error(got, want):
-    """Returns the distance between two lists of arrays, relative to the second one."""
+    """Returns the distance between two lists of arrays, relative to the second list."""
     return norm([np.asarray(a) - b for a, b in zip(got, want)]) / norm(want)
 
 
@@ -255,7 +255,8 @@ def test_float16_gives_the_gradients_of_float32(microbatch_size):
     np.testing.assert_allclose(got.norms, want.norms, rtol=1e-2)
     assert error(got.sums, want.sums) < 1e-2
     assert all(total.dtype == tf.float32 for total in got.sums)
-    # The norms are those of the summed gradients, including float16 rounding errors.
+    # Each reported norm is that of the gradient that is summed, including its float16
+    # rounding errors.
     for index in range(5):
         one = step(
             {"x": x[index:][:1], "y": y[index:][:1], "sample_weight": weights[:1]}

@@ -1,4 +1,4 @@
-"""Models are refused if their per-example gradients would not be exact."""
+"""Tests that models are refused if their per-example gradients would not be exact."""
 
 import clipping_reference as reference
 import keras
@@ -64,7 +64,7 @@ def assert_refused(model, x, y, message):
     for run in (clipped_gradient_sums, tf.function(clipped_gradient_sums)):
         with pytest.raises(UnsupportedModelError, match=message) as caught:
             run(model, tf.constant(x), tf.constant(y), l2_norm_clip=1.0)
-    # The patched `call` of each layer has been restored.
+    # The error must not leave a patched `call` on any layer.
     assert not any("call" in vars(layer) for layer in model._flatten_layers())
     return str(caught.value)
 
@@ -213,10 +213,10 @@ def same_for_all(dense, x):
     return x + dense(keras.ops.ones((1, 4)))
 
 
-# Functions in which the call of a layer loses the batch axis. Inside a layer that has
-# weights of its own, such a call is harmless, because that layer is differentiated as a
+# Functions that call a layer on an input without a batch axis. If a layer with weights
+# of its own makes the call, this is harmless, because that layer is differentiated as a
 # whole. If the model itself makes the call, the whole model runs on one example at a
-# time, unless what the layer is given can be repeated for each example.
+# time, unless the input of the called layer can be repeated for each example.
 TOGETHER = {
     "rows of all examples": (2, rows_of_all, True),
     "the same for all": (4, same_for_all, False),

@@ -1,4 +1,4 @@
-"""Clipped sums compiled by XLA equal those computed by TensorFlow's own kernels."""
+"""Tests that clipped sums compiled by XLA equal those of TensorFlow's own kernels."""
 
 import clipping_reference as reference
 import keras
@@ -63,7 +63,7 @@ def sums_agree(first, second):
 
 @pytest.fixture
 def traced_for(monkeypatch):
-    """Returns a function that sets the kind of device for which programs are traced."""
+    """Returns a function that sets the device kind for which programs are traced."""
     return lambda kind: monkeypatch.setattr(norms, "device_kind", lambda: kind)
 
 

@@ -1,4 +1,4 @@
-"""The gradient that the package registers for an operation of XLA."""
+"""Tests the gradient that the package registers for an XLA operation."""
 
 import tensorflow as tf
 

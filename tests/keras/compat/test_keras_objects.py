@@ -1,6 +1,6 @@
-"""The private Keras attributes that the package reads still exist.
+"""Tests that the private Keras attributes that the package reads still exist.
 
-If Keras renamed one of them, the package itself would not raise an error.
+If Keras renamed such an attribute, the package itself would not raise an error.
 """
 
 import keras

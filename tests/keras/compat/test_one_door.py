@@ -1,4 +1,4 @@
-"""Only `keras/compat/` uses private names of Keras and TensorFlow."""
+"""Tests that only `keras/compat/` uses private names of Keras and TensorFlow."""
 
 import ast
 import pathlib
@@ -29,7 +29,7 @@ NAMES = frozenset(
     _y_pred_build_structure _y_true_build_structure GLOBAL_CUSTOM_NAMES
     """.split()
 )
-# Objects whose attributes only `compat.patching` may replace.
+# Names of objects whose attributes only `compat.patching` may replace.
 PATCHED_OWNERS = ("tf", "keras", "backend", "layer", "callback")
 
 
@@ -65,7 +65,7 @@ def used(path):
 
 
 def others(folder):
-    """Returns the files of a folder by relative path, except those of `compat`."""
+    """Maps relative paths to the files of a folder, except those of `keras/compat/`."""
     actual = [path for path in folder.rglob("*.py") if DOOR not in path.parents]
     return {path.relative_to(PACKAGE).as_posix(): path for path in actual}
 

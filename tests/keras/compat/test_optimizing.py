@@ -1,4 +1,4 @@
-"""`optimized_once` limits graph optimizations to one round, in its own thread only."""
+"""Tests that `optimized_once` limits optimization to one round in its thread only."""
 
 from concurrent.futures import ThreadPoolExecutor
 

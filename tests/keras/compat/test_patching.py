@@ -1,4 +1,4 @@
-"""Patches affect only their own thread, and are removed after errors."""
+"""Tests that patches affect only their own thread, and are removed after errors."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,7 +24,7 @@ def test_an_error_sets_it_back():
 
 
 def test_two_threads_have_each_its_own():
-    """Each of two threads sees only its own patch, even if the first one ends first."""
+    """Asserts that each thread sees only its own patch, even after another one ends."""
     owner = Owner()
     first = patched(owner, "value", double)
     second = patched(owner, "value", lambda original, x: 0)

@@ -1,4 +1,4 @@
-"""Frozen recurrent layers in a private step do not use cuDNN, even on a GPU."""
+"""Tests that frozen recurrent layers use no cuDNN in a private step, even on a GPU."""
 
 import importlib
 

@@ -1,4 +1,7 @@
-"""Private counts of clipped, zero and bad records extend the noisy sum of a step."""
+"""Tests private counts of clipped, zero and bad records, released with a step's sum.
+
+A bad record has, for example, a loss that is not finite.
+"""
 
 import math
 
@@ -57,7 +60,7 @@ def test_gradient_and_count_have_the_norm_that_the_noise_is_for(counts):
 
 @pytest.mark.invariant(3)
 def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation():
-    """A record that becomes bad moves each count by at most 1 in each epoch."""
+    """Asserts that a record that becomes bad moves a count by at most 1 per epoch."""
     plan = make_plan("identity", test_seed=5).reserve(counts=0.1)
 
     def sums(x):
@@ -72,8 +75,8 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation():
     x = data[0].copy()
     x[21] = np.nan
     moved = sums(x) - ordinary
-    # In each of the two epochs, the record was counted as used or clipped before, and
-    # is counted as bad now.
+    # In each of the two epochs, the record was counted as used or clipped in the first
+    # run, and is counted as bad in the second run.
     assert moved[1:] == pytest.approx([0.0, 2.0], abs=1e-2)
     assert abs(moved[0] + 1.0) == pytest.approx(1.0, abs=1e-2)
 
@@ -100,8 +103,8 @@ def test_a_resumed_run_counts_as_the_straight_one(train_from_files):
 def test_no_file_and_no_attribute_has_a_raw_count(tmp_path, figure):
     import h5py
 
-    # The test seed fixes the noise: with a random key, one of the many numbers could
-    # equal a raw count by chance.
+    # The test seed fixes the noise. With a random key, one of the many numbers searched
+    # could equal a raw count by chance.
     plan = make_plan("identity").reserve(counts=0.1)
     x = data[0].copy()
     x[:7] = np.nan
@@ -156,13 +159,13 @@ def test_what_is_said_at_the_end():
     bad = PrivateCounts(0.3, 0.01, 0.88, 0.01, 40).sentence()
     assert bad.startswith("About 89% of the examples (noise 1.4%) contributed nothing")
     assert "88% had a loss" in bad and "1% had weight 0, a failed map" in bad
-    # No sentence if the share is within the noise, or if it is small.
+    # There is no sentence if the share is within the noise, or if it is small.
     assert not PrivateCounts(0.3, 0.2, 0.3, 0.2, 40).sentence()
     assert not PrivateCounts(0.3, 0.0, 0.02, 1e-4, 40).sentence()
 
 
 def test_the_noise_is_the_strategys():
-    """The whitened noise of 48 steps is normal; the false-alarm rate is 10^-9."""
+    """Tests that the whitened noise of 48 steps is normal; false-alarm rate 10^-9."""
     from scipy import stats
 
     plan = make_plan("bisr:3", test_seed=None, epochs=12).reserve(counts=0.5)

@@ -1,4 +1,4 @@
-"""A run has as many private evaluations as reserved, each with independent noise."""
+"""Tests that a run has only its reserved private evaluations, and independent noise."""
 
 from unittest import mock
 
@@ -24,7 +24,7 @@ def reserved():
 
 @pytest.fixture
 def begun(reserved):
-    """Returns a model after its first epoch."""
+    """Returns a model that was trained for one epoch."""
     model = make_private_model(reserved)
     model.fit(reserved.batches(*data), epochs=1, verbose=0)
     return model
@@ -32,7 +32,7 @@ def begun(reserved):
 
 @pytest.fixture
 def begun_at(reserved):
-    """Returns a function that restores a run from its files, as in a new process."""
+    """Returns a function that restores a run from its files, like a new process."""
 
     def make(path=None, checkpoint=None):
         admission.forget()
@@ -109,7 +109,8 @@ def test_what_is_refused(begun_at, begun, tmp_path):
         tf.function(lambda: begun.evaluate_privately(*data))()
     begun.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    # A saved model has no noise key; with new keys, evaluations would be unlimited.
+    # A saved model has no noise key. If it drew a new key, evaluations would be
+    # unlimited.
     with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
         loaded.evaluate_privately(*data)
     begun.layers[0].bias.assign(begun.layers[0].bias + 1.0)
@@ -133,7 +134,7 @@ def test_users_must_be_named():
 
 
 def release(plan, sums, about, *steps, secret=b"k" * 32):
-    """Returns the noisy sums that a run releases, one for each of these steps."""
+    """Returns the noisy sums that a run releases at each of the given steps."""
     run = mock.MagicMock(plan=plan, key=NoiseKey(secret))
     run.notes, run.num_evaluations = {"evaluations": set()}, {}
     run.weights_digest.return_value = 7
@@ -141,7 +142,7 @@ def release(plan, sums, about, *steps, secret=b"k" * 32):
 
 
 def test_the_law_of_the_noise():
-    """4000 draws with 40 keys have a normal distribution; false-alarm rate 10^-6."""
+    """Tests that 4000 draws with 40 keys are normal; false-alarm rate 10^-6."""
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=4)
     sigma = plan.measurements.noise_multiplier
     sums = np.linspace(-5.0, 5.0, 25)
@@ -173,7 +174,7 @@ def test_noise_is_bound_to_what_it_is_added_to():
 
 
 def evaluated(model, data, are_right):
-    """Returns the private accuracy for targets that make `are_right` correct."""
+    """Returns the private accuracy for targets that match the `are_right` examples."""
     classes = model.predict(data[0], verbose=0).argmax(1)
     return model.evaluate_privately(data[0], (classes + ~are_right) % 3)["accuracy"]
 
@@ -194,7 +195,8 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(
     model = begun_at(path)
     model.fit(reserved.batches(*data), epochs=1, verbose=0)
     model.save_weights(checkpoint)
-    # 6, 8 or 16 of 22 predictions are right: an accuracy near 0 or 1 would be clipped.
+    # 6, 8 or 16 of 22 predictions are right, because the noisy accuracy would be
+    # clipped near 0 or 1.
     some = np.arange(22) % 4 == 0
     first = evaluated(model, data, ~some)
     # Repeating an evaluation returns the same value. This reveals nothing new, so it is
@@ -202,8 +204,8 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(
     again = begun_at(path, checkpoint)
     assert evaluated(again, data, ~some) == first
     assert evaluations_left(again.optimizer.run) == 2
-    # After a restore, an evaluation with another sum draws independent noise, and is
-    # counted.
+    # After a restore, an evaluation with another sum draws independent noise, and
+    # counts as a new evaluation.
     third = np.arange(22) % 3 == 0
     others = [evaluated(begun_at(path, checkpoint), data, s) for s in (some, third)]
     assert len({first, *others}) == 3

@@ -1,4 +1,4 @@
-"""Private metrics bound the contribution of each record, whatever its values."""
+"""Tests that private metrics bound the contribution of each record, even if invalid."""
 
 import keras
 import numpy as np
@@ -84,7 +84,10 @@ ALL = [PrivateAccuracy(), PrivateLoss(1.4), PrivateAUC(bins=4)]
     ids=["plain", "layer", "mixing", "overridden", "own", "function"],
 )
 def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
-    """Each record adds a vector of norm 1 at most, which no other record affects."""
+    """Asserts that each record adds a vector of norm at most 1.
+
+    No other record of the batch affects this vector.
+    """
     x, y = (part[:12] for part in records)
     x, y = x.copy(), y.copy()
     x[0], x[1], y[2] = np.nan, 3e38, 7
@@ -92,7 +95,8 @@ def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
     whole, count, _ = sums_of(model, x, y, metrics)
     assert count == 12 and np.all(np.isfinite(whole))
     for record in (0, 2):
-        # The record's contribution, which the sums would lack without the record.
+        # `alone` is the record's contribution, which the sums would lack without the
+        # record.
         alone = sums_of(model, x[[record]], y[[record]], metrics)[0]
         assert np.linalg.norm(alone) <= 1.0
         other_x, other_y = x.copy(), y.copy()
@@ -145,7 +149,7 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
     assert values["accuracy"] == pytest.approx(accuracy, abs=1e-6)
     assert values["loss"] == pytest.approx(loss, rel=1e-5)
     assert values["auc"] == pytest.approx(np.mean(pairs > 0), abs=0.02)
-    # A model with three classes, whose targets are integers or one-hot vectors.
+    # This model has three classes, and its targets are integers or one-hot vectors.
     classes = compiled(last=3, loss="categorical_crossentropy")
     predicted = classes.predict(x, verbose=0).argmax(1)
     one_hot = np.eye(3, dtype=np.float32)[y]
@@ -157,7 +161,10 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
 
 @pytest.mark.parametrize("metric", [PrivateAccuracy(), PrivateLoss(2.0), PrivateAUC(8)])
 def test_the_stated_noise_is_that_of_the_metric(metric):
-    """The stated noise is within 10 % (six sigma) of the deviation of 2000 draws."""
+    """Asserts that the stated noise is within 10% of the deviation of 2000 draws.
+
+    The tolerance of 10% is six standard errors.
+    """
     rng = np.random.default_rng(1)
     sums = 0.4 * np.ones(1) * 1e4 if metric.size == 1 else 600 + 50.0 * np.arange(16)
     noise = 40.0

@@ -1,4 +1,4 @@
-"""Layers that run on single examples: all are reported; some are refused.
+"""Tests layers that run on single examples: all are reported, and some are refused.
 
 A layer is refused if its result for a single example differs from that in a batch.
 """

@@ -1,4 +1,4 @@
-"""A bad record moves a sum by at most the clip norm, and never stops a run."""
+"""Tests that bad records move a sum by at most the clip norm and never stop a run."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ BATCH, BAD = 8, 5
 
 
 def trained(stack, x, y, weights=None, steps=1, rate=1.0, **changes):
-    """Returns a model after a few steps, each on all records, with fixed noise."""
+    """Returns a model trained for a few steps on all records, with fixed noise."""
     sizes = BATCH, BATCH, steps
     plan = small_plan(f"bsr:{steps}", *sizes, epsilon=1.0, test_seed=1)
     inner = keras.optimizers.SGD(rate)
@@ -53,7 +53,8 @@ def test_training_goes_on_after_a_label_that_is_no_class():
     entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
     y[[2, 4, 5]] = 3, -1, 2**31 - 1
     moved = trained(classifier(), x, y, metrics=["accuracy", entropy])
-    # Records with NaN inputs contribute zero as well, so the weights must be equal.
+    # Records with NaN inputs also contribute zero, so training on them instead must
+    # give the same weights.
     x[[2, 4, 5]], y[[2, 4, 5]] = np.nan, 0
     assert_same(moved, trained(classifier(), x, y), atol=1e-6)
 
@@ -209,8 +210,8 @@ def test_a_record_that_raises_adds_zero(name):
     without = trained_with(RAISING[name], x, y, weights)
     x[BAD] = 10.0
     moved = trained_with(RAISING[name], x, y, np.ones(BATCH, "f4"))
-    # Noisy sums are rounded to a grid, so sums that differ in the last bits can differ
-    # by one grid step.
+    # Noisy sums are rounded to a grid, so sums that differ only by rounding errors can
+    # end up one grid step apart.
     assert_same(moved, without, atol=1e-4)
 
 

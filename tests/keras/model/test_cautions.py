@@ -1,4 +1,4 @@
-"""Warnings and refusals before the first step, such as for a run that cannot learn."""
+"""Tests warnings and refusals before the first step, as for runs that cannot learn."""
 
 import re
 import warnings
@@ -19,7 +19,7 @@ MOMENTUM = "sgd:momentum=0.9"
 
 
 class Begun(Exception):
-    """Raised before the first step, so that nothing is trained."""
+    """An exception that stops `fit` before the first step, so nothing is trained."""
 
 
 class Stops(keras.callbacks.Callback):
@@ -42,7 +42,7 @@ def said(
     ranges=None,
     **changes,
 ):
-    """Returns the plan, and all warnings that `fit` gives before the first step."""
+    """Returns the plan, and all warnings that `fit` raises before the first step."""
     plan = make_plan(**{"mechanism": "identity", **changes})
     last = layers.Dense(3) if last is None else last()
     model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
@@ -147,7 +147,10 @@ def test_a_backup_that_no_run_can_resume_from(tmp_path):
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_weights_that_the_loss_does_not_depend_on(trains):
-    """Trainable weights that no loss depends on are refused: noise would move them."""
+    """Asserts that trainable weights that no loss depends on are refused.
+
+    Only the noise would move such weights.
+    """
     (x, y), plan = data, make_plan()
     inputs = keras.Input((5,))
     spare = layers.Dense(2, name="spare", trainable=trains)(inputs)

@@ -1,4 +1,4 @@
-"""Conversion of all kinds of models with `make_private` and `to_plain`."""
+"""Tests conversion of all kinds of models with `make_private` and `to_plain`."""
 
 import keras
 import numpy as np

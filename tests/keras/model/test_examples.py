@@ -1,4 +1,4 @@
-"""Tiny runs of two example programs: a recommender, and language model adapters."""
+"""Runs two example programs on tiny data: a recommender and language model adapters."""
 
 import re
 

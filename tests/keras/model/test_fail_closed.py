@@ -1,4 +1,4 @@
-"""Misuse that would break privacy is refused, with a message that names the fix."""
+"""Tests that misuse is refused if it breaks privacy, by errors that name the fix."""
 
 import keras
 import numpy as np
@@ -281,7 +281,8 @@ def test_passes_that_the_separation_does_not_permit(batches, changes, message):
     if message is None:
         model.fit(stream, verbose=0, **changes)
         assert model.optimizer.steps_taken == 6
-        # A pass of another call of `fit` is noticed when its first batch returns.
+        # The second call of `fit` repeats the data too early, which is detected when
+        # its first batch returns.
         with pytest.warns(UserWarning, match="more often, than MinSep.*3.*2"):
             model.fit(stream, verbose=0)
         assert "A batch returned sooner" in str(model.privacy_statement())

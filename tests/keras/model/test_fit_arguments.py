@@ -1,4 +1,4 @@
-"""`fit` and `plan.batches` with the arguments that Keras users would try."""
+"""Tests `fit` and `plan.batches` with arguments that Keras users would try."""
 
 import keras
 import numpy as np

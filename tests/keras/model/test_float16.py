@@ -1,4 +1,4 @@
-"""Training in mixed_float16 with the static loss scale of `PrivateOptimizer`."""
+"""Tests training in mixed_float16 with `PrivateOptimizer`'s static loss scale."""
 
 import keras
 import numpy as np
@@ -17,10 +17,11 @@ import tf_bandmf.keras
 
 
 def make_half(plan, scale=1024, optimizer=None):
-    """Returns a private model in mixed_float16."""
+    """Returns a private model in mixed_float16 with a static loss scale."""
     with dtype_policy("mixed_float16"):
         model = make_plain_model()
-    # Compile the model first, as a KerasHub task does; Keras wraps its optimizer.
+    # Compile the model before it becomes private, as a KerasHub task does. Keras wraps
+    # the optimizer of this compilation for loss scaling.
     model.compile("sgd", "mse")
     tf_bandmf.keras.make_private(model)
     optimizer = optimizer or tf_bandmf.keras.PrivateOptimizer(

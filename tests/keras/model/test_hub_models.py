@@ -1,4 +1,4 @@
-"""KerasHub tasks: private training, and conversion back to a plain task."""
+"""Tests private training of KerasHub tasks, and their conversion to plain tasks."""
 
 import hub_models
 import keras

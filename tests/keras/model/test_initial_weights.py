@@ -1,4 +1,4 @@
-"""A run starts from weights trained without privacy only if the caller allows it."""
+"""Tests that only the caller can allow initial weights trained without privacy."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""The metrics of training on batches padded to a constant size."""
+"""Tests that padding of batches to a constant size does not change metrics."""
 
 import keras
 import numpy as np
@@ -10,12 +10,13 @@ from small_models import plan_and_model
     "users", [None, np.arange(22) // 3], ids=["examples", "several rows each"]
 )
 def test_padding_counts_in_no_metric(users):
-    """The metrics of an epoch with padded batches equal those of `evaluate`."""
+    """Asserts that metrics of an epoch of padded batches equal those of `evaluate`."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(22, 4)).astype(np.float32)
     y = (x[:, :1] + 0.3 > 0).astype(np.float32)
     units = {} if users is None else {"users": users, "rows_per_user": 3}
-    # 22 examples in 4 batches, or 8 users in 3: some batches need padding.
+    # There are 22 examples in 4 batches, or 8 users in 3 batches, so some batches need
+    # padding.
     sizes = {} if users is None else {"num_examples": 8, "batch_size": 3}
     if users is not None:
         sizes["unit"] = "one user"

@@ -1,4 +1,4 @@
-"""`fit_privately` combines advice, plan, `fit` and release in one call."""
+"""Tests `fit_privately`, which combines advice, plan, `fit` and release in one call."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ NUM_EXAMPLES = 1000
 
 @pytest.fixture(autouse=True)
 def few_mechanisms(monkeypatch):
-    """Reduces the mechanisms that "auto" compares, to save time."""
+    """Reduces the number of mechanisms that "auto" compares, to save time."""
     monkeypatch.setattr(registry, "auto_names", lambda *_: ("identity", "bisr"))
 
 
@@ -75,7 +75,7 @@ def test_what_is_given_is_used(line):
     assert set(fitted.model.evaluate(x, y, verbose=0, return_dict=True)) == {
         *("loss", "mse")
     }
-    # A statement covers later runs on the same data, too.
+    # A statement also covers later runs on the same data, so both epsilons are equal.
     again = {"plan": PLAN, "loss": "mse", "verbose": 0, "additional_run": True}
     later = fit_privately(linear(), x, y, **again)
     assert fitted.statement.epsilon == later.statement.epsilon > PLAN.epsilon

@@ -1,4 +1,4 @@
-"""`fit` works with every registered participation that has a schedule."""
+"""Tests that `fit` works with every registered participation that has a schedule."""
 
 import keras
 import numpy as np

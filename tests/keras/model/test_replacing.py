@@ -1,4 +1,4 @@
-"""`replace_batch_norm` replaces batch normalization and no other layer."""
+"""Tests that `replace_batch_norm` replaces batch normalization and no other layer."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Saved, loaded and copied models: no secrets, and no training without privacy."""
+"""Tests that saved or copied models hold no secrets and never train without privacy."""
 
 import copy
 import pickle
@@ -67,7 +67,7 @@ RELOADS = [
 
 
 def ways_to_train(model, plan, data):
-    """Returns functions that train on the plan's batches or on plain data, by name."""
+    """Returns named functions that train on the plan's batches or on plain data."""
     x, y = data
     first = next(iter(plan.batches(x, y)))
     stream = tf.data.Dataset.from_tensor_slices(data).batch(6)
@@ -81,7 +81,10 @@ def ways_to_train(model, plan, data):
 
 
 def assert_trains_with_privacy_or_not_at_all(model, plan, data):
-    """Tries all ways to train, asserts privacy, and returns the ways that trained."""
+    """Asserts that each way to train is private or refused; returns private ones.
+
+    Each way is a key of `ways_to_train`.
+    """
     trained = []
     for name, train in ways_to_train(model, plan, data).items():
         before = [weight.copy() for weight in model.get_weights()]
@@ -103,7 +106,7 @@ def assert_trains_with_privacy_or_not_at_all(model, plan, data):
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sequential", "functional"])
 def halfway(request):
-    """Returns a model after its first epoch; no test changes it."""
+    """Returns a model that was trained for one epoch; tests must not change it."""
     admission.forget()
     plan = make_plan("lambda_cgd", test_seed=None)
     model = make_private_model(plan, functional=request.param)
@@ -144,7 +147,7 @@ def test_uncompiled_and_with_a_new_private_optimizer(halfway, tmp_path):
     new = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
     compile_model(again, new)
     trained = assert_trains_with_privacy_or_not_at_all(again, plan, data)
-    # The announced run is a separate one, with its own key and budget.
+    # The second run is announced, so it may train, with its own key and budget.
     assert trained == ["schedule"]
     keys = [m.optimizer.run.secrets.key.secret_bytes() for m in (model, again)]
     assert keys[0] != keys[1]

@@ -1,4 +1,4 @@
-"""A model is split into a preprocessing part without weights and a private part."""
+"""Tests how a model is split into preprocessing without weights and a private model."""
 
 import keras
 import numpy as np

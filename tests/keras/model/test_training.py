@@ -1,4 +1,4 @@
-"""Private training with Keras features, compared with a plain reimplementation."""
+"""Tests private training with Keras features against a plain reimplementation."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.strategies import FAMILIES
 
-# The first example of each registered mechanism family.
+# One mechanism of each registered mechanism family.
 MECHANISMS = [family.examples[0] for family in FAMILIES.values()]
 
 
@@ -64,7 +64,7 @@ def test_noise_on_the_clipped_sum_then_a_public_constant(mechanism):
     assert_same(private, expected, atol=2e-4)
 
 
-# For batches of 5 or 6 examples: microbatch sizes that divide the batch size, do not
+# Batches have 5 or 6 examples. The microbatch sizes divide the batch size, do not
 # divide it, or exceed it.
 @pytest.mark.parametrize(
     ("microbatch_size", "changes"),
@@ -88,8 +88,8 @@ def test_every_way_to_execute_gives_the_same_weights(microbatch_size, changes):
     model.fit(plan.batches(*data), verbose=0)
     # Noise is drawn once per step, however many microbatches the step has.
     assert model.optimizer.steps_taken == plan.num_steps
-    # Noisy sums are rounded to a grid, so sums that differ in the last bits can differ
-    # by one grid step.
+    # Noisy sums are rounded to a grid, so sums that differ only by rounding errors can
+    # end up one grid step apart.
     assert_same(model, usual, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Attempts to bypass the private step with loops, threads or changed state all fail."""
+"""Tests that attempts to bypass the private step by loops, threads or state fail."""
 
 import threading
 
@@ -37,7 +37,7 @@ MOMENTS = {
 @pytest.mark.parametrize("kind", MOMENTS)
 @pytest.mark.invariant(19)
 def test_state_of_the_optimizer_that_something_else_changed(kind):
-    # All batches have the same size, so the step is traced once.
+    # If all batches have the same size, the step is traced only once, which saves time.
     plan, model = plan_and_model(batch_size=11, inner=MOMENTS[kind]())
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])

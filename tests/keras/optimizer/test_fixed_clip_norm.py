@@ -1,4 +1,4 @@
-"""The clip norm is fixed for a whole run, because all noise is scaled to it."""
+"""Tests that the clip norm is fixed for a whole run, as all noise is scaled to it."""
 
 import dataclasses
 

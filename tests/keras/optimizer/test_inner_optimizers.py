@@ -1,4 +1,4 @@
-"""An inner optimizer of any Keras class only post-processes noisy gradients."""
+"""Tests that inner optimizers of any Keras class only post-process noisy gradients."""
 
 import keras
 import pytest

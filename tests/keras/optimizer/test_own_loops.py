@@ -1,4 +1,4 @@
-"""Custom training loops around `private_gradients` are as private as `fit`."""
+"""Tests that custom loops around `private_gradients` are as private as `fit`."""
 
 import json
 
@@ -15,7 +15,7 @@ import tf_bandmf.keras
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e3])
 def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(scale):
-    """Noisy gradients lie on a grid, so their last bits do not rule out any sum."""
+    """Asserts that noisy gradients lie on a grid, so last bits rule out no sum."""
     plan = make_plan("bsr:2")
     model = make_private_model(plan)
     batch = next(iter(plan.batches(scale * data[0], data[1])))
@@ -106,7 +106,10 @@ def test_weights_that_changed_between_gradient_and_update_are_noticed():
 
 @pytest.mark.invariant(8)
 def test_a_step_of_the_inner_optimizer_is_noticed():
-    """An extra step of the inner optimizer is refused, even with gradients of zero."""
+    """Asserts that extra steps of the inner optimizer are refused, even with zeros.
+
+    Gradients of zero leave the weights as they are, but advance the optimizer's step.
+    """
     plan, model = plan_and_model(batch_size=11)
     first, second, *_ = plan.batches(*data)
     noisy = model.private_gradients(first)

@@ -1,4 +1,4 @@
-"""Scale-then-privatize: gradients are scaled before, and unscaled after, the noise."""
+"""Tests that gradients can be scaled before the noise, and unscaled after it."""
 
 import keras
 import numpy as np
@@ -110,7 +110,8 @@ def test_scales_of_a_metric_are_refused():
     ],
 )
 def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(mechanism, changes):
-    # All batches have the same size, so each model is traced once.
+    # If all batches have the same size, each model is traced only once, which saves
+    # time.
     plan = make_plan(mechanism, epochs=1, batch_size=11)
     # Clipping in groups needs more than one layer.
     options = {"hidden": "groups" in changes, **changes}
@@ -120,7 +121,7 @@ def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(mechanism, ch
 
 
 def assert_steps_scale(scaled, plain, schedule):
-    """Asserts that a step is the scaled sum plus usual noise, divided by the scales."""
+    """Asserts that a private step equals (scaled sum + noise) / scales."""
     plan = scaled.optimizer.plan
     batches = list(schedule.dataset(0))
     for model in (scaled, plain):

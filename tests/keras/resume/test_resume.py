@@ -1,4 +1,4 @@
-"""A resumed run equals an uninterrupted run, or it is refused."""
+"""Tests that a resumed run equals an uninterrupted run, or is refused."""
 
 import os
 import shutil
@@ -180,7 +180,8 @@ def test_anything_else_than_the_run_is_refused(change, halfway, monkeypatch):
 @pytest.mark.invariant(8, 10, 11)
 def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(lost, tmp_path, figure):
     def make_model(factor):
-        def graded(y, logits):  # No config contains the factor.
+        # No config contains the factor, so no config shows the edit.
+        def graded(y, logits):
             actual = keras.losses.sparse_categorical_crossentropy(y, logits, True)
             return factor * actual
 
@@ -320,7 +321,7 @@ def test_streams_whose_separation_is_asserted_are_not_resumed(tmp_path):
 def test_a_resumed_run_is_named_by_its_statement_and_has_no_more_steps(halfway):
     plan, weights, path = halfway
     ends = []
-    # The final weights of the resumed run, for both ways to resume it.
+    # The loop resumes the run in two ways, and `ends` collects the final weights.
     for at_once in (True, False):
         model, batches = (
             built(make_private_model(plan), weights),

@@ -1,4 +1,4 @@
-"""A private step accepts only the tensors that the schedule drew for this step."""
+"""Tests that a private step accepts only the tensors that the schedule drew for it."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ EDITS = {
 @pytest.mark.slow_cases("changes1")
 @pytest.mark.invariant(20)
 def test_an_edited_batch_is_refused_before_anything_is_computed(changes):
-    # All batches have the same size, so the step is traced once.
+    # If all batches have the same size, the step is traced only once, which saves time.
     plan, model = plan_and_model(batch_size=11, **changes)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])

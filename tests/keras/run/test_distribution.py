@@ -1,4 +1,7 @@
-"""Runs on several replicas equal runs on one replica; noise is drawn once per step."""
+"""Tests that runs on several replicas equal runs on one replica.
+
+In each step, noise is drawn once, not once per replica.
+"""
 
 import contextlib
 import os
@@ -76,7 +79,7 @@ def test_replicas_whose_part_of_a_batch_is_empty_train_like_one(strategy):
 
 
 class Keeping(keras.layers.Layer):
-    """Stores its input, which on replicas is a tensor of the step's graph."""
+    """A layer that stores its input: on replicas, a tensor of the step's graph."""
 
     def call(self, x):
         self.seen = x
@@ -84,7 +87,7 @@ class Keeping(keras.layers.Layer):
 
 
 def constrained():
-    """Builds a layer that stores its inputs, and one whose constraint reads them."""
+    """Returns a layer that stores its inputs, and one whose constraint reads them."""
     keeping = Keeping()
 
     def constraint(weights):
@@ -247,7 +250,8 @@ def test_workers_train_like_one(count, tmp_path, monkeypatch):
         assert set(worker) == set(alone)
         for name in alone:
             np.testing.assert_array_equal(worker[name], each[0][name])
-            if name != "key":  # Weights can differ by one grid step.
+            # Noisy sums are rounded to a grid, so weights can differ by one grid step.
+            if name != "key":
                 np.testing.assert_allclose(worker[name], alone[name], atol=1e-5)
-    # All workers use the same noise key, which the first worker has drawn.
+    # All workers use the noise key that the first worker has drawn.
     assert each[0]["key"].any()

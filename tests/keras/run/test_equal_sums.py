@@ -1,4 +1,4 @@
-"""Two histories that reach the same sum in different ways share no noise."""
+"""Tests that two histories that reach the same sum differently share no noise."""
 
 import functools
 
@@ -69,7 +69,7 @@ STEP = 3.0 / BATCH * np.sqrt(1.25)
 
 @pytest.fixture(scope="module")
 def unchanged():
-    """Returns a cached function that computes the releases without any change."""
+    """Returns a function that computes and caches the releases of the unchanged run."""
     return functools.cache(lambda binding: releases_of_history())
 
 
@@ -118,7 +118,7 @@ def test_histories_that_meet_again_share_no_noise(unchanged, figure, monkeypatch
     # The noise of successive steps is correlated, because C's second coefficient is
     # 1/2.
     assert -0.6 < actual < -0.2
-    # From the first different step on, the noise of the two copies is independent.
+    # From the first step with different sums on, the two copies draw independent noise.
     assert min(difference.std(axis=1)) > STEP
     monkeypatch.setattr(noising, "_point", lambda digest, step, stored: digest)
     without = unchanged("no chain") - releases_of_history(factors=(1.0, 0.0, 0.0))
@@ -201,10 +201,10 @@ def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
             patch.setattr(LazyTables, "_rate", lambda self: tf.zeros([], tf.float64))
             return digest(self, sums, step)
 
-    # Control: noise that depends only on the sums.
+    # Control: if noise depends only on the sums, the equations give the exact rows.
     monkeypatch.setattr(LazyTables, "digest", of_sums_alone)
-    # The exact rows: a gradient with six equal entries is clipped to norm 1, and the
-    # learning rate is 0.5.
+    # These are the rows without noise: a gradient with six equal entries is clipped to
+    # norm 1, and the learning rate is 0.5.
     exact = 1.0 - 0.5 / BATCH / np.sqrt(6.0)
     np.testing.assert_allclose(solved(), exact, atol=1e-4)
     error = (actual - exact).std() / noise_of(0.5)
@@ -214,7 +214,10 @@ def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
 
 @pytest.mark.invariant(8, 9)
 def test_runs_that_share_a_program_have_their_own_noise():
-    """Two runs take turns with one compiled program, and release what each does alone."""
+    """Asserts that two runs that share a compiled program still draw their own noise.
+
+    The runs take turns with the program. Each releases what it releases on its own.
+    """
     sampling = tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 2)
     budget = {"noise_multiplier": 1.0, "delta": 1e-5, "num_examples": EXAMPLES}
     plan = tf_bandmf.plan("bsr:3", sampling=sampling, **budget)

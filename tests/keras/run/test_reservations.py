@@ -1,4 +1,4 @@
-"""A run with a ledger must reserve its budget before its first step."""
+"""Tests that a run with a ledger must reserve its budget before its first step."""
 
 import keras
 import pytest

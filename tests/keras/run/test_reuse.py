@@ -1,4 +1,4 @@
-"""Runs restored from old files never add the same noise to different sums."""
+"""Tests that runs restored from old files never add equal noise to different sums."""
 
 import shutil
 
@@ -63,7 +63,7 @@ def begun(mechanism, folder):
 
 
 def step_from_a_copy(plan, folder, world, sign):
-    """Resumes a run from copied files, and returns how step 2 changes the weights."""
+    """Resumes a run from copied files, and returns how step 2 changes its weights."""
     shutil.copy(folder / "run.private", folder / f"{world}.private")
     model = make_model(plan, folder / "1.weights.h5")
     batches = model.begin_run(plan.batches(*data()), folder / f"{world}.private")

@@ -1,4 +1,4 @@
-"""The secret sample of a run depends only on the run's key."""
+"""Tests that the secret sample of a run depends only on the run's key."""
 
 import itertools
 
@@ -29,7 +29,7 @@ def make_model(plan, **changes):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Replaces `fit` by a function that records its batches and does not train."""
+    """Returns a list in which a replaced `fit` only records the targets of its batches."""
     steps = []
 
     def fit(model, x, **settings):
@@ -75,8 +75,8 @@ def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(tmp_path):
     for batch in second.begin_run(plan.batches(*data)):
         second.train_on_batch(batch)
     assert second.optimizer.steps_taken == plan.num_steps
-    # The private file would store only the run's key, but this sample does not depend
-    # on the key.
+    # The private file would store only the run's key. This sample does not depend on
+    # the key, so it could not be restored.
     with pytest.raises(ValueError, match="Begin a custom loop with"):
         first.begin_run(batches, tmp_path / "run.private")
 
@@ -107,8 +107,8 @@ def test_samples_of_two_runs_are_independent_as_their_joint_guarantee_assumes():
         pairs.append(np.zeros([plan.num_steps, 400], bool))
         for step, indices in drawn.indices():
             pairs[-1][step, indices] = True
-    # An example in the first run's sample is also in the second run's sample with
-    # probability q, not 1. The false-alarm rate is 1e-6.
+    # If the samples are independent, an example of the first run's sample is in the
+    # second run's sample with probability q. The false-alarm rate is 1e-6.
     both, one = int((pairs[0] & pairs[1]).sum()), int(pairs[0].sum())
     share = scipy.stats.binomtest(both, one, q).proportion_ci(1 - 1e-6)
     assert share.low < q < share.high

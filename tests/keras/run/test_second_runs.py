@@ -1,4 +1,7 @@
-"""Second runs, with a new noise key on the same model or data, must be announced."""
+"""Tests that a second run on the same model or data must be announced.
+
+A second run has a new noise key.
+"""
 
 import copy
 
@@ -30,7 +33,8 @@ def test_a_second_run_on_the_same_data_is_refused():
     second = make_private_model(plan)
     order = np.random.default_rng(1).permutation(len(x))
     half = make_plan("identity", num_examples=len(x) // 2, **SECRET)
-    # The same data, also in another order, or with other targets and weights.
+    # The same data are recognized in the same order, in another order, and with other
+    # targets and weights.
     for batches in (
         plan.batches(x, y),
         plan.batches(x[order], y[order]),
@@ -82,13 +86,13 @@ def test_a_new_key_for_the_same_model():
     plan = make_min_sep_plan(**SECRET)
     x, y = data[0][:4], data[1][:4]
     model = make_private_model(plan)
-    # A key that was never used is not a run.
+    # An optimizer whose key was never used does not count as a run.
     unused = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
     unused.build(model.trainable_variables)
     model.train_on_batch(x, y)
     first = model.optimizer
     compile_model(model, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
-    # The data of batches that the caller makes are unknown, but weights are recognized.
+    # The examples in the caller's own batches are not recognized, but the weights are.
     with refused(model, RuntimeError, "second run"):
         model.train_on_batch(x, y)
     compile_model(model, first)
@@ -105,7 +109,7 @@ def test_a_run_that_is_resumed_is_the_same_run(tmp_path):
     resumed = built(make_private_model(plan), weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
-    # After another run in this process, the resumed run counts as a second run.
+    # Another run on the same data in this process makes the resumed run a second run.
     admission.forget()
     other = make_private_model(plan)
     other.fit(plan.batches(*data), epochs=1, verbose=0)

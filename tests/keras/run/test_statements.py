@@ -1,4 +1,4 @@
-"""Privacy statements of runs: their data, their weights, and related runs."""
+"""Tests what privacy statements say about a run's data, weights and related runs."""
 
 import math
 
@@ -58,9 +58,10 @@ def adapted(data):
 @pytest.mark.slow_cases("by class")
 @pytest.mark.parametrize("kind", ["class_weight", "by class", "each"])
 def test_it_says_that_there_are_weights(kind):
-    """The statement mentions weights of classes and of examples, if there are any.
+    """Asserts that the statement mentions class weights and example weights, if any.
 
-    Class weights derived from private labels can move a step by 2.0 clip norms.
+    This matters because class weights derived from private labels can move a step by
+    2.0 clip norms.
     """
     plan, model = plan_and_model("identity", batch_size=22, hidden=False)
     by_class = np.array([1.0, 1.0, 4.0], np.float32)
@@ -141,7 +142,7 @@ def test_runs_on_the_same_examples_headline_what_they_spend_together():
         assert "for all runs together" in headline(model)
         assert fill("Epsilon is {:.3g up}", expected) in statement.card().to_markdown()
         assert statement.remarks[0].startswith("1 other run(s)")
-    # The weights still carry the spent epsilon after a new optimizer is compiled.
+    # Compiling a new optimizer does not reset the epsilon that the weights have spent.
     plan = plans[0]
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
     first.compile(optimizer, first.loss)
@@ -150,7 +151,7 @@ def test_runs_on_the_same_examples_headline_what_they_spend_together():
 
 
 def make_loaded(source):
-    """Makes a private model whose weights are loaded before `compile`, as in tuners."""
+    """Makes a private model whose weights are loaded before `compile`, as tuners do."""
     model = tf_bandmf.keras.make_private(make_plain_model(hidden=False))
     model.set_weights(source.get_weights())
     return make_private_model(source.optimizer.plan, model=model)
@@ -158,12 +159,12 @@ def make_loaded(source):
 
 @pytest.mark.invariant(15)
 def test_weights_that_were_loaded_are_in_the_headline():
-    """The headline does not state the last run's epsilon if the weights were loaded."""
+    """Asserts that the headline omits the last run's epsilon if weights were loaded."""
     trained, (x, y) = make_run(data), data
     assert headline(trained).startswith("(epsilon = 4,")
     assert headline(make_run()).startswith("This run has taken no step yet")
     best = make_loaded(trained)
-    # A tuner returns its best model in this state.
+    # A hyperparameter tuner returns its best model in this state.
     assert "were loaded" in headline(best) and "taken no step yet" in headline(best)
     assert "trials" in headline(best)
     best.fit(best.optimizer.plan.batches(x + 1.0, y), epochs=1, verbose=0)

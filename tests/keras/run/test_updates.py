@@ -1,4 +1,4 @@
-"""Updates may depend on noisy gradients, variables and constants, but not on data."""
+"""Tests that updates may use noisy gradients, variables and constants, but no data."""
 
 import keras
 import numpy as np
@@ -46,12 +46,12 @@ class Halving(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def of_another_program():
-    """Stores a tensor of another traced program, as a layer could."""
+    """Stores a tensor of another traced program in `kept`, as a layer could."""
     tf.function(kept.append, autograph=False).get_concrete_function(tf.ones([4, 3]))
 
 
 def of_the_host():
-    """Stores an eager batch, as Python code could."""
+    """Stores an eager batch in `kept`, as Python code could."""
     kept.append(tf.ones([400, 3]))
 
 
@@ -78,7 +78,7 @@ HONEST = {
 
 
 def updated(keep, make, constraint):
-    """Returns the values of a variable of ones after one private update."""
+    """Returns the values of a variable, initially 1, after one private update."""
     if keep is not None:
         keep()
     variable = keras.Variable(np.ones(300, "f4"))

@@ -1,4 +1,4 @@
-"""A run detects any change of its weights outside of its private step."""
+"""Tests that a run detects any change of its weights outside of its private step."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ REFUSED = "not those that the last private step of this run left"
 
 @pytest.mark.invariant(19)
 def test_a_plain_model_that_shares_the_weights():
-    # All batches have the same size, so the step is traced once.
+    # If all batches have the same size, the step is traced only once, which saves time.
     plan, model = plan_and_model(batch_size=11, functional=True)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
@@ -60,7 +60,7 @@ def test_fit_is_refused_before_anything_runs():
     model.fit(batches, validation_data=data, **options)
     assert stops.best_epoch == 0
     taken = model.optimizer.steps_taken
-    # Restored weights of the same run count as the run's weights.
+    # Training continues, because the restored weights are from the same run.
     model.fit(batches, epochs=1, verbose=0)
     assert model.optimizer.steps_taken == taken + 1
     model.layers[-1].bias.assign_add([1.0] * 3)

@@ -1,4 +1,4 @@
-"""Lazy noise for embedding tables: `make_private(tables="lazy")`.
+"""Tests lazy noise for embedding tables: `make_private(tables="lazy")`.
 
 The noise of a row is drawn only when the row is read or the table is released.
 """
@@ -22,7 +22,8 @@ LOSS = keras.losses.BinaryCrossentropy(from_logits=True)
 
 RNG = np.random.default_rng(1)
 IDS = RNG.integers(0, ROWS, (EXAMPLES, LENGTH)).astype(np.int32)
-# Padding, a negative id, an id past the end of the table, and repeated ids.
+# These ids include padding, a negative id, an id past the end of the table, and
+# repeated ids.
 IDS[0], IDS[1, 0], IDS[2, 1], IDS[3] = 0, -1, ROWS + 5, 7
 data = IDS, RNG.integers(0, 2, (EXAMPLES, 1)).astype(np.float32)
 
@@ -82,7 +83,7 @@ def silent(monkeypatch):
 
 
 def in_time(layer):
-    """Builds a model that applies the layer to each of two time steps of two ids."""
+    """Builds a model that applies `layer` to two time steps with two ids each."""
     layers = [keras.layers.TimeDistributed(layer), keras.layers.Flatten()]
     inputs = keras.Input((2, 2), dtype="int32")
     return keras.Sequential([inputs, *layers, keras.layers.Dense(1)])
@@ -161,7 +162,7 @@ def test_without_noise_weights_are_those_of_dense_tables(silent, kind):
 
 
 class Watch(keras.callbacks.Callback):
-    """Records the table as callbacks see it after each step and each epoch."""
+    """A callback that records the table, as callbacks see it, after step and epoch."""
 
     def __init__(self):
         super().__init__()
@@ -217,7 +218,7 @@ def test_a_table_that_a_callback_changes_after_a_release_is_trained_from_there()
 
 
 class Peek(keras.callbacks.Callback):
-    """Predicts in the middle of an epoch."""
+    """A callback that predicts in the middle of an epoch."""
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 2:
@@ -246,7 +247,10 @@ def test_a_resumed_run_repeats_releases_that_were_made_after_its_checkpoint(tmp_
 
 
 def test_what_is_shown_after_a_custom_loop_is_what_was_trained(tmp_path):
-    """A copy, a file and an export have the trained tables, not the initial ones."""
+    """Asserts that a copy, a file and an export have the trained tables.
+
+    Between releases, the model itself shows the table of the last release.
+    """
     plan = make_plan(epochs=3)
     model = prepare(reader(), plan)
 
@@ -289,7 +293,7 @@ def test_what_is_shown_after_a_custom_loop_is_what_was_trained(tmp_path):
 
 
 def test_weights_that_something_else_changed_are_not_released():
-    """Steps, releases and evaluations are refused after a table was changed by hand.
+    """Asserts that a table changed by hand stops steps, releases and evaluations.
 
     After such a change, one record could move the sum of an evaluation by 4.0, not 1.
     """
@@ -356,7 +360,7 @@ def test_an_optimizer_that_was_built_without_the_model_is_refused():
 
 
 class Noised(keras.layers.Layer):
-    """Replaces about half of the ids by 0, at random."""
+    """A layer that replaces about half of the ids by 0, at random."""
 
     def __init__(self):
         super().__init__()
@@ -401,7 +405,10 @@ def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypat
 
 @pytest.mark.invariant(8)
 def test_other_data_after_the_same_steps_get_other_noise():
-    """Two histories with equal keys share noise only up to the first different sum."""
+    """Asserts that two histories share noise only up to the first different sum.
+
+    Both histories have the same key.
+    """
     shown, plan, factor = [], make_plan(test_seed=None), tf.Variable(0.0)
     for value in (0.1, 0.1, 0.2):
         model = prepare(reader(), plan)
@@ -422,7 +429,7 @@ def test_other_data_after_the_same_steps_get_other_noise():
 
 @pytest.mark.invariant(5)
 def test_an_empty_batch_takes_no_noise_from_a_row():
-    """An empty batch looks up no row, so it draws no noise for row 0."""
+    """Asserts that an empty batch, which looks up no row, draws no noise for row 0."""
     ids = np.arange(EXAMPLES * LENGTH, dtype=np.int32).reshape(EXAMPLES, LENGTH) % ROWS
     ids[:, 0] = 0
     plan = make_plan(sampling="poisson", batch_size=1)
@@ -442,10 +449,10 @@ def test_an_empty_batch_takes_no_noise_from_a_row():
 
 @pytest.mark.invariant(5)
 def test_a_run_may_begin_with_an_empty_batch():
-    """A run can start with an empty batch, which reads no row."""
+    """Asserts that a run can start with an empty batch, which reads no row."""
     data = np.zeros([EXAMPLES, LENGTH], np.int32), np.ones([EXAMPLES, 1], np.float32)
-    # A third of all runs start with an empty batch. The probability that none of 60
-    # runs does is 10^-11.
+    # A third of all runs start with an empty batch, so at least one of 60 runs does,
+    # except with probability 10^-11.
     plans = (make_plan(sampling="poisson", batch_size=1) for _ in range(60))
     sampled = ((p, list(p.batches(*data).dataset(0))[:2]) for p in plans)
     plan, batches = next(pair for pair in sampled if not len(pair[1][0]["x"]))
@@ -467,6 +474,7 @@ def test_rows_that_were_not_looked_up_before_the_pass_are_not_read():
     run.inner_optimizer.iterations.assign(1)
     tables.read(np.array([[4, -1 - ROWS, 2, 4]], np.int32), None, tf.constant(1))
     (read,) = tables.readers.values()
-    # An example whose row is not a number contributes zero.
+    # Rows that were not looked up are NaN, so an example that reads them would
+    # contribute zero.
     is_there = np.isfinite(read(tf.constant([2, 9, 4, -1])))
     np.testing.assert_array_equal(is_there[:, 0], [True, False, True, False])

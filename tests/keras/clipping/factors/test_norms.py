@@ -1,4 +1,4 @@
-"""No clipped contribution exceeds the clip norm, in spite of rounding errors."""
+"""Tests that no clipped contribution exceeds the clip norm despite rounding errors."""
 
 import hypothesis
 import numpy as np
@@ -50,9 +50,9 @@ def rows_of(ids):
     return make
 
 
-# Each value holds a function that makes a factor of the gradients, the number of terms,
-# and the numbers of inputs and outputs. Above 40,000 parameters, norms are computed
-# from inner products.
+# Each case holds a function that builds a factorized gradient, the number of its terms,
+# and its numbers of inputs and outputs. Norms of gradients with more than 40,000
+# parameters are computed from inner products.
 KINDS = {
     "one outer product": (product, 1, 40, 30),
     "formed": (product, 4, 20, 30),
@@ -86,7 +86,7 @@ def compiled(name, dtype, xla):
 
 
 def terms(rng, count, size, form, nearness):
-    """Returns terms [T, n] that are unrelated, or almost equal up to their signs."""
+    """Returns T random vectors, unrelated or almost equal up to their signs."""
     if form == "unrelated":
         return rng.normal(size=(count, size))
     base = np.ones((1, size)) if form == "ties" else rng.normal(size=(1, size))
@@ -98,7 +98,7 @@ def terms(rng, count, size, form, nearness):
 
 @st.composite
 def pairs(draw):
-    """Draws a seed, and the forms, exponents and relative distances of terms."""
+    """Draws the seed, form, exponent and relative distance of the terms of a case."""
     forms = st.sampled_from(["unrelated", "alike", "opposite", "ties"])
     exponent = st.floats(-30, 30)
     return (
@@ -141,7 +141,7 @@ CASES = {
 @pytest.mark.slow_cases("*-xla")
 @pytest.mark.parametrize("case", CASES)
 def test_no_contribution_is_larger_than_the_clip_norm(case):
-    """A guided search for large contributions finds none above the clip norm."""
+    """Asserts that a guided search finds no contribution above the clip norm."""
     name, dtype, xla = CASES[case]
     run = compiled(name, dtype, xla)
 
@@ -169,14 +169,15 @@ def test_bounds_of_terms_that_do_not_cancel_are_close_at_all_scales(name, forms)
         factor = KINDS[name][0](left, right)
         exact = np.linalg.norm(np.asarray(factor.instantiate(), "f8"))
         measured = [factor.measure().norms]
-        if isinstance(factor, base.Product):  # Products can compute norms in two ways.
+        # A product can compute its norm in a second way, from its terms.
+        if isinstance(factor, base.Product):
             measured.append(norms.of_terms(factor.left, factor.right))
         for each in measured:
             assert (1 - 1e-6) * exact <= np.sqrt(each.bounds[0]) <= 1.01 * exact
 
 
 def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
-    # The exact sum of l rᵀ over all terms is zero, but the float32 sum is not.
+    # The exact sum of the outer products is zero, but their float32 sum is not.
     rng = np.random.default_rng(0)
     half = 1e6 * rng.normal(size=(1, 3, 256)).astype("f4")
     left = tf.constant(np.concatenate([half, half[:, ::-1]], axis=1))
@@ -185,7 +186,8 @@ def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
     total, weights = contribution(product(left, right))
     assert_within(total)
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
-    # Larger weighted terms could round away the contributions of other examples.
+    # The weighted terms must be small, because the rounding errors of larger terms
+    # could swamp the contributions of other examples.
     assert weights[0] * lengths.sum() <= 256 * CLIP * (1 + 1e-5)
 
 
@@ -224,13 +226,17 @@ def test_a_row_that_an_example_has_twice_is_measured_as_one():
     assert np.all(bounds >= exact)
     others = [0, 1, 2, 4]
     np.testing.assert_allclose(bounds[others], exact[others], rtol=1e-3)
-    # If the terms of an example cancel, its bound is computed from their lengths.
+    # The terms of example 3 cancel, so its bound is computed from the norms of the
+    # terms.
     lengths = np.sum(np.linalg.norm(values[3], axis=-1))
     np.testing.assert_allclose(bounds[3], (lengths / 256) ** 2, rtol=3e-3)
 
 
 def test_lookups_that_cancel_a_projection():
-    """The bound covers a contribution that consists only of rounding errors."""
+    """Asserts that the norm bound covers a sum that consists of rounding errors only.
+
+    The gradient terms cancel each other exactly, except for these errors.
+    """
     ids = tf.constant([[0, 7, 7, 9]] * 3)
     values = tf.constant(
         1e4 * np.random.default_rng(0).normal(size=(3, 4, 16)), tf.float32

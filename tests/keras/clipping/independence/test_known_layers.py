@@ -1,4 +1,4 @@
-"""Layers in the table of known layers do not mix the examples of a batch."""
+"""Tests that layers in the table of known layers do not mix the batch's examples."""
 
 import inspect
 
@@ -16,7 +16,7 @@ VOLUMES = rng.normal(size=(5, 3, 3, 3, 2)).astype("f4")
 NUMBERS = rng.uniform(-2, 2, (5, 3)).astype("f4")
 WHOLE = rng.integers(0, 6, (5, 3))
 WORDS = np.array([["a b"], ["c"], ["b"], ["a a c"], ["d"]])
-# Constructor arguments by name; each layer gets those that it accepts.
+# Constructor arguments by name. Each layer gets the arguments that it accepts.
 USUAL = {
     **dict.fromkeys(("height", "width", "kernel_size"), 3),
     **dict.fromkeys(("height_factor", "width_factor", "x_factor", "y_factor"), 0.2),
@@ -24,8 +24,8 @@ USUAL = {
     **{"seed": 1, "value_range": (0, 255), "output_size": 2, "num_bins": 7},
     **{"num_tokens": 6, "vocabulary": ["a b", "c"]},
 }
-# For each layer that does not take images: a batch, and two values that replace one
-# example.
+# Inputs of the layers that do not take images: a batch, and two values that replace one
+# of its examples.
 OTHERS = {
     "CategoryEncoding": (WHOLE, [0, 5]),
     "Discretization": (NUMBERS, [0.0, 9.0]),
@@ -40,8 +40,8 @@ MORE = {
     "IntegerLookup": {"vocabulary": [1, 2, 3]},
     "TextVectorization": {"output_sequence_length": 4},
 }
-# Each layer in its default mode, and some layers in modes that combine all entries of
-# an example into a set or into counts.
+# The tests run each layer in its default mode, and some layers also in a mode that
+# combines all entries of an example into a set or into counts.
 KINDS = [kind for kind in LAYERS if isinstance(kind, type)]
 CASES = [(kind, None) for kind in KINDS if kind is not L.HashedCrossing]
 CASES += [(L.CategoryEncoding, "count"), (L.Discretization, "multi_hot")]
@@ -50,7 +50,7 @@ CASES += [(L.TextVectorization, "count")]
 
 
 def data_of(kind):
-    """Returns a batch for a layer class, and two values that replace one example."""
+    """Returns an input batch for a layer class, and two values for one example."""
     if kind.__name__.startswith("Adaptive"):
         rank = int(kind.__name__[-2])
         return VOLUMES[(slice(None), *[0] * (3 - rank))], [0.0, 9.0]

@@ -1,4 +1,4 @@
-"""Built-in Keras layers run on the whole batch, not on single examples."""
+"""Tests that built-in Keras layers run on the whole batch, not on single examples."""
 
 import independence_cases as cases
 import keras
@@ -71,7 +71,7 @@ def recurrent():
 
 
 def of_one(items):
-    """Yields the input and the output of one branch of a model for each layer."""
+    """Yields the input and output tensors of a model branch for each listed layer."""
     for name, arguments, shape in items:
         layer = getattr(layers, name)(**arguments)
         inputs = keras.Input(shape)

@@ -1,4 +1,4 @@
-"""Layers and losses that mix examples run on one example at a time, or are refused."""
+"""Tests that layers and losses that mix examples run per example, or are refused."""
 
 import independence_cases as cases
 import keras
@@ -52,8 +52,8 @@ class Centre(keras.Operation):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-# This class has the name of a known Keras operation, but is unknown itself: the table
-# of known operations compares classes.
+# This class has the name of a known Keras operation, but must count as unknown, because
+# the table of known operations compares classes, not names.
 Clip = type("Clip", (Centre,), {})
 
 
@@ -68,14 +68,14 @@ class Subclass(L.Dropout):
 
 
 class ByContext(L.Layer):
-    """Mixes examples only in training mode, which Keras' call context sets."""
+    """A layer that mixes examples only in training mode, read from the call context."""
 
     def call(self, x, training=False):
         return centred(x) if training else x
 
 
 class Queue(L.Layer):
-    """Keeps a moving average of past batches, like the queue of MoCo."""
+    """A layer that keeps a moving average of past batches, like the queue in MoCo."""
 
     def build(self, shape):
         self.seen = self.add_weight(shape[1:], "zeros", trainable=False)
@@ -107,7 +107,7 @@ def tf_centred(x):
 
 
 def dilated(function):
-    """Wraps a function in `space_to_batch` and `batch_to_space`."""
+    """Returns a layer function that cuts, applies `function`, and joins the pieces."""
 
     def call(x):
         cut = tf.space_to_batch(x, [2], [[0, 1]])
@@ -138,7 +138,7 @@ ALONE = {
     "inner function": tf.function(tf_centred),
     "partition": partitioned,
 }
-# Layers, and nodes of a functional model, that are refused.
+# Each function makes a layer, or a node of a functional model, that is refused.
 REFUSED = {
     "host code": lambda: cases.Custom(host_code),
     "shuffle without seed": lambda: cases.Custom(lambda x: x + tf.random.shuffle(x)),
@@ -251,7 +251,7 @@ def test_last_layer_is_executed_alone():
 
 
 class Gate(L.Layer):
-    """Mixes examples once its weight is positive."""
+    """A layer that mixes examples once its weight becomes positive."""
 
     def __init__(self, cond):
         super().__init__()
@@ -274,7 +274,7 @@ def test_gate_that_opens_later_is_isolated(cond):
 
 
 class Keeps(L.Layer):
-    """Stores the whole batch in an attribute that other layers can read."""
+    """A layer that stores the whole batch in an attribute for other layers to read."""
 
     def call(self, x):
         self.kept = x

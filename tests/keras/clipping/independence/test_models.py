@@ -1,4 +1,4 @@
-"""Layers that keep examples apart run on the whole batch with exact gradients."""
+"""Tests that layers that do not mix examples run batched, with exact gradients."""
 
 import independence_cases as cases
 import keras
@@ -69,8 +69,8 @@ class Cell(L.Layer):
         return h, [h]
 
 
-# Each model contains several layers, because tracing a model is slow. Functions outside
-# of a layer become nodes of a functional model.
+# Each model contains several layers, because tracing a model is slow. Functions that
+# are not wrapped in a layer become nodes of a functional model.
 HONEST = {
     "nodes": [attention, lambda x: x * ops.sigmoid(x) + 1.0],
     "layers": [
@@ -157,8 +157,8 @@ def test_backbones_of_keras_hub(name):
 
 
 def test_a_model_is_judged_anew_where_training_has_changed_its_weights():
-    # The analysis treats the bias of the convolution as a constant, so it must be
-    # repeated after the bias has changed.
+    # The analysis treats the bias of the convolution as a constant, so the analysis
+    # must be repeated after the bias has changed.
     stack = [L.Conv2D(3, 3), cases.Custom(lambda x: 2.0 * x), L.Flatten(), L.Dense(2)]
     model = keras.Sequential([keras.Input((6, 6, 1)), *stack])
     for variable, size in ((0.0, 4), (1.0, 6)):

@@ -1,4 +1,4 @@
-"""Layers that store statistics of the data are refused, however deeply nested."""
+"""Tests that layers that store statistics of the data are refused, however nested."""
 
 import clipping_reference as reference
 import independence_cases as cases

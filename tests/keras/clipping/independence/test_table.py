@@ -1,4 +1,4 @@
-"""No operation in the table of safe operations lets one example affect another."""
+"""Tests that no operation in the table of safe operations mixes examples."""
 
 import numpy as np
 import pytest
@@ -46,8 +46,8 @@ def called(*arguments, inputs=lambda x: [x], **named):
     return of
 
 
-# Ways to call an operation. For each operation, some ways raise an error, and some mix
-# examples.
+# Argument patterns that are tried with each operation. Some patterns raise an error, or
+# make the operation mix examples.
 WAYS = [
     called(axis=1),
     called(axis=-1),
@@ -159,7 +159,7 @@ def drawn_alike(function, x):
 
 
 def walked(function):
-    """Returns a function's `Walk`, and the example axis and shape of its result."""
+    """Traces a function; returns the `Walk`, the result's example axis and its shape."""
     walk = Walk(SIZE, ())
     x = walk.tensor((None, 3, 4), "float32")
     with walk._hooks():
@@ -203,8 +203,8 @@ def test_an_operation_moves_no_other_example(name):
     assert_no_other_moves(CASES[name])
 
 
-# Operations that `CASES` calls with specific arguments. Each other operation is called
-# in the first two `WAYS` that work, and at least one way must work.
+# Operations that `CASES` calls with specific arguments. Every other operation is called
+# with the first two `WAYS` that work, of which there must be at least one.
 SPECIAL = {kind for name in CASES for kind, *_ in walked(CASES[name])[0].log}
 OTHERS = [kind for kind in OPERATIONS if kind.__name__ not in SPECIAL]
 

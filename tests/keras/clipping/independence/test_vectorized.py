@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Vectorized operations equal a loop over examples; other operations run in a loop."""
+"""Tests that vectorized operations equal a loop, and that other operations use one."""
 
 import numpy as np
 import pytest
@@ -72,7 +72,8 @@ CASES = {
     **{n: (lambda x, n=n: unary(n, x)) for n in ENTRY},
     **{n: (lambda x, n=n: binary(n, x, x[:1] * 2 + 0.5)) for n in PAIR},
     **{f"{n}, gradient": gradient(lambda x, n=n: unary(n, x)) for n in OF_GRADIENTS},
-    # Gradients whose operation depends on the version of TensorFlow.
+    # These gradient operations are called directly, because TensorFlow's versions
+    # differ in which of them a gradient uses.
     "SoftplusGrad": lambda x: R.SoftplusGrad(gradients=x * 2, features=x),
     "EluGrad": lambda x: R.EluGrad(gradients=x * 2, outputs=x) + R.SeluGrad(gradients=x, outputs=x),
     **{n: (lambda x, n=n: getattr(R, n)(input=x, axis=[1])) for n in REDUCE},
@@ -156,7 +157,7 @@ def examples():
     return tf.constant(x)
 
 
-# Cases that are also traced with unknown sizes of the input's axes.
+# Cases that are also traced with input axes of unknown size.
 DYNAMIC = [
     *(f"{n}{kept}" for n in REDUCE for kept in ("", " kept")),
     *(

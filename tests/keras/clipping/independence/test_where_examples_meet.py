@@ -1,4 +1,4 @@
-"""Attempts to let one example of a batch affect the others; none succeeds."""
+"""Tests that all attempts to let one example of a batch affect the others fail."""
 
 import functools
 
@@ -47,7 +47,8 @@ def test_the_number_of_examples_cuts_nothing_out(name):
     )
 
 
-# Each position in the batch gets a random number that is the same at each step.
+# Functions that give each position in the batch a random number that is the same at
+# each step.
 SEEDED = {
     "constant": lambda x, seed: tf.random.stateless_uniform(tf.shape(x), [1, 2]),
     "keras": lambda x, seed: keras.random.uniform(ops.shape(x), seed=7),
@@ -75,9 +76,9 @@ def test_a_known_seed_numbers_no_places(kind):
 
 
 def pooled(attention, x):
-    """Attends with one query to time steps that a mask of the wrong rank selects."""
+    """Applies attention with one query per example and a mask of the wrong rank."""
     query = ops.mean(x, axis=1, keepdims=True)
-    mask = ops.mean(x, axis=-1) > 0  # [B, T]; Keras uses [1, 1, B, T].
+    mask = ops.mean(x, axis=-1) > 0  # Keras reads this mask [B, T] as [1, 1, B, T].
     actual = attention(query, x, attention_mask=mask)
     return x + ops.mean(actual, axis=1, keepdims=True)
 
@@ -113,7 +114,7 @@ def test_the_last_axis_of_a_vector_is_the_batch(kind):
 
 
 class KeptInSeed(layers.Layer):
-    """Stores data in the state of a random generator, and reads them a step later."""
+    """A layer that stores data in a random generator's state and later reads them."""
 
     def __init__(self, kind):
         super().__init__()
@@ -151,7 +152,7 @@ def test_counters_of_generators_keep_no_data(kind):
 
 
 class WritesElsewhere(keras.metrics.Metric):
-    """A metric that writes the sum of the labels to a variable that a layer reads."""
+    """A metric that assigns the sum of the labels to a variable that a layer reads."""
 
     def __init__(self, place):
         super().__init__()
@@ -236,7 +237,7 @@ def test_updates_read_no_metrics(kind):
 
 
 def print_and_read(path):
-    """Returns a function that prints the batch mean to a file, and reads the file."""
+    """Returns a function that passes the batch mean to all examples through a file."""
 
     def call(x):
         mean = tf.reduce_mean(x)

@@ -1,4 +1,4 @@
-"""Losses that mean something else for a single example are refused or reported."""
+"""Tests that losses that differ on single examples are refused or reported."""
 
 import warnings
 
@@ -40,7 +40,7 @@ def in_batch_negatives(y, p):
 
 
 def hard(more_than):
-    """Returns a loss that drops small errors; the threshold depends on the batch."""
+    """Returns a loss that ignores errors below a threshold computed from the batch."""
 
     def loss(y, p):
         errors = ops.mean((y - p) ** 2, axis=-1)
@@ -88,7 +88,7 @@ def masked(y, p):
 
 
 def positive_only(y, p):
-    """Returns the mean loss of positive examples: NaN for a single negative example."""
+    """Returns the mean loss of the positive examples, or NaN if there are none."""
     positive = ops.cast(y == 1, "float32")
     return ops.sum(positive * ops.softplus(-p)) / ops.sum(positive)
 

@@ -1,4 +1,4 @@
-"""`row_losses` equals the losses of single examples, or returns None."""
+"""Tests that `row_losses` returns the losses of single examples, or None."""
 
 import keras
 import numpy as np
@@ -75,7 +75,7 @@ def test_rows_and_their_gradients_are_those_of_batches_of_one(case, weights):
 
 
 def test_logits_that_a_softmax_keeps_are_used():
-    """The loss of a saturated softmax is exact, because it uses the logits."""
+    """Asserts that the loss of a saturated softmax is exact, as it uses the logits."""
     y_pred = keras.activations.softmax(100.0 * LOGITS)
     loss = losses.SparseCategoricalCrossentropy()
     rows = row_losses(compiled(loss), LABELS, y_pred, None)

@@ -1,4 +1,4 @@
-"""Random layers in loops draw new numbers in each iteration; gradients reuse them."""
+"""Tests that random layers in loops draw new numbers, which their gradients reuse."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ def rounds(count, body, start):
 
 
 class Noisy(keras.layers.Layer):
-    """A layer that multiplies random numbers by w, so its gradient is output / w."""
+    """A layer with output w times random numbers, so its gradient is output / w."""
 
     def __init__(self, function):
         super().__init__()
@@ -46,7 +46,7 @@ def looped(drawn, x):
 
 
 def nested(drawn, x):
-    """Sums draws with alternating signs: 0 if loop iterations repeat their draws."""
+    """Sums draws with alternating signs; the sum is 0 if iterations repeat draws."""
 
     def outer(i, h):
         def inner(j, k):
@@ -71,7 +71,7 @@ def alone(drawn, x):
 
 
 def mapped(drawn, x):
-    """Subtracts the draws of two iterations of a `tf.map_fn`: 0 if they are equal."""
+    """Subtracts the draws of two `tf.map_fn` iterations, which must not be equal."""
     parts = tf.constant([1.0, -1.0]), tf.stack([x, x])
     actual = tf.map_fn(lambda p: p[0] * drawn(p[1]), parts, tf.float32)
     return tf.reduce_sum(actual, axis=0)

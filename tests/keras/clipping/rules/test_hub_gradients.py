@@ -1,4 +1,4 @@
-"""Clipped sums of KerasHub tasks, compared with gradients of single examples."""
+"""Compares clipped sums of KerasHub tasks with gradients of single examples."""
 
 import clipping_reference as reference
 import hub_models

@@ -1,4 +1,4 @@
-"""The numerical self-check finds errors that the model structure does not show."""
+"""Tests that the numerical self-check finds errors that the model structure hides."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ layers = keras.layers
 
 @pytest.fixture
 def wrong_dense_rule(monkeypatch):
-    """Breaks the gradient rule of Dense layers: it omits the bias."""
+    """Breaks the gradient rule of Dense layers by omitting the bias."""
     factors = dense.DenseRule.factors
 
     def without_bias(self, call, gradient):
@@ -80,7 +80,7 @@ class Gained(layers.Layer):
 
 
 class RuleOfGained(Rule):
-    """A rule for `Gained`; its broken variant is right only while all gains are 1."""
+    """A gradient rule for `Gained`, correct only for gains of 1 unless `is_right`."""
 
     def __init__(self, is_right):
         self._is_right = is_right
@@ -119,7 +119,7 @@ def test_says_that_nothing_was_compared():
 
 
 class Gated(layers.Layer):
-    """Mixes examples through a gate that is closed at the initial weights."""
+    """A layer that mixes examples through a gate, which is closed at first."""
 
     def __init__(self, gate, initial):
         super().__init__()

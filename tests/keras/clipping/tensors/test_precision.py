@@ -1,4 +1,4 @@
-"""Process settings that make per-example norms inexact are turned off or refused."""
+"""Tests that settings that make per-example norms inexact are undone or refused."""
 
 import re
 import types
@@ -17,13 +17,13 @@ OPTION = tf.config.experimental
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Simulates a GPU."""
+    """Makes TensorFlow report a visible GPU."""
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [GPU])
 
 
 @pytest.fixture
 def set_tensor_float_32():
-    """Returns the function that sets TensorFloat-32, and restores it after the test."""
+    """Yields a function that switches TensorFloat-32, and restores the old setting."""
     before = OPTION.tensor_float_32_execution_enabled()
     yield OPTION.enable_tensor_float_32_execution
     OPTION.enable_tensor_float_32_execution(before)
