@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Exempts imported modules from garbage collection, because they are never freed."""
+    """Exempts imported modules from garbage collection: they are never freed."""
     gc.collect()
     gc.freeze()
     # High thresholds make garbage collection rare. Tracing creates hundreds of

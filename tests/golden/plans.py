@@ -1,11 +1,12 @@
-"""Compares the numbers of sixty small plans with plans.json.
+"""Compares the numbers of sixty small plans with the reference values in plans.json.
 
-    python tests/golden/plans.py             # prints what differs from plans.json
-    python tests/golden/plans.py --save      # writes plans.json anew
-    python tests/golden/plans.py --save --only poisson     # names that contain a word
+    python tests/golden/plans.py             # prints the differences from plans.json
+    python tests/golden/plans.py --save      # rewrites plans.json
+    python tests/golden/plans.py --save --only poisson     # plans named "*poisson*"
 
-A commit that is not meant to change numbers leaves plans.json as it is. A commit that
-improves numbers saves the new ones; its message says which improve, and by how much.
+A commit that is not meant to change numbers must not change plans.json. A commit that
+improves numbers saves the new ones, and its message says which numbers improve, and by
+how much.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tf_bandmf import workloads
 FILE = pathlib.Path(__file__).with_suffix(".json")
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 DATA = {"num_examples": 600, "batch_size": 60, "epochs": 6}
-# A run with strong amplification by sampling: a batch is 1 % of the data.
+# A run that sampling amplifies strongly, because a batch is only 1% of the data.
 SPARSE = {"num_examples": 2_000, "batch_size": 20, "epochs": 2}
 APART = {"num_steps": 60, "sampling": tf_bandmf.MinSep(8, 5)}
 FEW = {"num_examples": 64, "batch_size": 8, "epochs": 4}
@@ -46,7 +47,8 @@ def _sampled(sampling: str, *mechanisms: str, **options: Any) -> dict[str, Any]:
     }
 
 
-# Plans with closed-form strategies: on other machines, only rounding differs.
+# Plans with closed-form strategies. On other machines, their numbers differ only by
+# rounding errors.
 CLOSED = {
     name: _of(name)
     for name in (
@@ -68,8 +70,8 @@ CLOSED = {
     "min sep, lambda_cgd:0.9": _of("lambda_cgd:0.9", APART),
     "min sep, bsr:4": _of("bsr:4", APART),
 }
-# Plans with optimized strategies: on other machines, the optimizer may stop at
-# slightly different coefficients.
+# Plans with optimized strategies. On other machines, the optimizer may stop at slightly
+# different coefficients.
 OPTIMIZED = {
     name: _of(name)
     for name in (
@@ -85,7 +87,7 @@ OPTIMIZED = {
     "auto": _of("auto", max_memory_vectors=3),
     "auto, no memory": _of("auto", max_memory_vectors=0),
 }
-# Plans that are amplified by sampling, without simulation.
+# Plans whose amplification by sampling is computed without a simulation.
 POISSON = {
     **_sampled("poisson", "identity"),
     **_sampled("cyclic-poisson", "identity", "bsr:4", "toeplitz:4", "auto"),
@@ -118,8 +120,8 @@ POISSON = {
         workload=SCHEDULE,
     ),
 }
-# The amplification of these plans is simulated, as an estimate, or as a bound that
-# holds with a stated confidence.
+# Plans whose amplification by sampling is computed by a simulation. It gives either an
+# estimate, or a bound that holds with a stated confidence.
 SIMULATED = {
     **_sampled("balls-in-bins", "identity", "lambda_cgd:0.5", "bisr:2", data=FEW),
     **_sampled("balls-in-bins", "amplified:2", data=FEW),
@@ -134,8 +136,8 @@ SIMULATED = {
     | {"delta": 1e-3},
 }
 PLANS = {**CLOSED, **OPTIMIZED, **POISSON, **SIMULATED}
-# Plans that take a few seconds or more each, because a general column or a parameter is
-# optimized, or noise is calibrated under sampling.
+# The names of plans that take at least a few seconds each, because they optimize a
+# strategy, or calibrate the noise of a sampled run.
 SLOW = (
     {name for name in OPTIMIZED if "banded" in name or "bandinv:3, " in name}
     | {"blt:3", "blt:2, one epoch", "balls-in-bins, amplified:2"}
@@ -146,9 +148,9 @@ SLOW = (
 def tolerance(name: str, field: str) -> float:
     """Returns the tolerance of a field, relative to the field's largest number.
 
-    On the same machine, all numbers are equal to the last bit. Other machines sum in a
-    different order, so an optimizer may stop at another point near the optimum. Near
-    the optimum, the RMSE hardly depends on the point, but amplification does.
+    On the same machine, all numbers are equal to the last bit. Other machines may add
+    numbers in a different order, so an optimizer may stop at another point near the
+    optimum. The RMSE hardly changes near the optimum, but amplification does.
     """
     if name in SIMULATED:
         return 1e-3
@@ -165,7 +167,7 @@ def _made(
     confidence: float | None = None,
     **use: Any,
 ) -> tf_bandmf.Plan:
-    """Makes a plan; further options apply to `compare` and to `Plan.bounded`."""
+    """Makes a plan, which may be chosen by `compare` or simulated by `Plan.bounded`."""
     if max_memory_vectors is not None:
         table = tf_bandmf.compare(max_memory_vectors=max_memory_vectors, **use)
         mechanism = table.mechanism
@@ -174,7 +176,7 @@ def _made(
 
 
 def record(name: str) -> dict[str, Any]:
-    """Makes the plan with this name in `PLANS`, and returns its numbers."""
+    """Makes the plan that has this name in `PLANS`, and returns its numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plan = _made(**PLANS[name])
@@ -220,7 +222,7 @@ def saved() -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Prints the differences from plans.json, or writes plans.json anew (`--save`)."""
+    """Prints differences from plans.json; with `--save`, also rewrites plans.json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--only", default="")

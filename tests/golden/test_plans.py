@@ -1,4 +1,4 @@
-"""Sixty plans still have the numbers that plans.json records."""
+"""Sixty plans still have the numbers that are recorded in plans.json."""
 
 import json
 

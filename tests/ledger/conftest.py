@@ -1,4 +1,4 @@
-"""Ledgers in files, and on a PostgreSQL server that the test session starts and stops."""
+"""Provides ledgers in SQLite files and on a temporary PostgreSQL server."""
 
 import glob
 import itertools
@@ -32,7 +32,7 @@ class Server:
         # PostgreSQL refuses to run as root.
         user = "nobody" if os.geteuid() == 0 else None
         self._programs, self._user = programs, user
-        # Operating systems limit the length of a socket's path.
+        # Operating systems limit the length of a socket's path, so the path is short.
         self.folder = tempfile.mkdtemp(prefix="tf-bandmf-pg-", dir="/tmp")
         if user:
             shutil.chown(self.folder, user)

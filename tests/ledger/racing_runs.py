@@ -1,12 +1,11 @@
 """Starts processes that begin runs, record steps, and end runs, all in one ledger.
 
-`python racing_runs.py URL PLAN race 8`: 8 processes begin one run each, simultaneously.
-`python racing_runs.py URL PLAN kill 100`: 100 processes, eight at a time, begin runs
-and end half of them. Each process is killed at a random moment.
+`python racing_runs.py URL PLAN race 8` starts 8 processes that simultaneously begin one
+run each. `python racing_runs.py URL PLAN kill 100` starts 100 processes, eight at a
+time. Each of them begins runs and ends half of them, and is killed at a random moment.
 
-Prints the ledger's answers to the processes, one per line.
-
-Children are forked, so only the parent imports the package.
+The program prints the ledger's answers to the processes, one per line. It imports the
+package once and forks the processes, so they need not import the package themselves.
 """
 
 import functools
@@ -57,7 +56,7 @@ def begin_many(url, plan, name, say):
 
 
 def reported(child, read_end):
-    """Waits for a child to end, and prints its lines and its error."""
+    """Waits for a child process to end, and prints its output lines and its error."""
     _, lines, error = finish(child, read_end)
     for line in [*lines, *([f"failed {error!r}"] if error else [])]:
         print(line)
@@ -65,8 +64,8 @@ def reported(child, read_end):
 
 def main(url, path, what, count):
     plan = tf_bandmf.Plan.load(path)
-    # The parent uses a ledger before it forks children, so that lazy imports happen
-    # only once.
+    # The parent uses a ledger before it forks, so the children need not repeat lazy
+    # imports.
     ledger, run = tf_bandmf.Ledger(url), run_name("first")
     if what == "kill":
         ledger.begin(plan, run)
@@ -85,7 +84,7 @@ def main(url, path, what, count):
         begins = [(url, plan, number) for number in here]
         children = [start(functools.partial(begin_many, *begin)) for begin in begins]
         for number, child in enumerate(children):
-            if number % 2:  # Wait until the child has begun a run.
+            if number % 2:  # Wait for the output of a child that has begun a run.
                 select.select([child[1]], [], [], 60.0)
             time.sleep(rng.uniform(0.0, 0.8))
             os.kill(child[0], signal.SIGKILL)

@@ -24,7 +24,7 @@ def test_a_run_reserves_once_and_a_second_run_once_more(ledger):
     assert spent(ledger) == 0.0 and len(ledger.history()) == 1
     entry = ledger.begin(plan, run_name(1))
     assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
-    # Beginning the same run again, as when it is resumed, reserves nothing more.
+    # A resumed run begins again in the ledger, which reserves no further budget.
     assert ledger.begin(plan, run_name(1)) == entry
     assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
     ledger.begin(plan, run_name(2))
@@ -53,7 +53,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would(ledger):
         bound_plan(ledger, epsilon=1.002 * fitting)
     ledger.begin(last, run_name(2))
     assert 1.399 < spent(ledger) <= 1.4
-    # The plan fitted when it was made, but no longer does, so its next run is refused.
+    # The plan fitted into the budget when it was made, but another run of it does not.
     with pytest.raises(BudgetExceededError):
         ledger.begin(last, run_name(3))
     assert not ledger.balance("patients").is_over
@@ -73,7 +73,7 @@ def test_a_run_that_ended_early_keeps_what_its_steps_cost(ledger):
     assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
     with pytest.raises(LedgerError, match="has ended"):
         ledger.begin(plan, run)
-    # Ending a run twice gives back its budget only once.
+    # If a run is ended twice, its unused budget is given back only once.
     ledger.end(run, plan=plan, steps=10, reason="power failure")
     assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
     small = bound_plan(ledger, epsilon=0.2)
@@ -103,7 +103,7 @@ def test_the_end_of_a_second_run_never_costs_budget(mechanism, sampling, file_le
         both = spent(file_ledger)
         file_ledger.end(run_name(number), plan=plan, steps=steps, reason="a power cut")
         assert first < spent(file_ledger) <= both
-    # The third run took only one step.
+    # The third run cost less than a whole run, because it took only one step.
     assert spent(file_ledger) < both
 
 
@@ -162,7 +162,7 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(file_ledger, figure):
         with pytest.raises(ValueError, match=message):
             file_ledger.spend("patients", make(), about="something")
     assert spent(file_ledger) == 0.0
-    # As a control, valid releases are accepted, and spend budget.
+    # As a control, valid releases are accepted and charged to the budget.
     file_ledger.spend("patients", patients, about="a run")
     file_ledger.spend("patients", sampled(0.1, gaussian(5.0)), about="a sample")
     assert spent(file_ledger) > 0.5
@@ -225,8 +225,8 @@ def test_sampled_runs_of_replaced_data_are_settled(sampling, mechanism, file_led
     before = spent(file_ledger)
     file_ledger.end(run_name(1), plan=plan, steps=9, reason="a clock")
     assert 0.0 < spent(file_ledger) < before
-    # The cost stays below that without amplification, where the replaced example is in
-    # each of the 9 steps and changes the sum by twice the clip norm.
+    # The cost is below that without amplification. Without amplification, the replaced
+    # example is in each of the 9 steps and changes each sum by twice the clip norm.
     if mechanism == "identity":
         noise = plan.noise_stddev / (2.0 * math.sqrt(9.0))
         most = gaussian.gaussian_epsilon(noise, 1e-3)
@@ -314,7 +314,8 @@ def test_a_simulated_bound_counts_with_its_risk(file_ledger):
     for _ in range(2):
         assert spent(file_ledger) == plan.epsilon
         assert file_ledger.balance("patients").risk == pytest.approx(0.01)
-        # The simulation covers whole runs, so nothing is given back.
+        # The simulated bound holds for whole runs only, so the ledger gives back no
+        # budget for the steps that the run did not take.
         file_ledger.end(run_name(1), plan=plan, steps=3, reason="a power cut")
 
 
@@ -326,7 +327,8 @@ def test_a_refusal_says_if_the_deltas_are_too_large(file_ledger):
     file_ledger.spend("trials", cost, about="best of about 3 trials")
     with pytest.raises(BudgetExceededError, match="rho add up to 2e-06 of 1e-06"):
         file_ledger.spend("trials", cost, about="best of 3 others")
-    # The guarantee of a run has a rho, so that its delta is not used up.
+    # The ledger composes a run's guarantee by its rho, so two runs do not use up the
+    # delta of the budget.
     for about in ("a run", "another run"):
         file_ledger.spend("runs", plan.guarantee, about=about)
     joint = tf_bandmf.compose([plan, plan]).epsilon(1e-6)

@@ -1,4 +1,4 @@
-"""Despite races, kills and full disks, ledgers lose no entry and are not overspent."""
+"""Races, kills and full disks cause no lost ledger entries and no overspending."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ PROGRAM = pathlib.Path(__file__).with_name("racing_runs.py")
 
 
 def told(url, plan, what, count):
-    """Runs `racing_runs.py`; returns the ledger's answers to its processes."""
+    """Runs racing_runs.py; returns the lines that it prints, the ledger's answers."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     options = {"env": environment, "timeout": 900}
     lines = printed(PROGRAM, url, plan, what, count, **options).splitlines()
@@ -34,7 +34,7 @@ def told(url, plan, what, count):
 )
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)], ids=str)
 def test_processes_race_for_the_last_of_a_budget(count, ledger, tmp_path):
-    # By exact composition, the budget suffices for half of the processes.
+    # The budget suffices for the runs of exactly half of the processes.
     noise = bound_plan().noise_multiplier
     rho = 0.5 * (count // 2) / noise**2
     ledger.add_dataset("patients", rho=rho * 1.001)
@@ -83,7 +83,7 @@ def test_kills_lose_nothing(kills, each_url, tmp_path):
     begun = {entry.run for entry in entries if entry.kind == "begun"}
     ended = {entry.run for entry in entries if entry.kind == "ended"}
     assert ledger.balance("patients").runs == len(begun) and ended <= begun
-    # Further runs can use the remaining budget, and no more than that.
+    # Further runs can use up the remaining budget but cannot exceed it.
     plan = tf_bandmf.Plan.load(str(path))
     with pytest.raises(BudgetExceededError):
         for number in range(21):

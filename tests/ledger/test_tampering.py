@@ -1,4 +1,4 @@
-"""Changed, removed, added and moved rows, and replaced databases, are detected."""
+"""Ledgers detect changed, removed, added and moved rows, and replaced databases."""
 
 import shutil
 import sqlite3
@@ -12,7 +12,7 @@ from tf_bandmf.ledger import DamagedLedgerError, LedgerError
 
 @pytest.fixture
 def filled(ledger):
-    """Fills a ledger: entry 0 is a data set, 1 and 3 begin runs, 2 and 4 note steps."""
+    """Fills a ledger: entry 0 is a data set, 1 and 3 begin runs, 2 and 4 record steps."""
     ledger.add_dataset("patients", epsilon=4.0, delta=1e-6)
     plan = bound_plan(ledger)
     for number in range(2):
@@ -22,7 +22,7 @@ def filled(ledger):
 
 
 def change(ledger, *statements, guarded=False):
-    """Executes SQL on the database, as anyone who has its password can."""
+    """Executes SQL statements on the database, like a person who has its password."""
     with ledger._store.transaction(writes=True) as actual:
         if not guarded:
             on = "" if actual.connection.dialect.name == "sqlite" else " ON runs"
@@ -65,7 +65,7 @@ def test_what_was_changed_is_seen(attack, filled):
     change(filled, *ATTACKS[attack].split("; "))
     assert len(filled.verify()) == 1
     fresh = tf_bandmf.Ledger(filled._store.url.render_as_string(False))
-    if attack != "added":  # Entries after the newest valid one are not read.
+    if attack != "added":  # Entries that follow the newest valid one are not read.
         with pytest.raises(DamagedLedgerError):
             bound_plan(fresh, epsilon=0.1)
     with pytest.raises(LedgerError):

@@ -1,4 +1,4 @@
-"""Load tests: many steps, long plans, and models that do not fit into memory."""
+"""Load tests with many steps, long plans, and models that do not fit into memory."""
 
 import pathlib
 import time
@@ -96,7 +96,7 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
                 sizes[step] = resident_bytes()
 
     x, y = np.ones([16, 3], np.float32), np.ones([16, 2], np.float32)
-    # `steps_per_epoch` makes the whole run a single epoch.
+    # This `steps_per_epoch` makes the whole run a single Keras epoch.
     model.fit(
         plan.batches(x, y),
         epochs=1,

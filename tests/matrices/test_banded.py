@@ -1,4 +1,4 @@
-"""Banded matrices: long convolutions, immutability, and invalid arguments."""
+"""Tests long convolutions, immutability and argument checks of banded matrices."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
-"""Audits and statistical tests of the noise detect mechanisms broken on purpose.
+"""Audits and statistical tests detect mechanisms that are broken on purpose.
 
-A mutation changes one function of the package. A check must pass for the unchanged code
-and fail with the mutation, which shows that the check is able to fail.
+A mutation changes one function of the package. A check, such as an audit, must pass for
+the unchanged code and fail with the mutation. This shows that the check can fail.
 """
 
 import functools
@@ -28,13 +28,13 @@ from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling import samplers
 
 STEPS = 12
-# Family-wise false-alarm rate of a check.
+# The probability that a check fails for correct code.
 ALPHA = 1e-6
 
 
 @pytest.fixture(autouse=True)
 def forgets():
-    """Clears module state, so that no test sees the mechanism of an earlier test."""
+    """Clears caches of the package before and after each test."""
 
     def forget():
         admission.forget()
@@ -47,35 +47,36 @@ def forgets():
 
 
 def audited(mechanism):
-    """True if the audit of a Keras run agrees with its plan."""
+    """Returns whether the audit of a Keras run agrees with the run's plan."""
     plan = audited_runs.plan_of(mechanism, epsilon=1.0)
     actual = audited_runs.audited(plan, confidence=1 - ALPHA).white_box
-    # In addition, the canaries' signal must not exceed the sensitivity.
+    # The audit must not contradict the plan's epsilon. In addition, the signal of the
+    # canaries must not exceed the sensitivity.
     most = (1 + 1e-5) / plan.noise_multiplier
     return actual.signal <= most and not actual.contradicts
 
 
 def audited_sampler():
-    """True if a canary audit that uses the plan's sampler agrees with its epsilon."""
+    """Returns whether a canary audit that samples agrees with the plan's epsilon."""
     plan = small_plan("identity", 64, 4, 2, epsilon=1.0, sampling="poisson")
     canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
     return not canaries.audit(canaries.simulated(1), confidence=1 - ALPHA).contradicts
 
 
 def white(mechanism, num_shards=1):
-    """True if the generator, without Keras, produces the strategy's noise."""
+    """Returns whether the noise generator's output is the strategy's noise."""
     plan = planned(mechanism, num_steps=STEPS, sampling=tf_bandmf.MinSep(4, 3))
     noise = rows_of(plan.strategy, 4096 * num_shards, num_shards, seed=3)
     lags = (2048 * num_shards, 4096)
     return whiteness(plan.strategy, noise, lags).p_value >= ALPHA
 
 
-# All mutations, in the order of their definition.
+# The parameters of the test below: one mutation each, in order of definition.
 MUTATIONS = []
 
 
 def broken(title, invariants, *check):
-    """Registers the decorated mutation; `check` (function, arguments) must fail with it."""
+    """Registers a mutation that makes `check`, a function and its arguments, fail."""
 
     def register(change):
         attack = pytest.mark.attack(
@@ -216,5 +217,5 @@ def test_it_is_caught(check, change, figure, monkeypatch):
 
 @functools.cache
 def passes(check, *arguments):
-    """True if a check passes for the unchanged code."""
+    """Returns whether a check passes for the unchanged code."""
     return check(*arguments)

@@ -1,4 +1,4 @@
-"""The noise uses only operations that have the same rounding rules on every device."""
+"""Noise is computed only by operations that round the same way on every device."""
 
 import re
 
@@ -10,8 +10,8 @@ from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import weighted_normals
 
-# Operations that are exact, or rounded as IEEE 754 says. A compiler may fuse a product
-# with a sum.
+# Operations that are exact or rounded according to IEEE 754. Compilers may still fuse a
+# multiplication and an addition.
 ROUNDED = {"add", "multiply", "subtract", "sqrt", "convert"}
 # Operations that move or select floats, or create them from bits.
 MOVED = {
@@ -41,15 +41,15 @@ def test_no_device_has_a_function_of_its_own_in_the_noise(generator):
 
 
 def test_a_device_has_functions_of_its_own_in_the_normals_of_tensorflow():
-    # Control: the check rejects TensorFlow's own normals, which use logarithms that each
-    # device approximates differently.
+    # As a control, the check rejects TensorFlow's own normal random numbers: they use
+    # logarithms, which each type of device approximates differently.
     operations = float_operations(lambda: tf.random.stateless_normal([100], [1, 2]))
     assert not operations <= ROUNDED | MOVED
 
 
 def test_noise_drawn_again_by_another_compiler_is_the_same_to_rounding():
-    # A run that is resumed on a different type of device regenerates earlier normals
-    # with a different compiler.
+    # If a run is resumed on another type of device, a different compiler regenerates
+    # the normals of earlier steps.
     keys = tf.constant(NoiseKey.for_testing(1).step_keys(1)[0])
     here = noise.standard_normals(keys, 50_000, jit_compile=True).numpy()
     there = noise.standard_normals(keys, 50_000, jit_compile=False).numpy()

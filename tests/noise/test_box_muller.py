@@ -1,4 +1,4 @@
-"""Normals, compared with Philox in Python integers and Box-Muller in float64."""
+"""Compares normals with Philox in Python integers and Box-Muller in float64."""
 
 import math
 
@@ -42,7 +42,7 @@ def reference_philox(key, counter):
 
 
 def reference_pair(words, shared_words):
-    """Computes Box-Muller in float64 from a pair's own words and its block's words."""
+    """Returns a pair of normals, from its own random words and those of its block."""
     a, b, c, angle = words
     first, second = shared_words
     units = (a & LOW) << 124  # in units of 2^-156
@@ -81,7 +81,7 @@ def reference_normals(step_key, block):
 )
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_known_answers_of_philox(key, counter, expected, jit_compile):
-    """Philox agrees with the authors' Random123 (kat_vectors, philox4x32 10)."""
+    """Philox gives the known answers of its authors' library Random123."""
     assert tuple(reference_philox(key, counter)) == expected
     step_key = tf.constant([key, counter >> 64], tf.uint64)
     low = tf.constant([counter & (2**64 - 1)], tf.uint64)
@@ -105,9 +105,10 @@ def test_normals_are_those_of_float64(block, jit_compile):
 
 
 def test_known_answers_of_normals():
-    """A fixed key always gives the same normals.
+    """The normals of a fixed key are the same in every version of the code.
 
-    If they change, the package's version and the ledger's format must change, too.
+    A change of these normals would require a new version of the package and a new
+    format of the ledger.
     """
     key = tf.constant(NoiseKey.for_testing(0).step_keys(1)[0])
     np.testing.assert_allclose(
@@ -120,7 +121,7 @@ def test_known_answers_of_normals():
 @pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_many_blocks_are_the_same_as_one_by_one(jit_compile):
-    # Without XLA, blocks are computed in chunks; the last chunk here is not full.
+    # Without XLA, blocks are computed in chunks. Here, the last chunk is not full.
     key = tf.constant(NoiseKey.for_testing(3).step_keys(1)[0])
     blocks, last = 70, 100
     whole = noise.standard_normals(
@@ -136,7 +137,8 @@ def words(*values):
     return tf.constant(np.array(values, np.uint32).view(np.int32))
 
 
-# The index of the first bit of t that each word sets.
+# For each of the five words of a radius: the index of the first bit that it sets in the
+# uniform number.
 FIRST_BITS = (1, 32, 63, 94, 125)
 
 
@@ -144,28 +146,30 @@ FIRST_BITS = (1, 32, 63, 94, 125)
 def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     """The radius exceeds `sqrt(2 k log 2)` if and only if the first k bits are zero.
 
-    Therefore, the probability of this tail is exactly 2^-k. One of the k bits is the
-    sign bit. The test computes the smallest radius for which the k bits are zero, and
-    the largest other radius: `sqrt(2 k log 2)` is between them.
+    Therefore, the radius exceeds this value with a probability of exactly 2^-k. One of
+    the k bits is the sign bit. The test computes the smallest radius for which all k
+    bits are zero, and the largest radius for which one of them is not zero. The value
+    `sqrt(2 k log 2)` is between these two radii.
     """
     edge = 2.0 * k * math.log(2.0)
     zeros = [min(max(k - first, 0), 31) for first in FIRST_BITS]
     inside = [words(LOW >> zero) for zero in zeros]
     square = box_muller.squared_radius(*inside[:3], box_muller.shared_part(*inside[3:]))
-    rest = 2.0 ** (k - 157)  # The generator always adds half a unit to u.
+    rest = 2.0 ** (k - 157)  # The generator adds half a unit, 2^-157, to u.
     np.testing.assert_allclose(square, edge - 2.0 * math.log1p(-rest), rtol=2.0**-22)
     assert math.sqrt(square[0]) <= box_muller.LARGEST_NORMAL * (1.0 + 2.0**-22)
     if k == 1:
-        return  # The other sign bit gives u > 1/2.
-    # The other sign bit gives the radius of `1 - u`. These radii are the smallest ones,
-    # and some of them are flushed to zero.
+        return  # If k = 1, the other sign bit gives u > 1/2.
+    # With the other sign bit, the radius is that of `1 - u`. These are the smallest
+    # radii, and some of them are flushed to zero.
     near_one = words((LOW >> zeros[0]) | 0x80000000)
     small = box_muller.squared_radius(
         near_one, *inside[1:3], box_muller.shared_part(*inside[3:])
     )
     least = -2.0 * math.log1p(-(2.0**-k) * (1.0 - rest))
     np.testing.assert_allclose(small, least, rtol=2.0**-22, atol=2.0**-123)
-    # Of all bits, only the last of the k bits is one: this is the largest other radius.
+    # If the last of the k bits is one and all other bits are zero, the radius is the
+    # largest for which not all k bits are zero.
     word = max(i for i, first in enumerate(FIRST_BITS) if first < k)
     outside = [words(0)] * 5
     outside[word] = words(1 << (31 - (k - FIRST_BITS[word])))

@@ -1,4 +1,4 @@
-"""The digest that binds a step's noise to the sum to which the noise is added."""
+"""Tests the digest that binds a step's noise to the sum it is added to."""
 
 import functools
 
@@ -16,7 +16,7 @@ KEY = NoiseKey.for_testing(0)
 
 
 def hashed(key, words, level):
-    """Returns the 64-bit words of the next level, computed in Python integers."""
+    """Computes a level of the hash in Python integers; returns its 64-bit words."""
     keys = long(key[2048 * level : 2048 * (level + 1)])
     words = words + [0] * (512 - len(words))
     blocks = len(words) // 512
@@ -46,7 +46,7 @@ def long(words):
 
 
 def reference(key, pieces, more=()):
-    """Computes the digest of pieces of 32-bit numbers from its definition."""
+    """Computes the digest of several pieces of data in Python integers."""
     key, left, most = integers(key), integers(more), 512 // (2 * len(pieces))
     words = []
     for piece in map(integers, pieces):
@@ -68,7 +68,7 @@ def test_pieces_are_hashed_apart_and_then_together(sizes):
     cut = [rng.normal(size=size).astype("f4") for size in sizes]
     key, more = digest_key(bytes(32), "plan"), np.array([1, 2, 3], "i4")
     digest = keyed_digest(tf.constant(key), [tf.constant(p) for p in cut], more)
-    # If the length of a piece is odd, its last number is hashed after all pieces.
+    # The last number of a piece of odd length is hashed after all pieces.
     np.testing.assert_array_equal(digest, reference(key, cut, more))
 
 
@@ -91,7 +91,7 @@ def test_it_is_what_its_formula_says(size):
 def test_words_of_any_number_are_digested_with_it(size):
     words = np.random.default_rng(size).integers(-(2**31), 2**31, size, np.int32)
     key = digest_key(bytes(32), "rows")
-    # The number of words is unknown while a step is traced.
+    # When a step is traced, the number of words is not known yet.
     spec = tf.TensorSpec([None], tf.int32)
     function = tf.function(digests.digest_of_any_length, autograph=False)
     traced = function.get_concrete_function(tf.constant(key), spec)
@@ -127,7 +127,8 @@ def test_normals_of_two_digests_are_independent(generator):
     ]
     plain = noise.standard_normals(tf.constant(key), 40_000, jit_compile=False)
     np.testing.assert_array_equal(normals[0], plain)
-    # Five standard deviations: false-alarm rate below 2e-6.
+    # The tolerance is five standard deviations, so correct code fails with a
+    # probability below 2e-6.
     correlations = np.corrcoef(np.stack(normals))[np.triu_indices(3, 1)]
     assert np.abs(correlations).max() < 5 / 200
     for tensor in (tf.constant(key), tf.constant(key.view("i8"))):
@@ -136,7 +137,8 @@ def test_normals_of_two_digests_are_independent(generator):
 
 
 def test_a_few_recent_keys_suffice():
-    # BISR with four bands regenerates the normals of three earlier steps.
+    # BISR with four bands regenerates the normals of the three previous steps, so the
+    # keys of four steps suffice.
     of = noise.NoiseGenerator(strategies.bisr(workloads.prefix_sum(12), 4), 10)
     keys, buffer = of.step_keys(KEY), tf.zeros([0, 10])
     assert of.key_terms == 4
@@ -149,8 +151,8 @@ def test_a_few_recent_keys_suffice():
         np.testing.assert_array_equal(row, whole)
 
 
-# Expected digests of the numbers 0, 1, ..., by digest version and count of numbers. A
-# new version adds an entry, and old entries stay.
+# Expected digests of the first numbers 0, 1, ... Keys are the version of the digest and
+# the count of numbers. For a new version, add an entry and keep the old entries.
 OF_VERSIONS = {
     3: {
         5: (1608067432, 326217624),

@@ -24,25 +24,25 @@ def counters(first, count):
 
 
 def one_step():
-    """Returns the words of one step, in the order of their counters."""
+    """Returns the random words of one step, in the order of their counters."""
     return np.stack(philox(tf.constant(KEYS[0]), counters(0, QUARTER)), 1).ravel()
 
 
 def many_steps():
-    """Returns the words for the same counters under the keys of 256 steps."""
+    """Returns random words of 256 steps, which have the same counters but own keys."""
     each = QUARTER // 256
     parts = [np.stack(philox(tf.constant(key), counters(0, each)), 1) for key in KEYS]
     return np.stack(parts, 1).ravel()
 
 
 def far_counters():
-    """Returns the words for counters that overflow their lower 32 bits."""
+    """Returns random words in a range of counters whose lower 32 bits overflow."""
     first = 2**32 - QUARTER // 2
     return np.stack(philox(tf.constant(KEYS[1]), counters(first, QUARTER)), 1).ravel()
 
 
 def of_normals():
-    """Returns bits recovered from float32 normals: the leading bits of their quantiles."""
+    """Returns the leading bits of Phi(z) for float32 normals z, which are uniform."""
     z = noise.standard_normals(
         tf.constant(KEYS[2]), 2 * battery.SIZE, jit_compile=False
     )
@@ -52,7 +52,7 @@ def of_normals():
 
 
 def step_keys():
-    """Returns the words of the step keys, which are derived by BLAKE2b."""
+    """Returns the 32-bit words of many steps' keys, which BLAKE2b derives."""
     keys = NoiseKey.for_testing(12).step_keys(QUARTER)
     return np.ascontiguousarray(keys).view(np.uint32).ravel()
 

@@ -1,4 +1,4 @@
-"""Noise keys: derived keys, secrecy, and fixed values."""
+"""Tests noise keys: the keys derived from them, their secrecy, and fixed values."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ def test_step_keys_are_distinct_across_steps_and_runs():
 
 
 def test_step_keys_are_the_same_on_every_machine():
-    # This value must never change, or saved runs could not be replayed.
+    # This value must never change: saved runs need it to regenerate their noise.
     expected = [[4384573516408593201, 13888297300822307851]]
     words = NoiseKey(bytes(range(32))).step_keys(1)
     assert words.tolist() == expected

@@ -1,4 +1,4 @@
-"""Rows that get their noise when they are read have the distribution of eager noise."""
+"""Tables whose rows get noise only when read have the distribution of eager noise."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def _system(kind, update):
 
 
 def _eager(kind, update):
-    """Returns the coefficient of each z in the weights before each step, [n + 1, n]."""
+    """Returns the weights as linear functions of the normals z, shape [n + 1, n]."""
     noising = np.linalg.inv(_MATRICES[kind].to_dense())
     weights, velocity = np.zeros([2, _STEPS + 1, _STEPS])
     for t in range(_STEPS):
@@ -60,7 +60,8 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
     jumps = Jumps(_system(kind, update), _STEPS)
     times = [2, 3, 7, 9]
     m = jumps.entries
-    # The state is not drawn, but computed as a linear function of the jumps' normals.
+    # Instead of random numbers, the state holds coefficients of the normals that would
+    # be drawn at each read.
     state, reads, last = np.zeros([m, m * len(times)]), [], 0
     for t in range(_STEPS):
         rate = tf.constant(_RATES[t], tf.float64)
@@ -118,9 +119,9 @@ def test_what_is_shown_has_the_law_of_the_eager_noise():
     expected = _eager("inverse", update)[[3, 4, 9]]
     expected = expected @ expected.T
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
-    # The tolerance is five standard errors of a mean of 72,000 products.
+    # The tolerance is five standard errors of the mean of 72,000 products.
     np.testing.assert_array_less(np.abs(drawn - expected) / scale, 5 * 2**0.5 / 268)
-    # Rows, columns and tables are independent of each other.
+    # The noise is independent between tables, between columns and between rows.
     across = np.mean(shown * other, axis=(1, 2)) / np.diag(expected)
     np.testing.assert_array_less(np.abs(across), 5 / 268)
     last = shown[-1] / np.sqrt(expected[-1, -1])
@@ -131,15 +132,15 @@ def test_what_is_shown_has_the_law_of_the_eager_noise():
 
 
 def _after_a_step(weights, kind="inverse"):
-    """Makes a lazy table, and takes a step at learning rate 0.1 that reads no rows."""
+    """Makes a lazy table after one step, with learning rate 0.1, that read no rows."""
     jumps = Jumps(_system(kind, lazy.LinearUpdate()), _STEPS)
     table = LazyTable(weights, jumps)
     jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
     return jumps, table
 
 
-# A release processes parts with equal numbers of rows. With 720 rows, the second part
-# overlaps most of the first part.
+# A release processes the table in parts of equal size, so its last part may overlap the
+# part before it. With 720 rows, the second part overlaps most of the first part.
 @pytest.mark.slow_cases("5000")
 @pytest.mark.parametrize("rows", [5000, 720])
 def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch, rows):
@@ -160,7 +161,8 @@ def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch
     np.testing.assert_array_equal(weights.numpy(), first)
 
 
-# Row counts: none, part of a block, a whole block, a block and a row, several blocks.
+# Rows are processed in parts of 8. These counts of rows make no part, an incomplete
+# part, one part, one part and a row, and three parts.
 @pytest.mark.slow_cases("False-9", "False-24")
 @pytest.mark.parametrize("count", [0, 5, 8, 9, 24])
 @pytest.mark.parametrize("traces", [False, True])

@@ -1,4 +1,4 @@
-"""The noise generator streams the rows of C^-1 Z."""
+"""The noise generator returns the rows of C^-1 Z one after another."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ KEY = NoiseKey.for_testing(0)
 
 
 WORKLOAD = workloads.momentum_sgd(N, 0.5, 0.9)
-# One strategy for each algorithm that computes a row of noise.
+# One strategy for each algorithm that computes the noise of a step.
 STRATEGIES = {
     "lambda_cgd": strategies.lambda_cgd(N, 0.7),
     "lambda_cgd_normalized": strategies.lambda_cgd(N, 0.7, True),
@@ -49,18 +49,19 @@ def test_terms_that_a_gpu_adds_by_twos_are_the_same(name, monkeypatch):
 
 
 def test_replay_is_bit_identical():
-    # Regenerated normals are equal, bit for bit, to those that were drawn first.
+    # Regenerated normals must be bit-identical to the originals.
     generator = noise.NoiseGenerator(STRATEGIES["lambda_cgd"], 300)
     keys = generator.initial_state(KEY).step_keys
     z = [noise.standard_normals(keys[i], 300).numpy() for i in range(N)]
     streamed = run(generator)
     for i in range(1, N):
-        # The reference rounds once, like XLA's fused multiply-add.
+        # In float64, this reference has no intermediate rounding, like the fused
+        # multiply-add of XLA.
         exact = z[i].astype(np.float64) + np.float32(-0.7) * z[i - 1].astype(np.float64)
         np.testing.assert_allclose(streamed[i], exact, rtol=2.0**-23, atol=1e-7)
 
 
-# `keep_normals` requires a banded inverse.
+# `keep_normals` is only possible for strategies with a banded inverse.
 @pytest.mark.parametrize(
     ("name", "keep_normals"),
     [
@@ -96,9 +97,9 @@ def test_kept_normals_give_the_noise_of_regenerated_ones(name):
     bands = strategy.matrix.stored_bands
     assert (again.memory_vectors, kept.memory_vectors) == (0, bands - 1)
     expected = run(again)
-    # XLA may compile the sum differently with kept normals, so last bits may differ.
+    # XLA may compile sums of kept normals differently, so the last bits may differ.
     np.testing.assert_allclose(run(kept), expected, rtol=0, atol=2e-6)
-    # A training step keeps the normals in a variable.
+    # Training keeps the normals in a variable, which must give the same noise.
     buffer = tf.Variable(tf.zeros([kept.memory_vectors, 5000]))
     keys = kept.initial_state(KEY).step_keys
 

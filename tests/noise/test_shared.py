@@ -1,4 +1,4 @@
-"""A function that is traced once does not keep the graphs of its callers alive."""
+"""A function shared by several graphs does not keep these graphs alive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def doubled(value: tf.Tensor) -> tf.Tensor:
 
 
 def forgets_its_caller(function: Callable[..., Any]) -> bool:
-    """Returns whether a graph that calls the function is freed after use."""
+    """Returns whether a graph that calls the function is freed after its last use."""
 
     @tf.function(autograph=False)
     def caller(value: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,9 @@
-"""The noise of every registered strategy, eager, as a graph and under XLA, is C^-1 Z.
+"""The noise of every registered strategy is C^-1 Z, eager, in a graph and under XLA.
 
-C times the noise must be standard normals that are independent over steps (which tests
-the covariance C^-1 C^-T), coordinates, variables and replicas: see `whiteness`. Seeds
-are fixed. The probability of a false alarm in any case of this file is below 1e-6
-(Bonferroni).
+C times the noise must consist of standard normals that are independent over steps,
+coordinates, variables and replicas. Independence over steps tests the covariance
+C^-1 C^-T of the noise: see whiteness.py. Seeds are fixed. The probability of a false
+alarm in any case of this file is below 1e-6 (Bonferroni).
 """
 
 import numpy as np
@@ -54,8 +54,8 @@ def test_the_noise_is_that_of_the_strategy(strategy, mode):
         noise = rows_of(strategy, D * SHARDS, SHARDS, jit_compile=mode == "xla", seed=5)
     finally:
         tf.config.run_functions_eagerly(False)
-    # Variables may begin at any index, so distances other than powers of two matter,
-    # too.
+    # A variable may begin at any index of the noise, so the test includes lags that are
+    # not powers of two.
     verdict = whiteness(strategy, noise, lags=(3, 100, 1000, D))
     assert verdict.p_value >= ALPHA, str(verdict)
 

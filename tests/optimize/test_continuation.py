@@ -1,4 +1,4 @@
-"""Columns that were optimized for few steps are continued to many steps."""
+"""Columns optimized for a few steps can be extended to a longer run."""
 
 import pytest
 
@@ -11,14 +11,15 @@ FEW, BANDS = 512, 4
 
 @pytest.fixture(scope="module")
 def long_runs():
-    """Returns the optimal Toeplitz start, five iterations from it, and the optimum."""
+    """Returns strategies: a Toeplitz start, five iterations later, and the optimum."""
     workload = workloads.prefix_sum(4 * FEW)
     start = strategies.optimized_banded(workload, BANDS, max_iterations=0)
     five = strategies.optimized_banded(workload, BANDS, start=start, max_iterations=5)
     return start, five, strategies.optimized_banded(workload, BANDS, start=start)
 
 
-# Only the latest problem stays traced, so the fixture `long_runs` must come first.
+# Only the most recent optimization problem stays traced. Therefore, this fixture
+# requests `long_runs`, which makes all long problems first.
 @pytest.fixture(scope="module")
 def columns(long_runs):
     actual = strategies.optimized_banded(

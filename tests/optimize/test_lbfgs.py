@@ -1,4 +1,4 @@
-"""The results that the L-BFGS optimizer reports, in particular its failures."""
+"""Tests the results that the L-BFGS optimizer reports, especially failures."""
 
 import numpy as np
 import pytest
@@ -11,13 +11,13 @@ SCALES = np.array([1.0, 3.0, 10.0])
 
 
 def bowl(x):
-    """Returns log(1 + a quadratic), whose minimum is at 2."""
+    """Returns log(1 + a quadratic function), which is minimal at x = 2."""
     return tf.math.log1p(tf.reduce_sum(SCALES * (x - 2.0) ** 2))
 
 
 @pytest.fixture(scope="module")
 def in_bowl():
-    """Returns a minimizer of `bowl` for all tests, because tracing one takes seconds."""
+    """Returns an optimizer of `bowl` that all tests share, because tracing is slow."""
     return lbfgs.Minimizer(bowl, 3).minimize
 
 
@@ -61,5 +61,5 @@ except ImportError as error:
 
 @pytest.mark.slow
 def test_only_optimizing_needs_tensorflow_probability_and_tf_keras():
-    """Without both packages, closed-form plans work; optimized ones name the extra."""
+    """Without these packages, closed forms work; optimizing raises a helpful error."""
     assert printed("-c", _WITHOUT_TF_KERAS).split() == ["True", "True"]

@@ -1,4 +1,4 @@
-"""Strategies that minimize the largest per-step error, and bounds on this error."""
+"""Tests strategies that minimize the maximum error of a step, and error bounds."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def test_general_columns_are_certified_to_a_thousandth_by_default():
     largest = np.max(actual.per_step_squared_error(workload))
     assert actual.diagnostics["value"] == pytest.approx(largest)
     assert actual.diagnostics["optimality_gap"] < 1e-3
-    # The optimum from another start is not better by more than the stated gap.
+    # An optimization from another start is better by at most the stated optimality gap.
     start = strategies.bsr(workload, 4).normalize_columns()
     other = strategies.optimized_banded(
         workload, 4, objective="max", start=start, max_iterations=100

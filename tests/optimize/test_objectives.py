@@ -1,4 +1,4 @@
-"""Supporting hyperplanes lie below the objective, and touch it at one point."""
+"""Supporting hyperplanes of the objective lie below it and touch it at one point."""
 
 import numpy as np
 import pytest

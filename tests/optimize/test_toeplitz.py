@@ -1,4 +1,4 @@
-"""The error of a Toeplitz strategy and its gradient, compared with TensorFlow."""
+"""Compares the error of a Toeplitz strategy and its gradient with TensorFlow."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Participation objects: their checks, patterns and descriptions."""
+"""Tests the argument checks, patterns and descriptions of participation objects."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Advice: predictions agree with the plan, and settings follow from the predictions."""
+"""`advise` predicts correctly, and advises the settings that it predicts are best."""
 
 import math
 
@@ -14,7 +14,7 @@ FIXED = {**DATA, "sampling": "fixed-order", "mechanism": "bisr:16"}
 
 @pytest.fixture(scope="module", autouse=True)
 def few_mechanisms():
-    """Reduces the mechanisms that "auto" compares, to save time."""
+    """Makes "auto" compare only two mechanisms, to save time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "auto_names", lambda *_: ("identity", "bisr"))
         yield
@@ -72,8 +72,8 @@ def test_the_setting_with_the_most_progress_is_advised(advice):
 
 
 def test_a_mechanism_with_much_less_noise_per_step_may_have_slightly_more_error():
-    # In benchmarks/utility, a network on CIFAR-10 reaches 69.6% with bisr, which is
-    # advised, and 68.9% with bandinv, although bandinv has a smaller RMSE.
+    # In benchmarks/utility, a network on CIFAR-10 reaches an accuracy of 69.6% with bisr,
+    # which must be advised, and 68.9% with bandinv, whose RMSE is smaller.
     data = {"num_examples": 10_000, "num_parameters": 4313, "delta": 1e-5, "epochs": 8}
     use = {"loss": "binary_crossentropy", "sampling": "fixed-order"}
     names = ("identity", "bandinv", "bisr")
@@ -90,9 +90,10 @@ def test_a_mechanism_with_much_less_noise_per_step_may_have_slightly_more_error(
 
 
 def test_a_squared_error_gets_a_smaller_rate():
-    """All names of the squared error lead to the same, smaller learning rate.
+    """The learning rate for a squared error is 0.625 times the rate for other losses.
 
-    With twice the learning rate for classification, a regression diverges.
+    All names of the squared error give the same rate. At twice the learning rate for
+    classification, a regression would diverge.
     """
     squared = tf_bandmf.advise(epsilon=4.0, loss="mse", **FIXED)
 
@@ -116,8 +117,8 @@ def test_adam_has_independent_noise_and_a_rate_of_its_own():
 def test_a_sampling_that_demands_more_must_be_worth_it():
     """A sampling that demands more of the user is advised only if it gains enough.
 
-    Poisson sampling wins for small batches, fixed order if a batch holds all the
-    data.
+    Poisson sampling is advised for small batches. A fixed order is advised if a batch
+    contains all the data, because sampling then gains nothing.
     """
     settings = {**DATA, "epsilon": 1.0, "mechanism": "identity"}
     secret = tf_bandmf.advise(**{**settings, "max_batch_size": 64})

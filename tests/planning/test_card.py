@@ -1,4 +1,4 @@
-"""The privacy card in plain words is true, complete, and safe to print."""
+"""Privacy cards, which use plain words, are true, complete and safe to display."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ def plan():
 
 
 def said_of(plan, epsilon, delta=1e-5, mu=None, kind="exact", confidence=None):
-    """Returns the plan's statement with another guarantee."""
+    """Returns the plan's privacy statement with its guarantee replaced."""
     made = tf_bandmf.Guarantee(epsilon, delta, kind, "test", confidence=confidence)
     return dataclasses.replace(plan.statement(unit="one user"), guarantee=made, mu=mu)
 
@@ -31,7 +31,7 @@ def said_of(plan, epsilon, delta=1e-5, mu=None, kind="exact", confidence=None):
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 30.0, 900.0])
 @pytest.mark.parametrize("delta", [1e-9, 0.01])
 def test_no_test_of_randomized_response_does_better(plan, epsilon, delta):
-    """No test of the worst (epsilon, delta)-DP mechanism beats the card's numbers."""
+    """No attack on the worst (epsilon, delta)-DP mechanism exceeds the card's limits."""
     right = 1.0 / (1.0 + math.exp(-epsilon))
     wrong = math.exp(-epsilon) * right
     out = np.array([delta, 0.0, (1 - delta) * right, (1 - delta) * wrong])
@@ -106,7 +106,8 @@ def test_replacements_and_several_releases():
     assert "which of two possible records" in points["What that means for one person"]
     joint = tf_bandmf.compose([tf_bandmf.Release(rho=0.1)])
     said = joint.statement(1e-5, unit="one user")
-    # A release for which only rho is known may not be a Gaussian mechanism.
+    # A release of which only rho is known need not be a Gaussian mechanism, so no mu is
+    # stated for it.
     assert said.mu is None and "1 other release(s)" in said.covered
 
 

@@ -1,4 +1,4 @@
-"""The table of mechanisms, and the plan of its best row."""
+"""Tests the table that `compare` returns, and plans of its best mechanism."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_a_plan_keeps_the_table_in_its_file(tmp_path, monkeypatch):
     assert loaded.fingerprint == plan.fingerprint
     for made in (plan, loaded):
         row = made.choice.best()
-        # The plan rounds coefficients to float32.
+        # The numbers differ slightly, because the plan rounds coefficients to float32.
         np.testing.assert_allclose(plan.rmse(), row.rmse, rtol=1e-5)
     assert str(loaded.choice) == str(plan.choice)
     assert tf_bandmf.plan("identity", **DATA, **BUDGET).choice is None
@@ -83,9 +83,9 @@ def test_a_plan_has_the_mechanism_of_the_best_row_with_noise_in_full(sampling):
 
 
 def test_a_mechanism_whose_simulation_overflows_for_large_gamma_is_compared():
-    """The search for gamma continues after an overflow of the simulation.
+    """The search for gamma continues if the simulation overflows for some gamma.
 
-    With momentum and gamma = 0.55, C grows by 4.5 % per step, and overflows.
+    With momentum and gamma = 0.55, entries of C grow by 4.5% per step, and overflow.
     """
     table = tf_bandmf.compare(
         ["bifr:2", "bifr:2:0.3", "bifr:2:0.5"],
@@ -125,8 +125,8 @@ def test_samplings_are_compared_in_one_table(last):
     use = {"num_examples": 320, "batch_size": 32, "epochs": 4, **BUDGET}
     samplings = ["fixed-order", "poisson", last]
     table = tf_bandmf.compare(["identity", "bisr:4"], sampling=samplings, **use)
-    # Poisson sampling amplifies only identity; samplings with other adjacencies are
-    # omitted.
+    # Poisson sampling amplifies only the mechanism identity. Samplings with another
+    # adjacency are excluded from the table.
     assert "bisr:4, poisson" in table.excluded
     used = {row.sampling for row in table}
     assert used == set(samplings) - {"cyclic-fixed-size"}

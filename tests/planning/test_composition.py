@@ -1,4 +1,4 @@
-"""`compose`: the joint guarantee of several runs."""
+"""Tests `compose`, which computes the joint guarantee of several runs."""
 
 import math
 
@@ -69,9 +69,10 @@ def test_amplified_runs_compose_by_their_privacy_loss():
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-14])
 def test_poisson_runs_of_one_kind_are_one_longer_run(delta):
-    """Two equal Poisson runs have the epsilon of one run that is twice as long.
+    """Two equal runs with Poisson sampling compose to a run that is twice as long.
 
-    They are amplified even at delta = 1e-14, where convolutions are too coarse.
+    Their amplification counts even at delta = 1e-14, for which numerical convolutions
+    would be too inaccurate.
     """
     run = sampled(tf_bandmf.Poisson(M, 6), epsilon=None, noise_multiplier=0.4)
     noise = run.unit_noise_stddev
@@ -161,7 +162,7 @@ def test_impossible_neighbors_and_budgets_are_refused():
 @pytest.mark.slow_cases("b_min_sep_sampling", "poisson")
 @pytest.mark.parametrize("kind", ["b_min_sep_sampling", "balls_in_bins", "poisson"])
 def test_never_more_than_basic_composition(kind):
-    """The joint epsilon of two simulated plans never exceeds basic composition."""
+    """The joint epsilon of two sampled plans never exceeds basic composition."""
     participation = lib.PARTICIPATIONS[kind].example(16)
     plan = sampled(participation, num_steps=16)
     together = tf_bandmf.compose([plan, plan])
@@ -174,9 +175,9 @@ def test_never_more_than_basic_composition(kind):
 
 
 def test_a_poisson_run_where_records_are_replaced_is_what_its_event_is():
-    """A plan and its event have the same epsilon if records are replaced.
+    """Under replace-one adjacency, a plan and its DP event have the same epsilon.
 
-    Group privacy is applied to the amplified run as a whole, not to its steps.
+    Group privacy is applied to the amplified run as a whole, not to each step.
     """
     # This noise multiplier gives an epsilon of about 3.
     options = {"noise_multiplier": 0.0963, "delta": 1e-6, "sampling": "poisson"}

@@ -1,4 +1,4 @@
-"""Composition of releases made elsewhere, with runs and with one another."""
+"""Tests how `compose` handles releases that were made by other software."""
 
 import math
 
@@ -67,7 +67,7 @@ def test_rhos_add_up_and_cost_more_than_the_gaussian_mechanism(plan):
     assert joint.zcdp_rho == pytest.approx(rho)
     actual = joint.epsilon(DELTA)
     least = gaussian.gaussian_epsilon(1.0 / math.sqrt(2.0 * rho), DELTA)
-    # The upper limit is Proposition 1.3 of Bun and Steinke, 2016, arXiv:1605.02065.
+    # The upper limit is from Proposition 1.3 of Bun and Steinke (arXiv:1605.02065).
     assert least < actual < rho + 2.0 * math.sqrt(rho * math.log(1.0 / DELTA))
     mixed = tf_bandmf.compose([plan, Rho(rho)])
     as_gaussian = tf_bandmf.compose([plan, Event(GAUSS(1.0 / math.sqrt(2.0 * rho)))])
@@ -77,9 +77,10 @@ def test_rhos_add_up_and_cost_more_than_the_gaussian_mechanism(plan):
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-11, 1e-12, 1e-13, 1e-14])
 def test_many_pure_releases_are_never_below_their_binomial(delta):
-    """At the joint epsilon, 1000 randomized responses do not exceed delta.
+    """At the computed epsilon, 1,000 randomized responses do not exceed delta.
 
-    Each has epsilon = 0.01. Their privacy loss is (2 k - n) epsilon with k binomial.
+    Each response has epsilon = 0.01. The total privacy loss of n responses is
+    (2 k - n) epsilon, where k has a binomial distribution.
     """
     count, epsilon = 1000, 0.01
     actual = tf_bandmf.compose([Pair(epsilon)] * count).epsilon(delta)
@@ -91,10 +92,10 @@ def test_many_pure_releases_are_never_below_their_binomial(delta):
 
 
 def test_several_kinds_are_never_below_the_best_that_one_can_do():
-    """At the joint epsilon, Gaussian noise and randomized response do not exceed delta.
+    """A Gaussian mechanism and a randomized response jointly do not exceed delta.
 
-    The exact joint delta averages the Gaussian profile over the two privacy losses of
-    the response.
+    The exact joint delta is the mean of the Gaussian delta over the two possible
+    privacy losses of the randomized response.
     """
     mu, response = 0.5, 1.0
     p = 1.0 / (1.0 + math.exp(-response))
@@ -183,7 +184,7 @@ def _with_count(count):
         (lambda: Event(dp_accounting.NonPrivateDpEvent()), "privacy"),
         (lambda: Event(GAUSS(math.nan)), "event must"),
         (lambda: Event(LAPLACE(-1.0)), "event must"),
-        # A negative or fractional count would hide other releases.
+        # A negative or fractional count would reduce the cost of other releases.
         (lambda: Event(_with_count(-1)), "count of a"),
         (lambda: Event(_with_count(0.5)), "count of a"),
         (

@@ -1,4 +1,4 @@
-"""`epsilon_after`: the epsilon of the first steps of a run."""
+"""Tests `epsilon_after`, which returns the epsilon of the first steps of a run."""
 
 import numpy as np
 import pytest

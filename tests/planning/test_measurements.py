@@ -1,4 +1,4 @@
-"""`Plan.reserve`: a part of the budget for private counts and evaluations."""
+"""Tests `Plan.reserve`, which keeps budget for private counts and evaluations."""
 
 import math
 
@@ -24,8 +24,8 @@ BOTH = PLAN.reserve(counts=0.02, metrics=0.1, evaluations=8)
 
 def test_one_guarantee_covers_steps_and_evaluations():
     assert (BOTH.epsilon, BOTH.delta) == (PLAN.epsilon, PLAN.delta)
-    # By hand: the values of 1 / sigma^2 of steps and evaluations add up to that of the
-    # budget, and a tenth is reserved for evaluations.
+    # The values of 1 / sigma^2 of steps and of evaluations must add up to the value of
+    # the whole budget. A tenth of this value is reserved for evaluations.
     steps = BOTH.noise_multiplier**-2
     kept = 8 * BOTH.measurements.noise_multiplier**-2
     whole = gaussian.calibrate_noise_stddev(2.0, DELTA) ** -2
@@ -57,7 +57,8 @@ def test_amplified_plans_keep_a_part_too(sampling):
     both = plan.reserve(metrics=0.2, evaluations=4)
     assert both.epsilon == plan.epsilon
     assert both.noise_multiplier > plan.noise_multiplier * 1.001
-    # The joint epsilon is at most the sum of both epsilons at delta / 2.
+    # By basic composition, the joint epsilon is at most the sum of two epsilons at
+    # delta / 2: that of the steps and that of the evaluations.
     steps = both.participation.accountant(both.strategy.matrix)
     alone = steps.guarantee(both.unit_noise_stddev, DELTA / 2).epsilon
     factor = 2.0 if "Replace" in both.adjacency else 1.0
@@ -101,7 +102,7 @@ def test_statement_card_and_ledger_cover_it():
     patients = Dataset("patients", "0" * 64, BOTH.unit, "zero-out")
     square = lambda plan, steps=None: of_plan(plan, patients, steps).zcdp(False)  # noqa: E731
     assert square(BOTH) == pytest.approx(square(PLAN), rel=1e-6)
-    # A run that ended early counts as having made all its evaluations.
+    # If a run ends early, the ledger assumes that it made all its evaluations.
     alone = planned(epsilon=None, noise_multiplier=BOTH.noise_multiplier)
     expected = square(alone, 20) + square(BOTH) - square(alone)
     assert square(BOTH, 20) == pytest.approx(expected, rel=1e-6)

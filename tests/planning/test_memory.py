@@ -1,4 +1,4 @@
-"""`Plan.memory`: the memory that the noise needs."""
+"""Tests `Plan.memory`, which returns the memory that the noise needs."""
 
 import pytest
 from small_plans import planned

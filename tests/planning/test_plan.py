@@ -1,4 +1,4 @@
-"""`plan`: noise that suffices for the budget, warnings, files and fingerprints."""
+"""Tests the noise, the warnings, the files and the fingerprints of plans."""
 
 import warnings
 
@@ -44,7 +44,7 @@ def test_fingerprint_ignores_how_the_strategy_was_found():
     actual = tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA)
     lambda_ = actual.strategy.parameters["lambda"]
     given = tf_bandmf.plan(f"lambda_cgd:{lambda_!r}", **BUDGET, **DATA)
-    # The fingerprint is computed only once, because each step compares it.
+    # The fingerprint is computed only once, because training compares it at each step.
     assert actual.fingerprint == given.fingerprint is given.fingerprint
 
 
@@ -84,7 +84,7 @@ def test_the_smallest_delta_that_the_noise_can_give_is_accepted():
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 1.1, 123.4])
 @pytest.mark.invariant(12)
 def test_noise_of_single_precision_is_not_less(noise, clip):
-    """Rounding the noise to float32, as training uses it, never makes it smaller."""
+    """Training uses the noise level in float32, which is never rounded down."""
     options = {"noise_multiplier": noise, "l2_norm_clip": clip}
     plan = small_plan("lambda_cgd:0.5", 6, 2, 2, **options)
     actual = np.float32(plan.noise_stddev)

@@ -1,4 +1,4 @@
-"""Plans whose sampler amplifies: noise, guarantee, statement, files, misuse."""
+"""Tests plans whose privacy is amplified by sampling."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""`split`: plans of several runs that together keep one budget."""
+"""Tests `split`, which plans several runs that jointly stay within one budget."""
 
 import math
 

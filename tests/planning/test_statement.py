@@ -1,4 +1,4 @@
-"""The privacy statement names the guarantee, its unit and its limits."""
+"""The privacy statement names the guarantee, its privacy unit and its limits."""
 
 import dataclasses
 
@@ -73,8 +73,8 @@ def test_without_a_sampler_only_the_worst_case_is_claimed():
 @pytest.mark.invariant(12)
 def test_rho_of_zcdp_is_that_of_the_stated_adjacency():
     # In the worst case, an example is used in every step that samples from its part of
-    # the data. Replacing it moves the sum of each such step by up to twice the clip
-    # norm; removing it, by up to the clip norm.
+    # the data. Replacing the example changes the sum of each such step by up to twice
+    # the clip norm, and removing it by up to the clip norm.
     for sampling, distance in (("cyclic-fixed-size", 2.0), ("cyclic-poisson", 1.0)):
         plan = small_plan("identity", 600, 60, 2, sampling=sampling, l2_norm_clip=0.5)
         assert ("Replace-one" in plan.adjacency) == (distance == 2.0)

@@ -1,4 +1,4 @@
-"""The privacy cost of tuning by trials on private data, for each type of plan."""
+"""Tests the privacy cost of tuning hyperparameters on private data."""
 
 import dp_accounting
 import pytest
@@ -53,7 +53,7 @@ def test_amplification_by_poisson_sampling_counts(poisson):
         lambda d: gaussian.gaussian_epsilon(poisson.noise_multiplier, d), 5, 1.0, 1e-5
     )
     assert poisson.epsilon < cost.epsilon < 0.8 * whole
-    # dp-accounting's Renyi DP bound for the same selection is not smaller.
+    # The cost does not exceed dp-accounting's Renyi DP bound for the same selection.
     accountant = dp_accounting.rdp.RdpAccountant()
     event = dp_event.RepeatAndSelectDpEvent(poisson.dp_event(), 5, 1.0)
     assert cost.epsilon <= accountant.compose(event).get_epsilon(1e-5)
@@ -83,8 +83,8 @@ def test_a_simulated_bound_counts_and_its_confidence_too():
     def of_one(epsilon_at):
         return selection.profile_epsilon(epsilon_at, 3, 1.0, 1e-3, num_tried=8)
 
-    # The cost is between two references: a simulated estimate, which is smaller than a
-    # bound, and the cost without amplification.
+    # The cost is a simulated bound. It must exceed a simulated estimate, and must be
+    # below the cost without amplification.
     estimated = of_one(
         lambda delta: BallsInBinsAccountant(
             gram_matrix(plan.strategy.matrix, 4), num_draws=5000, seed=7

@@ -1,4 +1,4 @@
-"""Wrong arguments of `plan`: the error names the argument and the expected values."""
+"""If an argument of `plan` is wrong, the error names it and the expected values."""
 
 import pytest
 from small_plans import small_plan
@@ -60,7 +60,7 @@ def test_largest_lambda_is_a_float32_number_below_one():
 
 @pytest.mark.parametrize("sampling", ["fixed-order", "poisson", "balls-in-bins"])
 def test_the_largest_budget_has_guarantees_at_other_deltas(sampling):
-    """The maximum epsilon of a budget, 10,000, does not limit epsilon at other deltas."""
+    """At other deltas, epsilon may exceed 10,000, the maximum epsilon of a budget."""
     plan = make_plan(epsilon=1e4, sampling=sampling)
     epsilons = [plan.guarantee_at(delta).epsilon for delta in (1e-4, 1e-5, 1e-9)]
     assert epsilons[0] < 1e4 < epsilons[2]
