@@ -1,4 +1,4 @@
-"""Tests that an example larger than a layer's declared shape is not split."""
+"""Tests that examples beyond a layer's declared shape are not clipped in parts."""
 
 import clipping_reference as reference
 import keras

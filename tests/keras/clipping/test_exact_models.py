@@ -1,4 +1,4 @@
-"""Tests exact gradients of models with several layers, inputs or losses."""
+"""Tests that gradients are exact for models with several layers, inputs or losses."""
 
 import clipping_reference as reference
 import keras

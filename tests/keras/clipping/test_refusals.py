@@ -213,10 +213,11 @@ def same_for_all(dense, x):
     return x + dense(keras.ops.ones((1, 4)))
 
 
-# Functions that call a layer on an input without a batch axis. If a layer with weights
-# of its own makes the call, this is harmless, because that layer is differentiated as a
-# whole. If the model itself makes the call, the whole model runs on one example at a
-# time, unless the input of the called layer can be repeated for each example.
+# Functions that call a layer on an input without a separate batch axis. If a layer with
+# weights of its own makes the call, this is harmless, because that layer is
+# differentiated as a whole. If the model itself makes the call, the whole model runs on
+# one example at a time, unless the input of the called layer can be repeated for each
+# example.
 TOGETHER = {
     "rows of all examples": (2, rows_of_all, True),
     "the same for all": (4, same_for_all, False),

@@ -39,7 +39,7 @@ def attention():
 
 
 def stepped(make):
-    """Returns a clipping step, and a batch whose third example is not finite."""
+    """Returns a function for clipped sums, and a batch with one infinite example."""
     keras.utils.set_random_seed(1)
     model = make()
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -1,4 +1,7 @@
-"""Tests that `optimized_once` limits optimization to one round in its thread only."""
+"""Tests that `optimized_once` limits graph optimization, and only in its own thread.
+
+It allows one round of TensorFlow's graph optimizations.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 

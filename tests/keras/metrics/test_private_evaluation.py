@@ -174,7 +174,7 @@ def test_noise_is_bound_to_what_it_is_added_to():
 
 
 def evaluated(model, data, are_right):
-    """Returns the private accuracy for targets that match the `are_right` examples."""
+    """Returns the private accuracy if the predictions in `are_right` are correct."""
     classes = model.predict(data[0], verbose=0).argmax(1)
     return model.evaluate_privately(data[0], (classes + ~are_right) % 3)["accuracy"]
 

@@ -1,4 +1,4 @@
-"""Tests that private metrics bound the contribution of each record, even if invalid."""
+"""Tests that private metrics bound the contribution of each record, valid or not."""
 
 import keras
 import numpy as np
@@ -103,7 +103,7 @@ def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
         other_x[record], other_y[record] = x[11], y[11]
         moved = sums_of(model, other_x, other_y, metrics)[0] - whole
         other = sums_of(model, x[[11]], y[[11]], metrics)[0]
-        # Rounding errors depend on the batch size.
+        # The sums differ by rounding errors, which depend on the batch size.
         np.testing.assert_allclose(moved, other - alone, atol=1e-6)
 
 
@@ -129,7 +129,7 @@ def test_batches_do_not_matter(records):
     model = compiled()
     sums = [sums_of(model, *records, ALL, batch_size=size)[0] for size in (11, 40)]
     data = tf.data.Dataset.from_tensor_slices(records).batch(11)
-    # Rounding errors depend on the batch size.
+    # The sums differ by rounding errors, which depend on the batch size.
     np.testing.assert_allclose(sums[0], sums[1], atol=1e-5)
     np.testing.assert_array_equal(sums[0], sums_of(model, data, None, ALL)[0])
 

@@ -1,6 +1,7 @@
 """Tests layers that run on single examples: all are reported, and some are refused.
 
-A layer is refused if its result for a single example differs from that in a batch.
+A layer is refused if its result for a single example differs from its result for the
+same example in a batch.
 """
 
 import keras

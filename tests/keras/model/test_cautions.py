@@ -1,4 +1,4 @@
-"""Tests warnings and refusals before the first step, as for runs that cannot learn."""
+"""Tests what `fit` warns about or refuses before the first step."""
 
 import re
 import warnings

@@ -15,7 +15,7 @@ from tf_bandmf.keras.clipping.sums.self_check import self_check
 
 def test_the_self_check_takes_examples_that_cancel_but_for_rounding():
     example = module_at("examples/recommender.py")
-    # Only two item ids occur, as in the made-up batches of the self-check.
+    # The data contain only two item ids, like the batches that the self-check makes up.
     keras.utils.set_random_seed(1)
     model = tf_bandmf.keras.make_private(example.two_towers(300))
     rng = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""Tests that misuse is refused if it breaks privacy, by errors that name the fix."""
+"""Tests that misuse that breaks privacy raises an error that names the fix."""
 
 import keras
 import numpy as np

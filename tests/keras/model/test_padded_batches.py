@@ -32,7 +32,8 @@ def test_padding_counts_in_no_metric(users):
     )
     history = model.fit(plan.batches(x, y, padded=True, **units), verbose=0).history
     expected = model.evaluate(x, y, verbose=0, return_dict=True)
-    if users is not None:  # The loss is averaged over users, metrics over rows.
+    # The loss is averaged over users, but the metrics are averaged over rows.
+    if users is not None:
         del expected["loss"]
     for name, value in expected.items():
         assert history[name][-1] == pytest.approx(value, rel=1e-4), name

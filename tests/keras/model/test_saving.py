@@ -53,7 +53,7 @@ def reload_clone_with_its_weights(model, path):
     return clone
 
 
-# InvalidArgumentError comes from inside a graph, the other errors from Python code.
+# InvalidArgumentError is raised inside a graph, and the other errors by Python code.
 REFUSALS = (tf.errors.InvalidArgumentError, TypeError, ValueError, RuntimeError)
 RELOADS = [
     reload_keras,

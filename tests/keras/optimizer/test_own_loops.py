@@ -15,7 +15,10 @@ import tf_bandmf.keras
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e3])
 def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(scale):
-    """Asserts that noisy gradients lie on a grid, so last bits rule out no sum."""
+    """Asserts that noisy gradients lie on one grid, whatever the clipped sum is.
+
+    Otherwise, their last bits could show that some sums are impossible.
+    """
     plan = make_plan("bsr:2")
     model = make_private_model(plan)
     batch = next(iter(plan.batches(scale * data[0], data[1])))
@@ -86,7 +89,8 @@ def test_batches_are_those_of_the_plan_and_noise_is_used_once():
     with pytest.raises(tf.errors.InvalidArgumentError, match="not the one"):
         model.private_gradients(second)
     noisy = model.private_gradients(first)
-    # The first step's noise was drawn: the step can be neither repeated nor skipped.
+    # The noise of the first step has been drawn, so the step can be neither repeated
+    # nor skipped.
     for batch in (first, second):
         with pytest.raises(tf.errors.InvalidArgumentError):
             model.private_gradients(batch)

@@ -47,7 +47,7 @@ def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(kind, tmp_pat
     plan = make_plan("lambda_cgd", batch_size=11)
 
     def run(name, *callbacks, rate=0.01):
-        """Trains with a backup after every step."""
+        """Trains a model, with a backup after every step, and returns the model."""
         given = (tf.data.Dataset.from_tensor_slices(data),)
         backup = backup_in(tmp_path / f"{name}-backup")
         model = noisy_model(plan, rate)

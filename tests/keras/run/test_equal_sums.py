@@ -129,11 +129,11 @@ ROWS, STDDEV = 60, 3.0
 
 
 def releases_of(rates, releases):
-    """Trains a lazy table for two steps, and returns the rows that step 0 read.
+    """Trains a table with lazy noise for two steps; returns the rows step 0 has read.
 
     Args:
       rates: the learning rate of each step.
-      releases: the steps after which the table is released, and the rows are returned.
+      releases: the steps after which the table is released and its rows are returned.
     """
     admission.forget()
     plan = small_plan("identity", EXAMPLES, BATCH, 1, noise_multiplier=STDDEV)

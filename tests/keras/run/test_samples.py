@@ -29,7 +29,7 @@ def make_model(plan, **changes):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Returns a list in which a replaced `fit` only records the targets of its batches."""
+    """Replaces `fit` by a recorder of the batches' targets, and returns its record."""
     steps = []
 
     def fit(model, x, **settings):

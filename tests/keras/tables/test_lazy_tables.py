@@ -162,7 +162,7 @@ def test_without_noise_weights_are_those_of_dense_tables(silent, kind):
 
 
 class Watch(keras.callbacks.Callback):
-    """A callback that records the table, as callbacks see it, after step and epoch."""
+    """A callback that records the table that callbacks see after steps and epochs."""
 
     def __init__(self):
         super().__init__()
@@ -293,7 +293,7 @@ def test_what_is_shown_after_a_custom_loop_is_what_was_trained(tmp_path):
 
 
 def test_weights_that_something_else_changed_are_not_released():
-    """Asserts that a table changed by hand stops steps, releases and evaluations.
+    """Asserts that a manual change of a table blocks steps, releases and evaluations.
 
     After such a change, one record could move the sum of an evaluation by 4.0, not 1.
     """

@@ -71,7 +71,7 @@ def recurrent():
 
 
 def of_one(items):
-    """Yields the input and output tensors of a model branch for each listed layer."""
+    """Yields, for each layer, the input and output tensors of one branch of a model."""
     for name, arguments, shape in items:
         layer = getattr(layers, name)(**arguments)
         inputs = keras.Input(shape)

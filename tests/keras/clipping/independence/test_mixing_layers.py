@@ -107,7 +107,7 @@ def tf_centred(x):
 
 
 def dilated(function):
-    """Returns a layer function that cuts, applies `function`, and joins the pieces."""
+    """Returns a function that cuts examples into pieces, transforms and joins them."""
 
     def call(x):
         cut = tf.space_to_batch(x, [2], [[0, 1]])

@@ -39,7 +39,7 @@ PLACES = {
 
 
 class Average(keras.layers.Layer):
-    """Assigns a moving average of the data inside a chosen kind of control flow."""
+    """A layer that assigns a moving average of the data in a chosen control flow."""
 
     def __init__(self, place):
         super().__init__()
@@ -58,7 +58,7 @@ class Average(keras.layers.Layer):
 
 
 class Tracks(keras.layers.Layer):
-    """Reads a metric in its call, and also updates the metric if `update` is true."""
+    """A layer that reads a metric in `call`, after updating it if `update` is true."""
 
     def __init__(self, update):
         super().__init__()

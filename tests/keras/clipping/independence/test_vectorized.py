@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Tests that vectorized operations equal a loop, and that other operations use one."""
+"""Tests that vectorized operations equal a loop over examples; others run in a loop."""
 
 import numpy as np
 import pytest
@@ -72,8 +72,8 @@ CASES = {
     **{n: (lambda x, n=n: unary(n, x)) for n in ENTRY},
     **{n: (lambda x, n=n: binary(n, x, x[:1] * 2 + 0.5)) for n in PAIR},
     **{f"{n}, gradient": gradient(lambda x, n=n: unary(n, x)) for n in OF_GRADIENTS},
-    # These gradient operations are called directly, because TensorFlow's versions
-    # differ in which of them a gradient uses.
+    # These gradient operations are called directly, because versions of TensorFlow
+    # differ in the operations that they use for a gradient.
     "SoftplusGrad": lambda x: R.SoftplusGrad(gradients=x * 2, features=x),
     "EluGrad": lambda x: R.EluGrad(gradients=x * 2, outputs=x) + R.SeluGrad(gradients=x, outputs=x),
     **{n: (lambda x, n=n: getattr(R, n)(input=x, axis=[1])) for n in REDUCE},

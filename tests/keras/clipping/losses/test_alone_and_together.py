@@ -1,4 +1,8 @@
-"""Tests that losses that differ on single examples are refused or reported."""
+"""Tests losses that depend on the other examples of a batch: refusals and warnings.
+
+A loss is refused if a single example has no gradient or loss to learn from. A warning
+names a loss that is merely another loss for single examples.
+"""
 
 import warnings
 
