@@ -1,4 +1,4 @@
-"""All attacks in docs/what-was-attacked.md are existing tests, and none succeeded."""
+"""Each attack in docs/what-was-attacked.md is an existing test, and none succeeded."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""`import tf_bandmf` loads no heavy packages, and its public names exist."""
+"""`import tf_bandmf` loads no large packages, and all public names exist."""
 
 import re
 
@@ -16,7 +16,7 @@ COMPARE = (
 
 
 def loaded(code):
-    """Runs `code` in a new interpreter; returns the heavy packages that it loads."""
+    """Returns the packages of `HEAVY` that `code` imports in a new interpreter."""
     program = (
         f"import sys\n{code}\n"
         f"print('LOADED', *[m for m in {HEAVY} if m in sys.modules])"

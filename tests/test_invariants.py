@@ -1,4 +1,4 @@
-"""The list of invariants agrees with the tests that check them."""
+"""The invariants in docs/guarantee.md agree with the tests that check them."""
 
 import re
 

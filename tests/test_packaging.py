@@ -1,4 +1,4 @@
-"""A build puts the right files into wheel and sdist, and leaves nothing behind."""
+"""Builds have the right files, and leave no files in the source tree."""
 
 import email
 import shutil
@@ -20,7 +20,7 @@ def tree(folder):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Builds a copy of the sources; returns it, its initial files, and the output."""
+    """Builds a copy of the sources; returns the copy, its former files, the output."""
     pytest.importorskip("wheel")
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:

@@ -1,4 +1,4 @@
-"""Every work that is cited by its arXiv id is listed in docs/references.md."""
+"""Every paper that is cited by its arXiv id is listed in docs/references.md."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Workload matrices, compared with the optimizers that they describe."""
+"""Compares workload matrices with the optimizers that they describe."""
 
 import numpy as np
 import pytest

@@ -12,7 +12,7 @@ from tf_bandmf.ledger import DamagedLedgerError, LedgerError
 
 @pytest.fixture
 def filled(ledger):
-    """Fills a ledger: entry 0 is a data set, 1 and 3 begin runs, 2 and 4 record steps."""
+    """Fills a ledger: entry 0 is a data set, 1 and 3 begin runs, 2 and 4 are steps."""
     ledger.add_dataset("patients", epsilon=4.0, delta=1e-6)
     plan = bound_plan(ledger)
     for number in range(2):

@@ -1,4 +1,4 @@
-"""Plots show what the library computes, with labels and units."""
+"""Plots show the numbers that the library computes, with labels and units."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_heat_maps_have_the_entries_of_both_matrices(plans):
         np.testing.assert_allclose(
             shown.data[below], expected[:12, :12][below], atol=1e-12
         )
-        # Entries above the diagonal are masked.
+        # Entries above the diagonal are masked, because they are zero by definition.
         assert shown.mask[np.triu_indices(12, 1)].all() and not shown.mask[below].any()
         assert axes.get_title() == f"{name}, first 12 steps"
         assert axes.get_ylabel() == "row (step)"
@@ -66,7 +66,7 @@ def test_per_step_error_is_the_librarys(plans):
         np.testing.assert_array_equal(line.get_xdata(), np.arange(1, STEPS + 1))
         expected = np.sqrt(squared) * plan.noise_multiplier * plan.sensitivity.value
         np.testing.assert_allclose(line.get_ydata(), expected)
-        # The root mean square over steps is the plan's RMSE.
+        # The root mean square of the plotted errors over all steps is the plan's RMSE.
         assert np.sqrt(np.mean(line.get_ydata() ** 2)) == pytest.approx(plan.rmse())
     assert axes.get_xlabel() == "step" and "clip norm" in axes.get_ylabel()
 

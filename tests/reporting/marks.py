@@ -1,4 +1,4 @@
-"""The pytest markers `attack`, `invariant` and `slow_cases`, for all test folders.
+"""Implements the pytest markers `attack`, `invariant` and `slow_cases`.
 
     @pytest.mark.attack(
         "Secrets by value in a shared checkpoint",
@@ -12,13 +12,15 @@
 
 Each test marked `attack` is a row of docs/what-was-attacked.md. The cases of a
 parametrized test, and tests with the same title, share one row. The optional fixture
-`figure` records a result in a few words, which must not contain numbers that change from
-run to run, such as times. `page.py` makes the page from the files of `pytest --junitxml`.
+`figure` records a short text about the result. The text must not contain numbers that
+change from run to run, such as times. The script `page.py` makes the page from files
+that `pytest --junitxml` writes.
 
 The marker `invariant` names the invariants of docs/guarantee.md that a test checks:
 `pytest -m invariant_5` runs the tests of invariant 5.
 
-The marker `slow_cases` marks slow cases of a parametrized test by their ids:
+The marker `slow_cases` marks cases of a parametrized test as slow, by their ids. With
+`but`, it marks all other cases:
 
     @pytest.mark.slow_cases("adam", "bsr-*")
     @pytest.mark.slow_cases(but=["sgd", "bsr-2"])
@@ -32,7 +34,7 @@ import json
 import pytest
 
 INVARIANTS = range(1, 21)
-# The areas of attacks, in the order of docs/what-was-attacked.md.
+# The areas of attacks and their headings, in the order of docs/what-was-attacked.md.
 AREAS = {
     "audit": "Audits: a lower bound on epsilon",
     "mutations": "Mechanisms that were broken on purpose",
@@ -46,7 +48,7 @@ AREAS = {
 
 
 def row_of(title, *, tried, area):
-    """Checks the arguments of the marker `attack`, and returns them."""
+    """Checks the arguments of the marker `attack`; returns them as a dictionary."""
     if area not in AREAS:
         raise ValueError(f"area must be one of {', '.join(AREAS)}, found {area!r}.")
     for text in (title, tried):
@@ -56,7 +58,7 @@ def row_of(title, *, tried, area):
 
 
 def is_slow(case, *names, but=()):
-    """Returns whether the marker `slow_cases` marks a case as slow."""
+    """Returns whether `slow_cases` with these arguments marks the case as slow."""
     return any(fnmatch.fnmatch(case, name) for name in but or names) != bool(but)
 
 
@@ -86,7 +88,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def figure(request):
-    """Returns a function that records an attack's result, for its row of the page."""
+    """Returns a function that records a short text about the result of an attack."""
 
     def say(text):
         request.node.user_properties.append(("figure", str(text)))

@@ -2,7 +2,7 @@
 
     python tests/reporting/page.py docs/what-was-attacked.md FILE...
 
-Everything above the line `MARK` of the page is written by hand and stays unchanged.
+The text above the line `MARK` of the page is written by hand, and is not changed.
 """
 
 import json
@@ -16,7 +16,7 @@ MARK = "<!-- Below this line: written by `make audit`. -->"
 
 
 def cases_of(path):
-    """Returns the tests marked `attack` in a junit file, ordered by name."""
+    """Returns the tests in a junit file that are marked `attack`, sorted by name."""
     cases = []
     for test in ElementTree.parse(path).iter("testcase"):
         said = {
@@ -42,13 +42,13 @@ def rows(cases):
 
 
 def cell(texts):
-    """Joins the distinct texts, in order, into one cell of a table."""
+    """Returns a table cell that contains each distinct text once, in order."""
     distinct = [text for text in dict.fromkeys(texts) if text]
     return "; ".join(distinct).replace("|", "\\|").replace("\n", " ")
 
 
 def outcome(cases):
-    """Returns "held" if all cases have this outcome, else all distinct outcomes."""
+    """Returns "held" if all cases held, and otherwise all distinct outcomes."""
     others = [case["outcome"] for case in cases if case["outcome"] != "held"]
     held = len(cases) - len(others)
     count = f" ({len(cases)} cases)" if len(cases) > 1 else ""

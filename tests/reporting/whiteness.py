@@ -1,4 +1,4 @@
-"""Tests whether noise is `C^-1 Z` for a strategy C: C times the noise must be white."""
+"""Tests whether noise is `C^-1 Z` for a strategy C, so C times the noise is white."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Whiteness:
     """P-values of statistical tests of one sample of noise.
 
     Attributes:
-      p_values: by test name, the smallest p-value over steps, pairs of steps and lags,
-        times the number of comparisons (Bonferroni), at most 1.
+      p_values: for each test, by name: the smallest p-value over steps, pairs of steps
+        and lags, times the number of comparisons (Bonferroni), but at most 1.
     """
 
     p_values: dict[str, float]
 
     @property
     def p_value(self) -> float:
-        """P-value over all tests, with the Bonferroni correction."""
+        """The p-value of all tests together, with the Bonferroni correction."""
         return min(1.0, min(self.p_values.values()) * len(self.p_values))
 
 
 def rows_of(strategy, size, num_shards=1, *, jit_compile=False, seed):
-    """Returns the noise of all steps, [n, d]; concatenates the replicas' coordinates."""
+    """Returns the noise of all steps, [n, d], with all replicas' parts concatenated."""
     generator = NoiseGenerator(
         strategy, size, num_shards=num_shards, jit_compile=jit_compile
     )
@@ -55,16 +55,19 @@ def whiteness(
 ) -> Whiteness:
     """Tests whether noise is `C^-1 Z` for a standard normal Z.
 
-    C times the noise must be independent standard normals, over steps (which tests the
-    covariance `C^-1 C^-T`) and over coordinates. The tests are: Kolmogorov-Smirnov
-    against N(0, 1) for each step; mean and variance of each step; correlations between
-    all pairs of steps, of values and of squares; correlations between coordinates at
-    the distances 1, 2, 4, ... and `lags`, of values and of squares; repeated values.
+    C times the noise must consist of standard normals that are independent over steps
+    (which tests the covariance `C^-1 C^-T`) and over coordinates. There are tests of:
+
+    - each step: the Kolmogorov-Smirnov test against N(0, 1), mean and variance;
+    - all pairs of steps: correlations of values and of squares;
+    - coordinates at the distances 1, 2, 4, ... and `lags`: correlations of values and
+      of squares;
+    - repeated values.
 
     Args:
       strategy: the strategy, with the matrix C.
       noise: shape [n, d], d >= 64.
-      lags: further distances between coordinates, such as those of variables or
+      lags: further distances between coordinates, such as between variables or
         replicas.
     """
     white = strategy.matrix.matmul(np.asarray(noise, np.float64))
@@ -96,14 +99,14 @@ def whiteness(
 
 
 def _between_steps(rows: np.ndarray) -> np.ndarray:
-    """P-values of the correlations of all pairs of rows (Fisher's transformation)."""
+    """Returns the p-value of each pair of rows' correlation (Fisher transformation)."""
     n, d = rows.shape
     correlations = np.corrcoef(rows)[np.triu_indices(n, 1)]
     return _of_correlations(correlations, d)
 
 
 def _between_coordinates(white: np.ndarray, distances: list[int]) -> np.ndarray:
-    """P-values of the correlations of each row with itself, shifted by a distance."""
+    """Returns p-values of the correlations of each row with its shifted copies."""
     p_values = []
     for distance in distances:
         a, b = white[:, distance:], white[:, :-distance]
@@ -118,9 +121,9 @@ def _of_correlations(correlations: np.ndarray, size: int) -> np.ndarray:
 
 
 def _repeats(white: np.ndarray) -> float:
-    """Tests whether float32 values repeat more often than by chance.
+    """Returns the p-value of a test for values that repeat more often than by chance.
 
-    A step has about `size^2 / 2` pairs of numbers, and each pair agrees to 6 digits with a
+    A step has about `size^2 / 2` pairs of numbers. Each pair agrees to 6 digits with a
     probability of about 1e-6 / (2 sqrt(pi)).
     """
     p_value = 1.0

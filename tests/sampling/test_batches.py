@@ -1,4 +1,4 @@
-"""The batch schedule for a fixed order: its epochs, seed, and refused data."""
+"""Tests the epochs, seed and checks of the batch schedule for a fixed order."""
 
 import numpy as np
 import pytest

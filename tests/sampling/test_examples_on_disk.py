@@ -1,4 +1,4 @@
-"""TFRecord files, arrays on disk and rows by index: the same batches as in memory."""
+"""Examples on disk (TFRecords, arrays, rows by index) give the batches of arrays."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def data():
 
 
 def write(directory, names=("a", "b", "c"), x=None):
-    """Writes records of different lengths, spread unevenly over files."""
+    """Writes files with different numbers of records, which have different lengths."""
     x, y = (data()[0] if x is None else x), data()[1]
     cuts = np.array_split(np.arange(M), [5, 6][: len(names) - 1])
 
@@ -57,7 +57,7 @@ def parse(record):
 
 
 class AtOnce(ByIndex):
-    """A data set that returns many rows at once, like a Hugging Face data set."""
+    """A data set that can return several rows per call, like those of Hugging Face."""
 
     shape = (M, 2)
 
@@ -74,7 +74,7 @@ def rows_of(values, kind=ByIndex):
 
 
 def on_disk(kind, tmp_path):
-    """Returns the arguments of plan.batches for examples on disk."""
+    """Returns the arguments with which plan.batches reads examples from disk."""
     x, y = data()
     if kind == "tfrecord":
         return (TFRecordExamples(write(tmp_path), parse),)
@@ -86,7 +86,7 @@ def on_disk(kind, tmp_path):
     return np.load(tmp_path / "x.npy", mmap_mode="r"), y
 
 
-# The samplings differ in the order of examples, and in whether batches may be empty.
+# These samplings differ in the order of examples, and in whether batches may be empty.
 CASES = [("tfrecord", FIXED), ("tfrecord", POISSON), ("indexed", POISSON)]
 CASES += [("memmap", SHUFFLED), ("several at once", SHUFFLED)]
 
@@ -166,7 +166,7 @@ def test_texts_that_are_fetched_are_the_texts(kind):
 
 
 def test_missing_values_are_told(tmp_path, recwarn):
-    """NaN in an example is told, from any source, unless `map` may fill it in."""
+    """`batches` warns about NaN in examples, unless `map` may replace the NaN."""
     x, y = data()
     x[3, 1, 2] = np.nan
     stream = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)

@@ -1,4 +1,4 @@
-"""A record for which `map` or `parse` fails gets weight 0, and the run continues."""
+"""If `map` or `parse` fails for a record, it gets weight 0, and the run continues."""
 
 import traceback
 
@@ -81,7 +81,7 @@ def test_a_function_that_always_fails_is_an_error():
 
 
 def test_no_error_of_a_row_holds_values_of_records():
-    """Errors name the line that failed, but contain no values of records."""
+    """If reading a row fails, the error names the line of code but no record values."""
 
     def row(index):
         raise ValueError(f"no number: {PRIVATE}")

@@ -1,4 +1,4 @@
-"""A batch's fingerprint binds its contents to the ids of plan, schedule and step."""
+"""A batch's fingerprint changes if its contents, plan, schedule or step change."""
 
 import numpy as np
 import pytest
@@ -40,13 +40,13 @@ def flip_one_bit(tensor):
 
 
 def is_as_drawn(batch):
-    """Returns whether a batch has the fingerprint of its contents and ids."""
+    """Returns whether a batch's fingerprint is the digest of its contents and ids."""
     digest = content_digest(batch)
     return digest == tf.cast(batch.get(FINGERPRINT, digest + 1), tf.int64)
 
 
 def put(**changes):
-    """Returns a function that replaces entries of a batch; `changes` compute them."""
+    """Returns a function that replaces entries of a batch by results of `changes`."""
     return lambda b: {**b, **{name: change(b) for name, change in changes.items()}}
 
 
@@ -113,7 +113,7 @@ def test_every_edit_of_a_batch_shows(name, padded):
 
 @pytest.mark.invariant(20)
 def test_ids_count_as_they_always_did():
-    """Digests never change, because the noise keys of resumed runs depend on them."""
+    """The digest of a batch is a known value, on which keys of saved runs depend."""
     ids = {"plan_id": 77, "schedule_id": -5, "step": 3}
     content = {
         "x": np.arange(6, dtype=np.float32).reshape(3, 2),
@@ -137,9 +137,10 @@ def test_every_batch_is_as_drawn_also_empty_and_as_numpy():
 @pytest.mark.invariant(18)
 @pytest.mark.parametrize("shape", [(1, 0), (2, 0, 2)])
 def test_texts_of_no_width_are_as_drawn(shape):
-    """Empty tensors of texts have the same fingerprint each time.
+    """Empty string tensors have the same fingerprint each time.
 
-    TensorFlow's hash of an empty tensor is uninitialized memory, and must be ignored.
+    TensorFlow's hash of an empty tensor is uninitialized memory, so fingerprints must
+    not depend on it.
     """
     content = {"x": tf.zeros(shape, tf.string), "step": 3}
     drawn = with_fingerprint(content)
@@ -160,7 +161,7 @@ def test_parts_have_fingerprints_of_their_own(padded):
         assert not is_as_drawn({**part, "part": tf.constant([1, 2])})
     first, second, *_ = parts
     assert not is_as_drawn({**first, "part": second["part"]})
-    # The concatenated parts are the batch. It is also possible to read only some parts.
+    # The parts of a batch can be concatenated to the batch, or read separately.
     for step, batch in enumerate(schedule.dataset()):
         of_step = [part["x"] for part in parts[3 * step : 3 * step + 3]]
         joined = tf.nest.map_structure(lambda *p: tf.concat(p, 0), *of_step)

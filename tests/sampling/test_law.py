@@ -1,4 +1,4 @@
-"""The exact distribution of each sampler, by enumeration of all random words."""
+"""Computes the exact distribution of each sampler by enumerating its random words."""
 
 import collections
 import itertools
@@ -17,26 +17,26 @@ from tf_bandmf.sampling.samplers import (
 )
 
 LARGEST = (1 << 64) - 1
-# The maximum relative amount by which the probability of a trial may be below q.
+# The probability of a successful trial may be below q by at most this relative amount.
 TOLERANCE = Fraction(1, 2**25)
 
 
 def fixed(words_of_step):
-    """Returns a source of fixed words for each step; step -1 means the whole run."""
+    """Returns a source of the given words; its key -1 stands for the whole run."""
     return lambda step, count: np.array(words_of_step[step][:count], np.uint64)
 
 
 def cells(cuts):
-    """Returns the smallest and largest word of each cell between neighboring cuts."""
+    """Returns the smallest and the largest word between each pair of adjacent cuts."""
     edges = [0, *map(int, cuts), 1 << 64]
     return [(low, high - 1) for low, high in zip(edges, edges[1:]) if low < high]
 
 
 def gaps_of(trials):
-    """Computes the distribution of the first success, from all pairs of first words.
+    """Computes the distribution of the first success from all pairs of random words.
 
-    If the first gap exceeds the table, another draw continues it. That draw adds 0,
-    because all further words are maximal.
+    Two words look up the gap before the first success in a table. If the gap exceeds
+    the table, further words extend it; here, they are maximal and add 0.
     """
     law = collections.Counter()
     for (a, last_a), (b, last_b) in itertools.product(
@@ -46,7 +46,7 @@ def gaps_of(trials):
             int(trials.successes(fixed({0: [*pair, *[LARGEST] * 4096]}), 0, 1000)[0])
             for pair in [(a, b), (last_a, last_b), (a, last_b)]
         }
-        assert len(places) == 1  # All words of a cell give one result.
+        assert len(places) == 1  # All words of a cell give the same result.
         law[places.pop()] += Fraction((last_a - a + 1) * (last_b - b + 1), 1 << 128)
     return law
 
@@ -58,7 +58,7 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
     trials = Trials(q.numerator, q.denominator)
     law = gaps_of(trials)
     assert sum(law.values()) == 1
-    # A gap that exceeds the table is continued by another draw.
+    # The last gap stands for all longer gaps, which further random words determine.
     table = trials._blocks.size * trials._length
     assert sorted(law) == list(range(table + 1))
     left, survives = Fraction(1), [Fraction(1)]
@@ -72,7 +72,8 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
         whole, rest = divmod(gap, table)
         return survives[table] ** whole * survives[rest]
 
-    # Each outcome of six trials is compared with all outcomes that lack one success.
+    # Given the other five of six trials, a trial must succeed with probability <= q.
+    # Thus, each outcome is compared with all outcomes that lack one of its successes.
     law = {}
     for taken in itertools.product([False, True], repeat=6):
         chance, begin = Fraction(1), 0
@@ -93,7 +94,8 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
 def test_rare_trials_succeed_with_no_more_than_the_probability(q):
     """The success probability of a rare trial is at most q, and nearly q.
 
-    The test tries random gaps, and gaps at the table's edges.
+    The test checks random gaps between successes, and gaps at the edges of the tables
+    that the sampler uses.
     """
     q = Fraction(q)
     trials = Trials(q.numerator, q.denominator)
@@ -140,8 +142,8 @@ def test_frequent_trials_have_a_word_each(num_examples, batch_size, parts):
 
 def test_numbers_below_a_bound_are_uniform():
     words = fixed({0: [LARGEST, 5, LARGEST, 7, 3, *range(60)]})
-    # One of the 2^64 words is rejected, so that the others can be divided equally among
-    # the numbers 0, 1 and 2.
+    # The largest of the 2^64 words is rejected, so each of the numbers 0, 1 and 2 gets
+    # the same number of words.
     assert uniform_numbers(words, 0, 3, 3).tolist() == [2, 1, 0]
     assert LARGEST % 3 == 0
     assert uniform_numbers(words, 0, 3, 4).tolist() == [3, 1, 3]
@@ -153,7 +155,7 @@ def test_fixed_size_takes_every_subset_of_its_part_equally_often(batch):
     for numbers in itertools.product(range(4), repeat=5):
         wanted = min(batch, 4 - batch)
         if len(set(numbers)) < wanted:
-            continue  # Further words choose the rest, also symmetrically.
+            continue  # By symmetry, further words choose the rest uniformly.
         words = fixed({7: [*numbers, *list(range(4)) * 20]})
         chosen = FixedSizeSampler(words, 9, batch, 2).example_indices(7)
         assert set(chosen % 2) == {1}
@@ -202,16 +204,17 @@ def test_shuffled_takes_every_order_equally_often():
 
 @pytest.mark.parametrize("separation", [1, 2, 3])
 def test_who_rests_is_not_taken_and_nobody_else_is_left_out(separation):
-    """An example is sampled if its trial succeeds and it does not rest, and only then.
+    """An example is sampled if and only if its trial succeeds and it does not rest.
 
-    The test enumerates all trials of an example, and all rests with which it can begin.
+    An example rests for some steps after it was sampled, and may rest initially. The
+    test enumerates all outcomes of the trials, and all lengths of the initial rest.
     """
     total, batch, steps = 8, 2, 6
     quarter = 1 << 62
     for rest, tried in itertools.product(
         range(separation), itertools.product([False, True], repeat=steps)
     ):
-        # Each length of the initial rest is chosen by a quarter of all words; the
+        # A quarter of all random words chooses each length of the initial rest. The
         # remaining words choose no rest.
         cell = separation - 1 if rest == 0 else rest - 1
         for word in (cell * quarter, (cell + 1) * quarter - 1):

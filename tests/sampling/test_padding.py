@@ -1,4 +1,4 @@
-"""Padded batches, which have one constant size, and the iterator over indices."""
+"""Tests batches that are padded to a constant size, and iteration over indices."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A second run on the same records is detected, whatever container holds them."""
+"""A second run on the same records is detected in any kind of container."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def sketch(batches):
 
 
 def structures(values, numbers, y):
-    """Returns the same records in different containers, divided among inputs."""
+    """Returns the same records in containers of many types and structures."""
     named = {"a": values.astype(np.float32), "b": numbers}
     matrix = np.column_stack([values, numbers])
     dataset = tf.data.Dataset.from_tensor_slices((named, y))
@@ -73,7 +73,7 @@ def test_a_record_is_recognized_in_every_structure(most, figure):
     for name, first in sketches.items():
         assert identity.share_examples(first, sketches["names"]), name
     figure(f"{len(sketches)} structures, each pair recognized")
-    # As a control, records that share some values but differ in others are different.
+    # As a control, records that agree in only some of their values count as different.
     others = sketch(plan().batches((values, numbers + 1), y))
     for name, first in sketches.items():
         assert not identity.share_examples(first, others), name
@@ -87,7 +87,7 @@ def test_values_count_and_not_dtypes():
     ]
     for hashes in same[1:]:
         np.testing.assert_array_equal(hashes, same[0])
-    # Integers that are equal in float32 are still distinguished.
+    # These integers are distinguished, although some are equal in float32.
     assert len(set(same[0].tolist())) == 3
     small = np.array([[0, 1], [1, 0]])
     for dtype in (tf.bool, tf.uint8, tf.float16, tf.bfloat16, tf.float32):
@@ -101,7 +101,7 @@ def test_values_count_and_not_dtypes():
 
 
 def test_what_is_read_later_is_recognized_too():
-    """Records that are read only after the run begins are recognized, too.
+    """Records of an indexed data set also count if they are first read during a run.
 
     Before the run, only some examples of a large indexed data set are read.
     """
@@ -126,8 +126,8 @@ def test_different_people_with_equal_records_are_not_the_same():
         assert not any(identity.share_examples(*pair) for pair in pairs)
         pairs = [(drawn(count, values), drawn(5 * count, values)) for _ in range(5)]
         assert not any(identity.share_examples(*pair) for pair in pairs)
-    # Reordered records are recognized even with few distinct values, and so is a
-    # common subset.
+    # Reordered records are recognized even if they have few distinct values. A common
+    # subset of the records is recognized, too.
     hashes = rng.integers(8, size=64)
     assert identity.share_examples(hashes, rng.permutation(hashes))
     hashes = rng.integers(2**60, size=1_000)

@@ -1,4 +1,4 @@
-"""Examples cannot change after the schedule is made, and do not affect one another."""
+"""Data sets must return the same examples each time, independently of each other."""
 
 import numpy as np
 import pytest
@@ -102,7 +102,7 @@ def test_another_parse_is_other_data(plan, records):
 
 
 class Centered(ByIndex):
-    """An invalid data set, which subtracts the mean of rows that are read together."""
+    """An invalid data set: rows that are read in one call lose their common mean."""
 
     def __getitems__(self, indices):
         return list(X[indices] - (len(indices) > 1) * X[indices].mean(axis=0))

@@ -1,7 +1,7 @@
-"""The samplers: distribution, resuming, secrecy, misuse.
+"""Tests samplers: their distribution, resuming, secrecy, and checks.
 
 Statistical tests use fixed seeds. With random seeds, each test would fail by chance
-with probability at most 1e-4.
+with a probability of at most 1e-4.
 """
 
 import functools
@@ -18,7 +18,7 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.samplers import random_words
 
 FALSE_ALARM = 1e-4
-# The SHA-256 digest of the examples that all samplers choose in some steps.
+# The expected SHA-256 digest of the indices of examples that samplers choose.
 SAMPLES = "85080f747998d161121a9107e8d8378533c0aa30a953999ffe46646dc4e76f3b"
 
 
@@ -33,9 +33,9 @@ def sampler_of(participation, number=0):
 @pytest.mark.invariant(11)
 @pytest.mark.parametrize("batch_size", [2, 20, 30, 33])
 def test_rests_are_the_same_wherever_a_run_goes_on(batch_size):
-    """The sampled examples do not depend on the step at which a run resumes.
+    """In b-min-sep sampling, samples do not depend on the step at which a run resumes.
 
-    With batches of 33, nearly every example that does not rest is sampled immediately.
+    With batches of 33, an example is sampled soon after it is allowed to be.
     """
     participation = tf_bandmf.BMinSepSampling(100, batch_size, 3)
     sampler = sampler_of(participation)
@@ -47,7 +47,7 @@ def test_rests_are_the_same_wherever_a_run_goes_on(batch_size):
 
 
 def test_a_step_costs_a_batch_and_not_the_data():
-    """One step on 10^9 examples draws fewer than 1,000 random words at once."""
+    """A step's cost depends on its batch: for 10^9 examples, it draws < 1,000 words."""
     drawn = []
 
     def words(step, count):
@@ -121,7 +121,7 @@ def test_dataset_is_the_schedule_and_a_resumed_run_is_the_uninterrupted_one(
         np.testing.assert_array_equal(batch["x"][:, 0], batch["y"])
         assert int(batch["step"]) == step and int(batch["plan_id"]) == 7
     assert sampled.dataset().element_spec["x"].shape.as_list() == [None, 2]
-    # A run can be resumed from its key, both in a new schedule and in the same one.
+    # A run can be resumed from its seed, with a new schedule or with the same schedule.
     other = schedule_for(participation, steps, 7, x, np.arange(20)).join(seed(1))
     for continued in (other, sampled):
         for batch, expected in zip(continued.dataset(first_step=6), batches[6:]):

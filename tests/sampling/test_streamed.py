@@ -1,4 +1,4 @@
-"""Data sets read in order become the plan's batches, or are refused."""
+"""Data sets that can only be read in order become batches, or are refused."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_data_of_another_size_are_refused():
     ids=["all, arrays", "one, stream"],
 )
 def test_a_record_in_several_rows_is_warned_of(data, said):
-    """`batches` warns about copies: four copies can move a sum by 2.45 clip norms."""
+    """`batches` warns about copies of records, as one person may own all copies."""
     plan = _plan(num_examples=int(said.split()[2]))
     with pytest.warns(UserWarning, match=said):
         assert plan.batches(*data).num_steps == plan.num_steps
@@ -166,7 +166,7 @@ def _added(state, example):
     ids=["unbatched", "padded", "filter", "scan", "twice"],
 )
 def test_a_function_of_a_data_set_that_sees_several_examples_is_refused(meeting):
-    """A standardized batch is refused: it could move a sum by 5.97 clip norms."""
+    """A `tf.data` function of several examples is refused, as it breaks clipping."""
     with pytest.raises(ValueError, match=r"map before batch.*unbatch\(\)\.map"):
         _plan().batches(meeting)
 

@@ -1,4 +1,4 @@
-"""Users as privacy units: steps sample users, and use a limited number of rows each."""
+"""If users are privacy units, steps sample users, and limit the rows of each user."""
 
 import numpy as np
 import pytest
@@ -44,8 +44,8 @@ def test_rows_beyond_the_cap_take_turns_at_random():
         for rows, present in zip(batch["x"], batch["rows"], strict=True)
         if USERS[rows[0]] == "b"
     ]
-    # There are 15 possible pairs of rows. Eight random pairs are all equal with
-    # probability 15^-7.
+    # There are 15 possible pairs of rows. Eight random pairs would all be equal with a
+    # probability of 15^-7.
     assert len(set(seen)) > 1
 
 
@@ -67,6 +67,6 @@ def test_wrong_arguments_are_refused():
         )
     with pytest.raises(ValueError, match="5 examples, found 4"):
         make_plan(5).batches(rows, users=USERS, rows_per_user=2)
-    # The data are rows, but `users`, which gives the user of each row, is missing.
+    # Without `users`, which names the user of each row, rows count as examples.
     with pytest.raises(ValueError, match="4 examples"):
         make_plan().batches(rows)

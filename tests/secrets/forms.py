@@ -1,4 +1,4 @@
-"""Forms in which a secret may occur in files, and a search for these forms."""
+"""Searches files for secrets, in all forms in which the secrets may be encoded."""
 
 import base64
 import io
@@ -11,18 +11,19 @@ import tensorflow as tf
 
 from tf_bandmf.noise import standard_normals
 
-# Forms shorter than this may occur by chance.
+# The minimum length of a form. Shorter forms may occur in a file by chance.
 _SHORTEST = 7
 
 
 def forms_of_bytes(secret):
-    """Returns a secret's forms: raw, reversed, in text encodings, and as numbers."""
+    """Returns forms of secret bytes: raw, reversed, in text encodings, as numbers."""
     words = np.frombuffer(secret[: len(secret) // 8 * 8], "<u8")
     forms = {secret, secret[::-1], secret[:8], secret[8:16][::-1]}
     half = secret[: max(8, len(secret) // 2)]
     forms |= {half.hex().encode(), half.hex().upper().encode()}
     for shift in range(3):
-        # Within longer data, the base64 encoding depends on the offset modulo 3.
+        # Within longer data, the base64 encoding of the secret depends on its offset
+        # modulo 3.
         text = base64.b64encode(secret[shift:])[: 4 * ((len(secret) - shift) // 3)]
         forms |= {text, text.replace(b"+", b"-").replace(b"/", b"_")}
     forms.add(repr(half)[2:-1].encode())
@@ -33,7 +34,7 @@ def forms_of_bytes(secret):
             forms.add(str(number).encode())
         forms.add(f"{int(word):x}".encode())
         for number in (word.view("<f8"), *word.reshape(1).view("<f4")):
-            # Numbers with few digits would be found by chance.
+            # Numbers with few digits may occur by chance.
             if len(re.sub(r"[-+0.einfa]", "", str(number))) >= _SHORTEST:
                 forms |= {repr(float(number)).encode(), str(number).encode()}
     forms |= {
@@ -43,19 +44,19 @@ def forms_of_bytes(secret):
 
 
 def forms_of_floats(row):
-    """Returns the forms of a vector's first entries: raw, and as text."""
+    """Returns forms of the first entries of a secret vector: raw bytes and texts."""
     row = np.asarray(row, np.float32)
     forms = {row[:4].tobytes(), row[:4].astype("<f8").tobytes(), row[4:8].tobytes()}
     for pattern in ("{!r}", "{:.8g}", "{:.8e}", "{:.17g}", "{:.7f}"):
         for value in (float(row[0]), float(row[1]), float(row[2])):
             forms.add(pattern.format(value).encode())
     forms |= {str(value).encode() for value in row[:3]}
-    # Numbers with few digits would be found by chance.
+    # Numbers with few digits may occur by chance.
     return {form for form in forms if len(re.sub(rb"[-0.e+]", b"", form)) >= _SHORTEST}
 
 
 def step_keys_of(state):
-    """Derives the noise keys of the finished steps, from the run's key and digests."""
+    """Returns the noise keys of the finished steps, which depend on their digests."""
     keys = state._step_keys[: state.step].view(np.uint64)
     return np.asarray(
         state._noising.generator.bound_key(keys, state.points()[: state.step])
@@ -63,7 +64,7 @@ def step_keys_of(state):
 
 
 def forms_of_run(model):
-    """Returns a dictionary from the names of a run's secrets to their forms."""
+    """Returns the forms of all secrets of a run, by the names of the secrets."""
     state = model.optimizer.run.secrets
     forms = {"key": forms_of_bytes(state.key.secret_bytes())}
     for step, key in enumerate(step_keys_of(state)):
@@ -78,7 +79,7 @@ def forms_of_run(model):
 
 
 def contents_of(content):
-    """Returns a file's content, and everything that is compressed or encoded in it."""
+    """Returns a file's content, and all decoded and decompressed contents of it."""
     contents = [content]
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -1,4 +1,4 @@
-"""No output of a program contains the values of the secrets of its run."""
+"""No output of a training program contains the values of its run's secrets."""
 
 import copy
 import io
@@ -43,13 +43,14 @@ def make_model(plan):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Trains with all callbacks that write files; returns its objects and its files."""
+    """Trains with callbacks that write files; returns the run's objects and paths."""
     admission.forget()
     shared = tmp_path_factory.mktemp("shared")
     private = tmp_path_factory.mktemp("private") / "run.private"
     plan = make_plan()
     model = make_model(plan)
-    # Key and seed are fixed, because short numbers could occur in long texts by chance.
+    # The secrets are fixed, because random short numbers could occur in long texts by
+    # chance.
     draws = np.random.default_rng(0)
     fixed = pytest.MonkeyPatch()
     fixed.setattr("secrets.token_bytes", draws.bytes)
@@ -90,7 +91,7 @@ def finished(tmp_path_factory):
 
 
 def export(model, folder):
-    """Writes all files that users share, except those that callbacks write."""
+    """Writes all files that users may share, except those that callbacks write."""
     plan = model.optimizer.plan
     write_model(model, folder)
     model.save(folder / "no_optimizer.keras", include_optimizer=False)
@@ -105,7 +106,7 @@ def export(model, folder):
 
 
 def dump_graphs(model, schedule, folder):
-    """Writes graphs of training step and data pipeline, and the reprs of objects."""
+    """Writes the graphs of training and of the data pipeline, and reprs of objects."""
     programs = model._programs()
     compiled = [programs._facts, programs._clip, programs._noise]
     compiled += [programs._update, programs._measure]
@@ -119,7 +120,7 @@ def dump_graphs(model, schedule, folder):
         tf.io.write_graph(program.graph, str(folder), f"{name}txt")
     pipeline = schedule.dataset()._as_serialized_graph().numpy()
     (folder / "pipeline.pb").write_bytes(pipeline)
-    # Notebooks print the `repr` of objects, such as the weights.
+    # The `repr` of an object may end up in a notebook that is shared.
     objects = [
         model,
         model.optimizer,
@@ -170,7 +171,7 @@ def test_no_secret_by_value_in_what_a_run_writes(finished, capfd, tmp_path):
 
 
 def shown_by(error):
-    """Returns an error as pytest, Sentry and rich show it, including local variables."""
+    """Returns an error and the local variables that pytest and Sentry would show."""
     texts = []
     while error is not None:
         texts.append(str(error))

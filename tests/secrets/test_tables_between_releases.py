@@ -1,4 +1,4 @@
-"""No output of a program contains values of unreleased rows of lazy tables."""
+"""No output of a program contains table rows that are not released yet."""
 
 import copy
 import pickle
@@ -31,14 +31,14 @@ class InMidEpoch(keras.callbacks.Callback):
         self.done = True
         model, folder = self.model, self.folder
         (table,) = model.optimizer.run.tables._tables
-        # The secrets are the rows that changed since the last release, their velocity,
-        # and the entries that hold the state of their noise.
+        # The secrets are the rows that changed since the last release, their momentum,
+        # and the state of their noise.
         public = model.get_layer("items").embeddings.numpy()
         states = np.concatenate([part.numpy() for part in table._states], axis=1)
         parts = np.split(states, table.jumps.entries, axis=1)
         self.hidden = parts[0][np.any(parts[0] != public, axis=1)]
         self.memory = [part[np.any(part != 0.0, axis=1)] for part in parts[1:]]
-        write_model(model, folder)  # This also releases the tables.
+        write_model(model, folder)  # Saving also releases the tables.
         self.public = model.get_layer("items").embeddings.numpy()
         np.save(folder / "weights.npy", np.concatenate(model.get_weights(), axis=None))
         for number, variable in enumerate(model.variables + model.optimizer.variables):
@@ -53,7 +53,7 @@ class InMidEpoch(keras.callbacks.Callback):
             vars(table.__class__),
         ]
         errors = []
-        # The error message of a refused step must contain no values of rows.
+        # If a step is refused, its error message must not contain values of rows.
         with pytest.raises((TypeError, tf.errors.InvalidArgumentError)) as caught:
             model.train_on_batch(np.zeros([BATCH, LENGTH], "i4"), np.zeros([BATCH, 1]))
         errors.append(caught.value)
@@ -135,7 +135,7 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     watch = InMidEpoch(shared)
     callbacks = [
         *[releases] * settings.get("releases", False),
-        watch,  # It must precede callbacks that save, because saving releases.
+        watch,  # This must run before callbacks that save and thereby release.
         keras.callbacks.ModelCheckpoint(shared / "{batch}.keras", save_freq=1),
         keras.callbacks.TensorBoard(shared / "board", 1, True, update_freq="batch"),
         keras.callbacks.CSVLogger(shared / "log.csv"),
@@ -159,7 +159,8 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     assert len(files) > 20
     actual = {str(path): rows for path in files if (rows := rows_in(hidden, path))}
     assert not actual
-    # As a control, the search finds released rows, and hidden rows that are saved.
+    # As a control, the search finds rows that were released, and hidden rows that the
+    # test itself saves.
     assert rows_in(watch.public[:3], shared / "model.weights.h5") == [0, 1, 2]
     np.save(tmp_path / "breach.npy", hidden)
     assert rows_in(hidden, tmp_path / "breach.npy") == list(range(len(hidden)))

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def write_model(model, folder):
-    """Writes a model and its optimizer to a folder, in every format."""
+    """Writes a model to a folder, in every format and, if possible, with optimizer."""
     model.save(folder / "model.keras")
     model.save(folder / "model.h5")
     model.save_weights(folder / "model.weights.h5")

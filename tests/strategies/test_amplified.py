@@ -15,7 +15,7 @@ WORKLOAD = workloads.prefix_sum(96)
 
 
 def small(mechanism):
-    """Makes a plan of six steps, for which a dense simulation is fast."""
+    """Makes a plan of only six steps, so a simulation with dense matrices is fast."""
     return tf_bandmf.plan(
         mechanism, sampling=BallsInBins(12, 4, 2), epsilon=1.0, delta=0.02
     )
@@ -76,7 +76,7 @@ def test_without_a_budget_it_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "limit"), [(1.0, 22.54), (8.0, 4.47)])
 def test_reference_points(epsilon, limit):
-    """The RMSE is below that of BLT (27.42 at epsilon = 1, 4.588 at epsilon = 8)."""
+    """The RMSE is well below that of BLT, which is 27.42 (epsilon 1) or 4.588 (8)."""
     plan = small_plan(
         "amplified:4", 64 * 128, 128, 8, sampling="balls-in-bins", epsilon=epsilon
     )

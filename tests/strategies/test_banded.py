@@ -1,4 +1,4 @@
-"""Optimized banded strategies: known optima, the convex problem, certificates."""
+"""Compares optimized banded strategies with known optima, and tests certificates."""
 
 import functools
 
@@ -9,8 +9,8 @@ import tensorflow as tf
 from tf_bandmf import matrices, strategies, workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 
-# The optimum of arXiv:2405.15913, Example B.1. Column j has the nonzero entries of
-# column j of C.
+# The optimal strategy C of arXiv:2405.15913, Example B.1. Column j contains the band of
+# column j of C, from its diagonal entry on.
 EXAMPLE = [
     [0.740, 0.822, 0.876, 0.821, 0.855, 0.882, 0.892, 0.936, 1.000],
     [0.500, 0.492, 0.395, 0.462, 0.442, 0.403, 0.409, 0.353, 0.000],
@@ -24,14 +24,14 @@ def mean_error(strategy, workload):
 
 @functools.cache
 def example():
-    """Optimizes the problem of Example B.1 from the default start."""
+    """Returns the optimized strategy for Example B.1, from the default start."""
     return strategies.optimized_banded(
         workloads.prefix_sum(9), 3, gradient_tolerance=1e-8, gap_tolerance=1e-8
     )
 
 
 def square_root(workload, bands):
-    """Returns a closed-form strategy from which an optimization can start."""
+    """Returns a closed-form strategy that an optimization can start from."""
     return strategies.bsr(workload, bands, column_normalized=True)
 
 
@@ -63,7 +63,7 @@ def test_without_equal_column_norms_the_optimum_is_certified():
     assert sensitivity.is_exact
     assert sensitivity.value == pytest.approx(1.0)
     assert 0.0 <= actual.diagnostics["optimality_gap"] <= 1e-5
-    # Equal column norms would increase the error for this participation.
+    # A strategy with equal column norms has a larger error under this participation.
     equal = mean_error(example(), workload) * 3
     assert mean_error(actual, workload) < 0.999 * equal
 

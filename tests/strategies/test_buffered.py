@@ -1,4 +1,4 @@
-"""Buffered linear Toeplitz strategies: the matrix, known optima, invalid decays."""
+"""Tests the matrices and optima of buffered linear Toeplitz (BLT) strategies."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,8 @@ def test_the_matrix_is_the_one_of_its_output_scales():
     powers = DECAYS[:, None] ** np.arange(n - 1)
     column = np.r_[1.0, matrix.output_scales @ powers]
     np.testing.assert_allclose(matrix.toeplitz_column(), column)
-    # As a power series, the column is a quotient of two products of linear factors.
+    # The generating function of the column is a quotient of two products of linear
+    # factors.
     quotient = np.convolve(column, np.poly(matrix.decays))[:n]
     np.testing.assert_allclose(
         quotient, np.pad(np.poly(matrix.inverse_decays), (0, n - 4)), atol=1e-12
@@ -25,7 +26,7 @@ def test_the_matrix_is_the_one_of_its_output_scales():
 
 
 def test_it_reaches_the_value_of_jax_privacy():
-    """The RMSE for two buffers is 12.193852, which is also jax_privacy's result."""
+    """With two buffers, the RMSE is 12.193852, as in the library jax_privacy."""
     workload, participation = workloads.prefix_sum(1000), MinSep(100)
     strategy = strategies.blt(workload, participation, 2)
     np.testing.assert_allclose(
@@ -35,7 +36,7 @@ def test_it_reaches_the_value_of_jax_privacy():
     assert strategy.diagnostics["converged"]
     assert strategy.memory_vectors == 2
     assert strategy.regenerations_per_step == 0
-    # A third buffer would gain nothing here, so it is not used.
+    # A third buffer would not reduce the error, so the optimization omits it.
     assert strategies.blt(workload, participation, 3).memory_vectors == 2
 
 
@@ -46,7 +47,7 @@ def test_more_buffers_are_better_for_one_participation_and_near_the_optimum():
     assert errors[0] > errors[1] > errors[2]
     optimum = strategies.dense(workload, once).rmse(workload, once)
     assert optimum < errors[2] < 1.05 * optimum
-    # The square-root factorization has the smallest MaxSE of all Toeplitz ones.
+    # Of all Toeplitz factorizations, the square root has the smallest MaxSE.
     best = strategies.bsr(workload, n).max_se(workload, once)
     actual = strategies.blt(workload, once, 3, "max").max_se(workload, once)
     assert best <= actual < 1.02 * best

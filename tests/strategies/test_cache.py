@@ -1,4 +1,4 @@
-"""The cache of optimized strategies uses intact files, and ignores all others."""
+"""The cache of optimized strategies uses intact files, and ignores damaged ones."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def build(bands=3, workload=WORKLOAD, name="toeplitz", **options):
 
 
 def built(monkeypatch):
-    """Returns a list that collects the keys under which strategies are stored."""
+    """Returns a list that grows by a key each time that a strategy is stored."""
     calls, store = [], cache.store
 
     def counted(key, strategy):
@@ -40,7 +40,7 @@ def test_the_second_time_nothing_is_optimized(place, monkeypatch):
     assert len(calls) == 1 and len(list(place.iterdir())) == 1
     np.testing.assert_array_equal(first.matrix.to_dense(), second.matrix.to_dense())
     assert first.diagnostics == second.diagnostics
-    # Different arguments, or another version of the package, lead to new entries.
+    # For other arguments or another package version, the strategy is optimized again.
     build(bands=4)
     build(objective="max")
     build(workload=workloads.momentum_sgd(24, 0.5))

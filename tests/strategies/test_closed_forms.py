@@ -1,4 +1,4 @@
-"""Identity, DP-lambda-CGD, BSR and BISR, compared with the formulas of their papers."""
+"""Compares closed-form strategies with the formulas of their papers."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,10 @@ N = 10
     ],
 )
 def test_square_roots_are_roots_of_the_workload_cut_off_at_their_bands(workload):
-    """Checks BSR (arXiv:2405.13763) and BISR (arXiv:2505.12128, Lemma 1)."""
+    """BSR truncates the workload's square root; BISR truncates its inverse.
+
+    See arXiv:2405.13763 for BSR and arXiv:2505.12128, Lemma 1, for BISR.
+    """
     for family in (strategies.bsr, strategies.bisr):
         root = family(workload, N).matrix.to_dense()
         np.testing.assert_allclose(root @ root, workload.to_dense(), atol=1e-12)

@@ -1,4 +1,4 @@
-"""gamma-BIFR (a generalization of DP-lambda-CGD and BISR), and the choice of gamma."""
+"""Tests gamma-BIFR, which generalizes BISR, and the choice of gamma."""
 
 import numpy as np
 import pytest

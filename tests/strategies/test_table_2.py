@@ -1,7 +1,7 @@
 """Reproduces Table 2 of arXiv:2306.08153: prefix sum, n = 2052, k = 6, b = 342.
 
-Errors are relative to the dense optimum under fixed epoch order. The optimization takes
-minutes: run it with `-m slow`.
+All errors are divided by that of the dense optimum under fixed epoch order. The
+optimization takes minutes, so the test is marked as slow.
 """
 
 import functools
@@ -45,7 +45,7 @@ def optimum_of_equal_norms():
     ],
 )
 def test_table_2(build, sensitivities, errors):
-    """Columns A and B (k = 1 and b-min-sep) agree with the two published digits."""
+    """Sensitivities and errors agree with the published digits of columns A and B."""
     strategy = build()
     scale = strategy.sensitivity(FIXED)
     assert scale.is_exact

@@ -1,4 +1,4 @@
-"""Optimized Toeplitz strategies: optima, sensitivities and comparisons."""
+"""Tests optimized Toeplitz strategies, and compares them with other optimizers."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def test_known_optimum_of_1024_steps():
     actual = strategies.optimized_toeplitz(workload, once, 16)
     assert actual.diagnostics["converged"]
     np.testing.assert_allclose(actual.rmse(workload, once), 6.342793, rtol=1e-7)
-    # Normalizing the columns reduces the error.
+    # Normalizing the columns of the strategy reduces its error.
     normalized = strategies.optimized_toeplitz(
         workload, once, 16, column_normalized=True
     )
@@ -22,7 +22,8 @@ def test_known_optimum_of_1024_steps():
 
 
 def test_inverse_coefficients_meet_the_peer_s_optimum():
-    # jax_privacy reaches an RMSE of 13.402731, with another bound on the sensitivity.
+    # The library jax_privacy reaches an RMSE of 13.402731; it uses another bound on the
+    # sensitivity.
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
     actual = strategies.optimized_banded_inverse(workload, participation, 4)
@@ -31,7 +32,7 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
     rmse = actual.rmse(workload, participation)
     assert rmse < 13.402731
     assert rmse < 0.5 * strategies.bisr(workload, 4).rmse(workload, participation)
-    # The reported sensitivity is at least the norm of the sum of columns 0, 100, ...
+    # The sensitivity must be at least the norm of the sum of the columns 0, 100, ...
     column = actual.core.toeplitz_column()
     response = sum(np.pad(column, (j, 0))[:n] for j in range(0, n, 100))
     reached = actual.sensitivity(participation).value
@@ -39,7 +40,7 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
 
 
 def searched(workload, participation, bands):
-    """Returns the smallest log RMSE found by gradient-free search."""
+    """Returns the smallest log RMSE that a gradient-free optimizer finds."""
 
     def error(x):
         inner = matrices.ToeplitzBanded(np.r_[1.0, x], workload.num_steps)
@@ -51,7 +52,8 @@ def searched(workload, participation, bands):
 
 
 SIGNS = [
-    # In these cases, the best nonnegative column has 1.1 to 1.4 times the RMSE of BISR.
+    # In these cases, the RMSE of the best nonnegative column is 1.1 to 1.4 times that
+    # of BISR, so an optimization must allow coefficients of both signs.
     ("sgd:momentum=0.9", 16, 8, 3),
     ("prefix", 16, 4, 4),
     ("sgd:momentum=0.9,decay=0.99", 64, 8, 8),

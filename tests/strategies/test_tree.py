@@ -1,4 +1,4 @@
-"""The binary tree, compared with its rectangular matrix and its decoder."""
+"""Compares the square factor of the binary tree with the rectangular tree matrix."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tf_bandmf.participation import MinSep
 
 
 def rectangular_tree(n):
-    """Returns the matrix with one row for each complete dyadic interval."""
+    """Returns the tree's matrix, which has a row for each complete dyadic interval."""
     rows, size = [], 1
     while size <= n:
         for start in range(0, n - size + 1, size):
@@ -27,8 +27,8 @@ def test_the_square_factor_stands_for_the_rectangular_tree(n):
     square = strategy.matrix.to_dense()
     np.testing.assert_allclose(square.T @ square, tree.T @ tree, atol=1e-9)
     assert np.array_equal(square, np.tril(square))
-    # The rectangular matrix with its optimal decoder has the same error at every
-    # step.
+    # At every step, the error is that of the rectangular matrix with its optimal
+    # decoder.
     for workload in (workloads.prefix_sum(n), workloads.momentum_sgd(n, 0.5, 0.9)):
         decoder = workload.to_dense() @ np.linalg.pinv(tree)
         np.testing.assert_allclose(
