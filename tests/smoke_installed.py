@@ -1,6 +1,6 @@
 """Smoke test of an installed distribution, to be run outside of the source tree.
 
-    cd /tmp && python .../tests/smoke_installed.py
+cd /tmp && python .../tests/smoke_installed.py
 """
 
 import pathlib
