@@ -104,7 +104,7 @@ def test_a_step_runs_where_integers_stay_on_the_host(
 
 
 class Starts(keras.callbacks.Callback):
-    """A callback that records the operations the host launches in the last step."""
+    """A callback that records the operations that the host starts in the last step."""
 
     def __init__(self):
         super().__init__()

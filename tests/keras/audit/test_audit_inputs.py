@@ -40,7 +40,7 @@ MODELS = {
 
 
 def given(model, rng):
-    """Returns eight random records, from which the search for extremes starts."""
+    """Returns the inputs of eight random records, from which a search starts."""
     shapes = [(8, *tensor.shape[1:]) for tensor in model.inputs]
     if model.inputs[0].dtype == "int32":
         return rng.integers(0, 9, shapes[0]).astype(np.int32)

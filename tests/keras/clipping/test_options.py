@@ -112,7 +112,7 @@ def test_sums_are_those_of_examples_one_by_one(make, options):
         options["scales"] = random_scales(model)
     if options.get("rows"):
         options["rows"] = PRESENT
-        # The contents of absent rows must not matter.
+        # The values in absent rows must not affect the sums.
         x[~options["rows"]] = 9
     else:
         x, y, weights = x[:, 0], y[:, 0], weights[:, 0]
@@ -153,7 +153,7 @@ def test_what_is_infinite_contributes_zero():
 @pytest.mark.parametrize("groups", [None, {"gamma": 1.0, ".*": 2.0}])
 @pytest.mark.invariant(17, 18)
 def test_small_variables_that_are_measured_together(groups):
-    # Each layer has two small variables.
+    # Each layer has two small variables, whose norms are computed together.
     stack = [L.LayerNormalization() for _ in range(5 if groups is None else 2)]
     model, clipping = classifier(*stack, inputs=(300,)), Clipping(groups=groups)
     reference.assert_exact(model, normal(5, 300), labels(), clipping=clipping)

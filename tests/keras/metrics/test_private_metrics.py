@@ -41,7 +41,7 @@ class Counting(layers.Layer):
 
 
 class Greedy(PrivateMetric):
-    """A metric whose vector for one record depends on all records of the batch."""
+    """A metric that computes each record's vector from all records of the batch."""
 
     name = "greedy"
 
@@ -60,7 +60,7 @@ def overridden():
 
 
 class Patient(Greedy):
-    """A metric whose vector for a record depends only on that record."""
+    """A metric that computes each record's vector from that record only."""
 
     def vectors(self, rows):
         return 50.0 * rows.y_pred

@@ -69,7 +69,7 @@ def test_a_model_trains_is_saved_and_becomes_plain(make, tmp_path):
 
 
 class Mine(tf_bandmf.keras.extending.PrivateTraining, Subclassed):
-    """A model class that is always private."""
+    """A model class whose instances are always private."""
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def preprocessor():
 
 
 def train(model, x, y, sample_weight=None, **drawn):
-    """Trains a task privately for one epoch."""
+    """Trains a KerasHub task privately for one epoch, and returns it."""
     admission.forget()
     plan = make_plan(epochs=1)
     make_private_model(plan, model=model, weighted_metrics=[])

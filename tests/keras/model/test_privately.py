@@ -25,7 +25,7 @@ BUDGET = {"epsilon": 8.0, "delta": 1e-5, "epochs": 4}
 
 @pytest.fixture(scope="module")
 def line():
-    """Returns examples with two inputs and a target that is linear in them."""
+    """Returns examples with two inputs and a target that is linear in these inputs."""
     x = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 2)).astype(np.float32)
     return x, x @ np.array([[1.0], [-0.5]], np.float32)
 

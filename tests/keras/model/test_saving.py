@@ -46,7 +46,8 @@ def reload_clone(model, path):
 def reload_clone_with_its_weights(model, path):
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
-    # A functional clone is private, and would be a separate run with its own key.
+    # A clone of a functional model is private, and would be a separate run with its own
+    # key.
     clone.optimizer.build(clone.trainable_variables)
     for mine, other in zip(clone.optimizer.variables, model.optimizer.variables):
         mine.assign(other)
@@ -130,7 +131,8 @@ def test_a_reloaded_model_does_not_train_without_privacy(reload, halfway, tmp_pa
     note_run(halfway)
     again = reload(halfway, tmp_path)
     trained = assert_trains_with_privacy_or_not_at_all(again, plan, data)
-    # Functional clones do not train either, because they would start a second run.
+    # Clones of functional models do not train either, because they would start a second
+    # run.
     assert trained == []
     assert optimizer.steps_taken == plan.num_steps // 2
 

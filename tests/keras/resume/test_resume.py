@@ -236,7 +236,8 @@ def test_each_step_is_written_down_however_it_is_run(changes, tmp_path):
     )
     batches = plan.batches(*data)
     drawn, path = list(batches.dataset()), tmp_path / "run.private"
-    # The step is traced before the private file exists, and must write to it later.
+    # The step is traced before the private state file exists, but must write to it
+    # later.
     model.train_on_batch(drawn[0])
     model.begin_run(batches, path)
     model.train_on_batch(drawn[1])

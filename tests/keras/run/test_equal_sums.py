@@ -69,7 +69,7 @@ STEP = 3.0 / BATCH * np.sqrt(1.25)
 
 @pytest.fixture(scope="module")
 def unchanged():
-    """Returns a function that computes and caches the releases of the unchanged run."""
+    """Returns a cached function that computes the unchanged run's noisy gradients."""
     return functools.cache(lambda binding: releases_of_history())
 
 
@@ -88,7 +88,7 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     actual = difference[0].std() / (np.sqrt(2.0) * STEP)
     figure(f"{history}: the difference has {actual:.1f} times the noise of two runs")
     assert 0.9 < actual < 1.1
-    # Control: with noise that depends only on the sums, the releases are equal.
+    # Control: with noise that depends only on the sums, the noisy gradients are equal.
     noisy = noising.Noising.noisy
 
     def of_sums_alone(self, sums, scales, step, keys, facts, stored):
@@ -168,14 +168,14 @@ def noise_of(*rates):
 
 
 def by_two_rates():
-    """Solves for noise-free rows from two copies with different rates at step 1."""
+    """Solves for the exact rows from two runs with different rates at step 1."""
     (a,), (b,) = releases_of((0.5, 0.6), {1}), releases_of((0.5, 2.0), {1})
     u, v = noise_of(0.5, 0.6), noise_of(0.5, 2.0)
     return (a * v - b * u) / (v - u)
 
 
 def by_one_more_release():
-    """Solves for noise-free rows from two copies, one with an additional release."""
+    """Solves for the exact rows from two runs, one of which makes one more release."""
     (a,), (first, b) = releases_of((0.5, 0.5), {1}), releases_of((0.5, 0.5), {0, 1})
     return a - noise_of(0.5, 0.5) * (b - first) / noise_of(0.5)
 

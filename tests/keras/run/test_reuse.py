@@ -90,7 +90,7 @@ def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
         step_from_a_copy(plan, tmp_path, world, sign)
         for world, sign in (("as it was", 1.0), ("changed", -1.0), ("again", 1.0))
     ]
-    # Equal sums give equal releases, bit for bit.
+    # Equal clipped sums give equal updates of the weights, bit for bit.
     np.testing.assert_array_equal(releases[0], releases[2])
     # The releases are S + N and -S + N', with the clipped sum S. If N' = N, their
     # difference is 2 S without noise. If N and N' are independent, the standard

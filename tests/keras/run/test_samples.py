@@ -52,11 +52,11 @@ def test_two_runs_on_one_object_have_two_samples(sampling, drawn):
         run = model.begin_run(batches)
         seen = [batch.indices.tolist() for batch in run.indices()]
         assert seen == samples[-1] and len(seen) == plan.num_steps
-        # A new batches object on the same data continues the run's sample.
+        # A new `plan.batches` object on the same data continues the run's sample.
         other = model.begin_run(plan.batches(data[0], np.arange(len(data[0]))))
         assert [batch.indices.tolist() for batch in other.indices(3)] == seen[3:]
         assert other.schedule_id == run.schedule_id
-    # The original batches object belongs to no run, and has a sample of its own.
+    # The original `plan.batches` object belongs to no run, and has its own sample.
     samples.append([batch.indices.tolist() for batch in batches.indices()])
     assert all(a != b for a, b in itertools.combinations(samples, 2))
 
@@ -66,7 +66,8 @@ def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(tmp_path):
     plan = make_plan("identity", sampling="poisson", batch_size=11, **SECRET)
     batches = plan.batches(*data)
     first, second = make_model(plan), make_model(plan, additional_run=True)
-    # A batches object without a run is assigned to the first run that uses it.
+    # A `plan.batches` object that belongs to no run is assigned to the first run that
+    # uses it.
     for batch in itertools.islice(batches, 2):
         first.train_on_batch(batch)
     first.fit(batches, epochs=1, verbose=0)
@@ -75,8 +76,8 @@ def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(tmp_path):
     for batch in second.begin_run(plan.batches(*data)):
         second.train_on_batch(batch)
     assert second.optimizer.steps_taken == plan.num_steps
-    # The private file would store only the run's key. This sample does not depend on
-    # the key, so it could not be restored.
+    # The private state file would store only the run's key. This sample does not depend
+    # on the key, so it could not be restored.
     with pytest.raises(ValueError, match="Begin a custom loop with"):
         first.begin_run(batches, tmp_path / "run.private")
 

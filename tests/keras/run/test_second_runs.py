@@ -47,7 +47,7 @@ def test_a_second_run_on_the_same_data_is_refused():
     fold = make_private_model(half)
     with pytest.raises(RuntimeError, match="examples"):
         fold.fit(half.batches(x[::2], y[::2]), epochs=1, verbose=0)
-    # The first run may continue, and a run on other data is not a second run.
+    # The first run may continue. A run on other data does not count as a second run.
     first.fit(plan.batches(x, y), epochs=1, verbose=0)
     assert first.optimizer.steps_taken == plan.num_steps
     second.fit(plan.batches(x + 1.0, y), epochs=1, verbose=0)

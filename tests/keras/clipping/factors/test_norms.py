@@ -11,7 +11,7 @@ from tf_bandmf.keras.clipping.sums.settings import Clip
 
 pytestmark = pytest.mark.invariant(17)
 
-# The documented bound on the relative rounding error of a contribution.
+# The documented bound on the relative rounding error of a clipped contribution.
 TOLERANCE = 1e-3
 CLIP = 0.5
 

@@ -41,7 +41,7 @@ def experts(x):
 
 
 def own_rows(x):
-    """Adds the most active time step of each example to all its time steps."""
+    """Adds the time step with the largest first feature to all time steps."""
     best = tf.argmax(x[:, :, 0], axis=1)
     return x + tf.gather(x, best, batch_dims=1)[:, None]
 
@@ -98,7 +98,7 @@ def test_honest_layers_are_exact(name):
 
 
 def each(function):
-    """Returns a function that uses only the first example of its input."""
+    """Returns a function that evaluates `function` on the first entry of x only."""
     return lambda x: function(x[0])[None] + tf.zeros_like(x)
 
 

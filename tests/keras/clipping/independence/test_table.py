@@ -204,7 +204,7 @@ def test_an_operation_moves_no_other_example(name):
 
 
 # Operations that `CASES` calls with specific arguments. Every other operation is called
-# with the first two `WAYS` that work, of which there must be at least one.
+# with the first two argument patterns of `WAYS` that work; at least one must work.
 SPECIAL = {kind for name in CASES for kind, *_ in walked(CASES[name])[0].log}
 OTHERS = [kind for kind in OPERATIONS if kind.__name__ not in SPECIAL]
 

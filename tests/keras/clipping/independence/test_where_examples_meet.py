@@ -237,7 +237,7 @@ def test_updates_read_no_metrics(kind):
 
 
 def print_and_read(path):
-    """Returns a function that passes the batch mean to all examples through a file."""
+    """Returns a function that writes the batch mean to a file and reads it back."""
 
     def call(x):
         mean = tf.reduce_mean(x)

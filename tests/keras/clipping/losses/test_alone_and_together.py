@@ -1,7 +1,8 @@
 """Tests losses that depend on the other examples of a batch: refusals and warnings.
 
-A loss is refused if a single example has no gradient or loss to learn from. A warning
-names a loss that is merely another loss for single examples.
+A loss is refused if its gradient for single examples is zero or cannot be computed. A
+warning names a loss whose gradient for single examples merely differs from that for a
+batch.
 """
 
 import warnings
