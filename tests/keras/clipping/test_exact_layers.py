@@ -109,8 +109,8 @@ LAYERS = {
         "embedding": lambda: L.Embedding(5, 3),
         "positions": lambda: Positions(),
         "positions_of_one": lambda: Positions(True),
-        # A step repeats the position embeddings for each example, so only elementwise
-        # functions may be applied to the repeated embeddings.
+        # The training step repeats the position embeddings for each example. Only
+        # elementwise functions may be applied to the repeated embeddings.
         "positions_scaled": lambda: Positions(then=lambda p: 0.5 * p),
         "positions_normalized": lambda: Positions(
             then=lambda p: keras.ops.softmax(p, axis=0)

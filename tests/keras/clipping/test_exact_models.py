@@ -346,7 +346,8 @@ def test_losses(loss):
 
 
 def test_connectionist_temporal_classification():
-    # The second example repeats a label. Label 0 is both the blank and the padding.
+    # The targets of the second example repeat a label. Label 0 is both the blank and
+    # the padding.
     y = np.array([[1, 2, 3], [2, 2, 1], [3, 0, 0], [1, 3, 0]])
     model = functional((6, 4), L.Dense(4), head=False, loss=keras.losses.CTC())
     reference.assert_exact(model, reference.normal(4, 6, 4), y)

@@ -165,7 +165,7 @@ def test_what_is_said_at_the_end():
 
 
 def test_the_noise_is_the_strategys():
-    """Tests that the whitened noise of 48 steps is normal; false-alarm rate 10^-9."""
+    """Tests that whitened noise of 48 steps has a normal distribution (p > 10^-9)."""
     from scipy import stats
 
     plan = make_plan("bisr:3", test_seed=None, epochs=12).reserve(counts=0.5)

@@ -142,7 +142,7 @@ def release(plan, sums, about, *steps, secret=b"k" * 32):
 
 
 def test_the_law_of_the_noise():
-    """Tests that 4000 draws with 40 keys are normal; false-alarm rate 10^-6."""
+    """Tests that 4000 draws with 40 keys have a normal distribution (p > 10^-6)."""
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=4)
     sigma = plan.measurements.noise_multiplier
     sums = np.linspace(-5.0, 5.0, 25)

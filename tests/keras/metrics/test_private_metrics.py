@@ -95,8 +95,7 @@ def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
     whole, count, _ = sums_of(model, x, y, metrics)
     assert count == 12 and np.all(np.isfinite(whole))
     for record in (0, 2):
-        # `alone` is the record's contribution, which the sums would lack without the
-        # record.
+        # `alone` is what the record adds to the sums.
         alone = sums_of(model, x[[record]], y[[record]], metrics)[0]
         assert np.linalg.norm(alone) <= 1.0
         other_x, other_y = x.copy(), y.copy()

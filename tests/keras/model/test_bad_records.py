@@ -41,7 +41,8 @@ def test_training_goes_on_after_any_feature(xla):
     moved = trained(classifier(), x, y, **changes)
     x[:3] = np.nan
     assert_same(moved, trained(classifier(), x, y, **changes))
-    # Each of the three replaced records moves the sum by at most twice the clip norm.
+    # Replacing a record moves the sum by at most twice the clip norm. Here, three
+    # records are replaced.
     x[3:6] = 0.0
     base = trained(classifier(), x, y)
     assert np.linalg.norm(flat(moved) - flat(base)) * BATCH <= 6.0 + 6e-3

@@ -117,7 +117,8 @@ SOFTMAX = (3, "softmax")
 )
 def test_what_learns_nothing_is_refused(outputs, loss, options, message):
     with pytest.raises(ValueError, match=f"{message}.*Nothing was trained"):
-        # The self-check would also fail for such labels, but with a TensorFlow error.
+        # The self-check would also fail for the labels of these cases, but with
+        # TensorFlow's error.
         said(last=lambda: layers.Dense(*outputs), loss=loss, **options)
 
 

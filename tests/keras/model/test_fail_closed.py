@@ -23,7 +23,7 @@ from tf_bandmf.keras.clipping.independence.layers import LAYERS
 from tf_bandmf.keras.clipping.independence.registration import vouched
 from tf_bandmf.keras.model.programs import Programs
 
-# Errors that a step may raise inside its graph.
+# Errors that a training step may raise inside its graph.
 IN_GRAPH = (tf.errors.InvalidArgumentError, RuntimeError)
 
 
@@ -39,7 +39,8 @@ def test_a_plain_model_does_not_train_on_a_plans_batches(private):
     model = compile_model(make_plain_model(), optimizer)
     before, batches = model.get_weights(), plan.batches(*data)
     first = next(iter(batches))
-    # Keras raises this error, which quotes the batches object and so names the fix.
+    # Keras raises this error. It quotes the `plan.batches` object, whose text names the
+    # fix.
     with pytest.raises(ValueError, match=r"tf_bandmf\.keras\.make_private"):
         model.fit(batches, verbose=0)
     for train in (

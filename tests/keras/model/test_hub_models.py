@@ -51,7 +51,8 @@ def test_a_task_trains_is_saved_and_becomes_plain(name, tmp_path):
     model.save(tmp_path / "private.keras")
     again = keras.models.load_model(tmp_path / "private.keras")
     assert type(again) is type(model)
-    # KerasHub's `compile` must not replace the private optimizer with Adam.
+    # After loading, KerasHub's `compile` must not replace the private optimizer with
+    # Adam.
     assert isinstance(again.optimizer, tf_bandmf.keras.PrivateOptimizer)
     assert again.optimizer.plan.fingerprint == model.optimizer.plan.fingerprint
     assert again.optimizer.steps_taken == 0 < int(again.optimizer.iterations)

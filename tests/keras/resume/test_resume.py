@@ -180,7 +180,8 @@ def test_anything_else_than_the_run_is_refused(change, halfway, monkeypatch):
 @pytest.mark.invariant(8, 10, 11)
 def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(lost, tmp_path, figure):
     def make_model(factor):
-        # No config contains the factor, so no config shows the edit.
+        # No config contains the factor, so configs do not show that the loss was
+        # edited.
         def graded(y, logits):
             actual = keras.losses.sparse_categorical_crossentropy(y, logits, True)
             return factor * actual

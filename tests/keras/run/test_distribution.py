@@ -31,7 +31,7 @@ def strategy():
 
 
 def train(plan, strategy=None, inner=None, epochs=2, **fit):
-    """Trains a model that is large enough to need several noise blocks."""
+    """Trains a model whose size requires several noise blocks."""
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         dense = [keras.layers.Dense(1500, "tanh"), keras.layers.Dense(3)]

@@ -86,7 +86,7 @@ def compiled(name, dtype, xla):
 
 
 def terms(rng, count, size, form, nearness):
-    """Returns T random vectors, unrelated or almost equal up to their signs."""
+    """Returns `count` random vectors, unrelated or almost equal up to their signs."""
     if form == "unrelated":
         return rng.normal(size=(count, size))
     base = np.ones((1, size)) if form == "ties" else rng.normal(size=(1, size))
@@ -235,7 +235,7 @@ def test_a_row_that_an_example_has_twice_is_measured_as_one():
 def test_lookups_that_cancel_a_projection():
     """Asserts that the norm bound covers a sum that consists of rounding errors only.
 
-    The gradient terms cancel each other exactly, except for these errors.
+    The terms of the gradient cancel each other, so only float32 rounding errors remain.
     """
     ids = tf.constant([[0, 7, 7, 9]] * 3)
     values = tf.constant(
@@ -247,6 +247,6 @@ def test_lookups_that_cancel_a_projection():
     total = measured.weighted_sum(tf.constant([[1.0], [0], [0]]), *measured.tensors)
     bound = float(measured.norms.bounds[0]) ** 0.5
     assert bound >= np.linalg.norm(np.asarray(total, "f8"))
-    # The bound is at least the sum of the norms of all terms, divided by 256.
+    # The bound is at least 1/256 of the sum of the norms of all terms.
     terms = float(tf.reduce_sum(tf.norm(values[0], axis=-1)))
     assert bound >= 2 * terms / 256 * 0.999

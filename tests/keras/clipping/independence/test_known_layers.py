@@ -50,7 +50,7 @@ CASES += [(L.TextVectorization, "count")]
 
 
 def data_of(kind):
-    """Returns an input batch for a layer class, and two values for one example."""
+    """Returns a batch for a layer class, and two replacement values for one example."""
     if kind.__name__.startswith("Adaptive"):
         rank = int(kind.__name__[-2])
         return VOLUMES[(slice(None), *[0] * (3 - rank))], [0.0, 9.0]

@@ -239,7 +239,8 @@ def test_an_example_may_decide_what_runs_for_it(name):
 
 
 def test_last_layer_is_executed_alone():
-    # With sparse labels, the loss passes a sparse gradient to the last layer.
+    # With sparse labels, the gradient of the loss for the last layer's output is
+    # sparse.
     last = cases.Custom(lambda t: t - ops.max(t, axis=0) + ops.tanh(t))
     model = cases.reference.functional(
         (cases.LENGTH, cases.WIDTH),
