@@ -1,10 +1,11 @@
-"""Times federated rounds relative to TFF's tree aggregation; needs the federated stack.
+"""Times federated rounds relative to tree aggregation in TensorFlow Federated (TFF).
 
     python benchmarks/federated_rounds.py --turns 12
 
-The model has 1,001,000 weights; each of 20 clients trains on one batch. The contenders
-take turns, so that load on the machine slows all of them equally; `ratio` is the median
-over turns of a contender's time relative to TFF's tree in the same turn.
+The program needs TFF and the package tf_bandmf_federated. The model has 1,001,000
+weights, and each of 20 clients trains on one batch. The mechanisms take turns, so other
+load on the machine slows all of them equally. The printed `ratio` is a mechanism's time
+divided by that of TFF's tree in the same turn, as the median over turns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tf_bandmf
 import tf_bandmf_federated
 
 CLIENTS, WIDTH, ROUNDS, SEPARATION = 20, 1000, 2052, 342
-NOT_COUNTED = 2  # warm-up turns; TFF compiles at the first call
+NOT_COUNTED = 2  # Warm-up turns, because TFF compiles at the first call.
 OURS = ("lambda_cgd", "bisr:4", "blt")
 
 
@@ -35,7 +36,7 @@ def model_fn() -> Any:
 
 
 def rounds_of(name: str, data: tf.data.Dataset) -> Callable[[], None]:
-    """Returns a function that runs the next round with one of the mechanisms."""
+    """Returns a function that runs one more round of training with a mechanism."""
     optimizers = [tff.learning.optimizers.build_sgdm(rate) for rate in (0.1, 1.0)]
     if name in OURS:
         takes_part = tf_bandmf.MinSep(SEPARATION, ROUNDS // SEPARATION)

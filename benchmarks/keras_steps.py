@@ -5,13 +5,13 @@
     python benchmarks/keras_steps.py --models cnn,transformer --fit --rounds 4
 
 A step consists of forward pass, backward pass and SGD update on a batch in memory,
-without metrics. "clipped" clips and sums per-example gradients without noise; all other
-variants add the noise of their mechanism; "kept" is lambda_cgd with
-`keep_normals=True`. `wall` and `cpu` are ratios of median times, relative to the
-ordinary step; `start` is the ratio of CPU times for the first step, which traces and
-compiles (without the self-check of `fit`). `peak` is the memory that the step adds to
-its process. `--fit` compares whole epochs of `model.fit`, with the same sampler and
-accountant for every mechanism.
+without metrics. The variant "clipped" clips and sums per-example gradients without
+noise. All other variants add the noise of their mechanism, and "kept" is lambda_cgd
+with `keep_normals=True`. The columns `wall` and `cpu` are median times relative to the
+ordinary step. The column `start` is the ratio of CPU times for the first step, which
+traces and compiles (without the self-check of `fit`). The column `peak` is the memory
+that the step adds to its process. `--fit` compares whole epochs of `model.fit`, with
+the same sampler and accountant for every mechanism.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 
 MECHANISMS = ("identity", "lambda_cgd", "kept")
 BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128}
-# The number of steps per measurement, which together take tenths of a second, so that
-# the resolution of the clock does not matter.
+# The number of steps per measurement. These steps take some tenths of a second, so the
+# resolution of the clock does not matter.
 STEPS = {"mlp": 40, "cnn": 4, "transformer": 3}
 VOCABULARY, LENGTH, WIDTH = 1000, 64, 128
 
@@ -148,7 +148,7 @@ def step_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
 
 
 def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
-    """Returns a step with the noise of a mechanism, or without noise for "clipped"."""
+    """Returns a training step with the mechanism's noise (with none for "clipped")."""
     size = BATCH_SIZES[name]
     x, y = map(tf.constant, data(name, size))
     optimizer = inner = keras.optimizers.SGD(1e-3)
@@ -194,10 +194,10 @@ def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
 def in_turns(
     functions: dict[str, Callable[[], Any]], repeats: int, rounds: int
 ) -> dict[str, tuple[float, float, float]]:
-    """Returns wall and CPU seconds: medians over the calls, and those of the first call."""
+    """Returns median wall and CPU times of calls, and the first call's CPU time."""
     taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in functions}
     first = {}
-    # Does the one-time work of the process, which the first variant would otherwise do.
+    # This does one-time work of TensorFlow, which would slow down the first variant.
     tf.function(lambda x: x @ x)(tf.ones([2, 2]))
     for kind, function in functions.items():
         used = time.process_time()
@@ -215,9 +215,9 @@ def in_turns(
 
 
 def peak(kind: str, name: str, options: Any) -> None:
-    """Prints the memory in MB that the process needs to run a step, once it is built."""
-    # This loads XLA's compiler, which takes about 100 MB once per process, for any
-    # model.
+    """Prints how many MB of memory running a step adds to the process."""
+    # This loads XLA's compiler, which needs about 100 MB in any process, so the result
+    # does not contain this memory.
     noise.standard_normals(tf.constant([0, 0], tf.uint64), 1)
     step = step_of(kind, name, options)
     before = largest_memory()
@@ -227,7 +227,7 @@ def peak(kind: str, name: str, options: Any) -> None:
 
 
 def largest_memory() -> float:
-    """Returns the process's peak memory in MB; `getrusage` might give the parent's peak."""
+    """Returns this process's peak memory in MB, which `getrusage` may overstate."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(
         float(line.split()[1]) / 1024.0 for line in lines if line.startswith("VmHWM")

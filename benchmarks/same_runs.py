@@ -4,11 +4,11 @@
     python benchmarks/same_runs.py --compare before.json
     python benchmarks/same_runs.py --save before.json --only poisson # only these runs
 
-Run the program with two versions of the library (`PYTHONPATH`) on one machine: a change
-that promises the same behavior must not change any bits. If a change alters the order
-of summation, the program prints the difference between the weights.
-`benchmarks/results/same_runs.json` names the machine that produced it; another machine
-may round differently.
+Run the program with two versions of the library (set `PYTHONPATH`) on one machine. A
+change of the library that promises the same behavior must not change any bits. If a
+change alters the order of summation, the program prints the difference between the
+weights. The file `benchmarks/results/same_runs.json` names the machine that produced
+it, because other machines may round differently.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ RUNS = {
 
 
 def trained(run: Run) -> dict[str, str]:
-    """Trains; returns a digest of the first noise vectors, and the final weights."""
+    """Trains a model; returns a digest of its first noise vectors, and its weights."""
     given = {"sampling": "fixed-order", **run.plan}
     generator = given.pop("generator", "philox")
     plan = tf_bandmf.plan(
@@ -211,7 +211,7 @@ def trained(run: Run) -> dict[str, str]:
 
 
 def _budget(run: Run) -> dict[str, float]:
-    # With these samplings, `plan` needs an epsilon instead of a noise multiplier.
+    # For these samplings, plans are made from an epsilon, not a noise multiplier.
     if run.plan.get("sampling", "").startswith(("cyclic", "b-min-sep")):
         return {"epsilon": 8.0, "delta": 1e-5}
     return {"noise_multiplier": 1.0, "delta": 1e-5}
@@ -261,7 +261,7 @@ def _compiled(run: Run, plan: tf_bandmf.Plan) -> keras.Model:
 
 
 def machine() -> str:
-    """Returns a description of everything outside the library that may change the bits."""
+    """Describes the processor and the libraries, which may change the last bits."""
     processor = platform.processor() or platform.machine()
     info = pathlib.Path("/proc/cpuinfo")
     if info.exists():
@@ -272,7 +272,7 @@ def machine() -> str:
 
 
 def difference(before: dict[str, str], now: dict[str, str]) -> str:
-    """Describes the difference between two runs; empty if there is none."""
+    """Describes the difference between two runs, as an empty text if there is none."""
     if before == now:
         return ""
     words = [] if before["noise"] == now["noise"] else ["other noise"]

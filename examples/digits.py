@@ -1,8 +1,8 @@
 """The quickstart: private training on scikit-learn's handwritten digits.
 
 The program trains the same Keras model at the same (epsilon, delta) with DP-SGD,
-DP-lambda-CGD and a banded square-root strategy. `make demo` runs it; no download is
-needed.
+DP-lambda-CGD and a banded square-root strategy. Run the program with `make demo`. It
+needs no download.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from tf_bandmf.accounting import gaussian
 EPSILON, DELTA = 4.0, 1e-6
 # The number of weeks, and the number of steps per week.
 WEEKS, STEPS = 52, 40
-# The batch size. It suits 20,000 new records per week, or new data of 20,000 users.
+# The batch size for 20,000 new records per week, or for new data of 20,000 users.
 BATCH = 500
 # The length in weeks of the window of records, for rows of the table that use a window.
 WINDOW = 4
-# The strategies from which the best is chosen. They have a closed form; optimized
+# The program chooses the best of these strategies, which have a closed form. Optimized
 # strategies may be even better.
 CANDIDATES = ("identity", "lambda_cgd", "bisr:4", "bisr:32", "bsr:8", "bsr:32")
 # The noise multiplier of a mechanism that spends the budget of the whole year.
@@ -52,7 +52,7 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
     for name in CANDIDATES:
         family, _, bands = name.partition(":")
         if bands and int(bands) > separation and family != "bisr":
-            continue  # The columns of C in which one example participates would overlap.
+            continue  # Overlapping columns would add sensitivity.
         plan = tf_bandmf.plan(
             name,
             noise_multiplier=YEAR * math.sqrt(shares),

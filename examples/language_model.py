@@ -1,15 +1,16 @@
 """Private LoRA fine-tuning of a causal language model from KerasHub.
 
-A small byte-level GPT-2 is trained on the Python language reference without privacy; it
-takes the place of a public model. Then adapters of rank 8 are trained on a different,
-private text. The text is cut into windows of 32 bytes, and each window is a privacy unit.
-The program compares DP-SGD with a correlated-noise mechanism that stores no noise, at the
-same (epsilon, delta). For each mechanism, the best of a few learning rates is chosen on
-validation text, and the printed perplexity is measured on other held-out text. The
-adapter is saved, and loaded into an ordinary KerasHub model, which generates text.
+A small byte-level GPT-2 is first trained without privacy on the Python language
+reference, and stands in for a public model. Then adapters of rank 8 are trained on
+another text, which is private. The private text is cut into windows of 32 bytes. The
+privacy unit is one window. The program compares DP-SGD with a correlated-noise
+mechanism that stores no noise, at the same (epsilon, delta). For each mechanism, the
+best of a few learning rates is chosen on validation text, and the printed perplexity is
+measured on other held-out text. Finally, the program saves the adapters, loads them
+into an ordinary KerasHub model, and generates text.
 
-    python examples/language_model.py              # private: docstrings of Python
-    python examples/language_model.py --text FILE  # private: a text file of your own
+    python examples/language_model.py              # private text: Python's docstrings
+    python examples/language_model.py --text FILE  # private text: your own file
 
 The example needs `pip install ".[keras,hub]"` in a clone, downloads nothing, and takes a
 few minutes on two cores.
@@ -44,7 +45,7 @@ ADAPTED = [
 
 
 class Mechanism(NamedTuple):
-    """A mechanism that is compared: its title, and arguments for `tf_bandmf.plan`."""
+    """A mechanism of the comparison: its title, and arguments of `tf_bandmf.plan`."""
 
     title: str
     arguments: dict[str, Any]
@@ -189,7 +190,7 @@ def train_privately(
 
 
 def generated(model: keras.Model, prompt: np.ndarray) -> str:
-    """Returns the text of a prompt, an array [T] of bytes, and of its continuation."""
+    """Returns a prompt (an array [T] of bytes) and its continuation as a text."""
     codes = np.zeros((1, 2 * LENGTH), np.int32)
     codes[0, : len(prompt)] = prompt
     mask = (np.arange(2 * LENGTH) < len(prompt)).astype(np.int32)[None]

@@ -1,6 +1,6 @@
 """Trains a model with several mechanisms at the same budget, and compares the results.
 
-Other examples import this module, and provide the data and the model.
+Other examples import this module, and call it with their data and model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from matplotlib import pyplot as plt
 
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
-# With lower log levels, TensorFlow would warn about retracing, because many models are
-# trained one after another.
+# Training many models one after another would make TensorFlow warn about retracing, so
+# only errors are logged.
 tf.get_logger().setLevel("ERROR")
 
 console = rich.console.Console()

@@ -1,4 +1,4 @@
-"""Early stopping on a private held-out set; one guarantee covers it and the training.
+"""Early stopping on a private held-out set, which the run's guarantee also covers.
 
 The data are handwritten digits: 1,080 images for training, 360 private held-out images,
 and 357 images for testing. At the same (epsilon, delta), the program compares a plan

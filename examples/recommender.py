@@ -1,4 +1,4 @@
-"""A two-tower recommender with user-level privacy that also works for new users.
+"""Trains a two-tower recommender with user-level privacy; it works for new users.
 
 The user tower reads only the items in a user's history, so there is no table of user
 embeddings. The item tower looks up an item's embedding in a table that both towers

@@ -1,10 +1,10 @@
-"""Measures this package on a user's GPU or CPU, for a table of reported results.
+"""Measures the speed of this package on a user's GPU or CPU.
 
     python benchmarks/accelerators/on_device.py --results a100.json
 
 The program runs on the first GPU, or on the CPU if there is none. It writes one file,
-which names versions and devices, but contains nothing about the user. Please send this
-file to the maintainers.
+which names versions and devices, but contains nothing about the user. The maintainers
+collect such results in a table, so please send them the file.
 
 * noise: seconds per noisy step for each mechanism, relative to independent noise; also
   seconds per step of `tf.random.stateless_normal`, and for reading and writing a
@@ -18,7 +18,7 @@ file to the maintainers.
 * epochs: private epochs of `fit`, compiled as Keras chooses, relative to ordinary
   epochs.
 
-All ratios are ratios of medians; the variants take turns within one process.
+All ratios are ratios of median times. The variants take turns within one process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ set_tensor_float_32 = tf.config.experimental.enable_tensor_float_32_execution
 
 
 def timed(step: Callable[[], Any], repeats: int = 1) -> Callable[[], None]:
-    """Returns a function that runs steps as in `fit`, and waits for the device."""
+    """Returns a function that runs `repeats` steps, then waits for the device."""
 
     def call() -> None:
         for _ in range(repeats):
@@ -66,7 +66,7 @@ def timed(step: Callable[[], Any], repeats: int = 1) -> Callable[[], None]:
 def noisy_step(
     num_parameters: int, strategy: strategies.Strategy, **options: Any
 ) -> Callable[[], tf.Tensor]:
-    """Returns a step that generates noise as in training, and updates the ring buffer."""
+    """Returns a step that makes noise as training does, including its ring buffer."""
     generator = noise.NoiseGenerator(strategy, num_parameters, **options)
     keys = tf.constant(generator.step_keys(NoiseKey.for_testing(0)))
     shape = [generator.memory_vectors, num_parameters]
@@ -87,7 +87,7 @@ def noisy_step(
 
 
 def steps_of_all(num_parameters: int, bands: int) -> dict[str, Callable[[], tf.Tensor]]:
-    """Returns one noisy step function per mechanism."""
+    """Returns a step function for each mechanism, which generates its noise."""
     workload = workloads.prefix_sum(NUM_STEPS)
     cgd = strategies.lambda_cgd(NUM_STEPS, 0.9)
     normalized = strategies.lambda_cgd(NUM_STEPS, 0.9, True)
@@ -141,7 +141,7 @@ def noise_ratios(num_parameters: int, repetitions: int, bands: int) -> dict[str,
 
 
 def against_the_cpu(device: str) -> dict[str, Any]:
-    """Compares random words and normals on the device and on the CPU, for equal keys."""
+    """Compares random words and normals of equal keys between device and CPU."""
     actual: dict[str, Any] = {"numbers": _SAMPLE}
     counters = tf.range(_SAMPLE // 4, dtype=tf.int64)
     for generator in ("philox", "chacha20"):
@@ -188,7 +188,7 @@ def step_ratios(name: str, rounds: int, device: str) -> dict[str, Any]:
 
 
 def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
-    """Times epochs of `model.fit` with default arguments, as Keras compiles them."""
+    """Times epochs of `model.fit` with Keras' default compilation settings."""
     options = argparse.Namespace(
         microbatch_size=None,
         accuracy=True,
@@ -204,7 +204,7 @@ def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
 
 
 def compared(name: str, seconds: dict[str, float]) -> dict[str, Any]:
-    """Returns the seconds per step of each variant, with the model and the batch size."""
+    """Returns a record of the variants' times per step, with model and batch size."""
     ordinary = seconds["ordinary"]
     return {
         "model": name,

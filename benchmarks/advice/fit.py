@@ -25,7 +25,7 @@ from tf_bandmf.planning import learning_rates
 
 HERE = pathlib.Path(__file__).parent
 NETWORKS = HERE.parent / "utility" / "results" / "advised" / "weight_noise.csv"
-# For each network: the sum of the weights' fan-ins, and the number of weights.
+# For each network: the sum of all weights' fan-ins, and the number of weights.
 SIZES = {"fashion-mnist-cnn": (864, 26_010), "cifar-10-cnn": (2939, 113_738)}
 RATES = 0.08 * 2.0 ** np.arange(-2, 2.25, 0.25)
 LIMITS = (3.0, 6.0, 9.0, 12.0, 18.0, 24.0, 48.0, math.inf)
@@ -33,7 +33,7 @@ TRIVIAL = {"accuracy": 0.1}
 
 
 class Grid:
-    """The scores of one task, budget and plan, for a grid of learning rates."""
+    """Scores of training runs that differ only in their learning rates and seeds."""
 
     def __init__(self, task: str, noise: float, size: float, trivial: float) -> None:
         self.task, self.noise, self.size, self.trivial = task, noise, size, trivial
@@ -93,7 +93,7 @@ def regrets(several: list[Grid], constant: float, limit: float) -> np.ndarray:
 def fitted(
     several: list[Grid], limits: tuple[float, ...] = LIMITS
 ) -> tuple[float, float]:
-    """Returns the constants with the smallest mean squared regret."""
+    """Returns the constants of the rule that minimize the mean squared regret."""
     return min(
         itertools.product(RATES, limits),
         key=lambda two: float(np.mean(regrets(several, *two) ** 2)),

@@ -5,11 +5,12 @@
     python benchmarks/advice/run.py --table  # prints the table of README.md
 
 Every run is a row of `results/runs.csv`; finished runs are not repeated. There are four
-ways of training: `plain` (Adam, three learning rates, no privacy), `advised` (exactly as
-advised), and two that are tuned by hand, with weight averaging: `momentum` (learning
-rates around the advised one, with the advised plan) and `adam` (DP-SGD, Poisson batches
-of about n / 32, two learning rates). The share of a task is the gain of the advised run
-over the trivial score, as a fraction of the gain of the best run.
+methods of training: `plain` (Adam, three learning rates, no privacy), `advised` (all
+settings from `tf_bandmf.advise`), and two methods that are tuned by hand, with weight
+averaging: `momentum` (the advised plan, with learning rates around the advised one) and
+`adam` (DP-SGD, Poisson batches of about n / 32, two learning rates). The share of a
+task is the gain of the advised run over the trivial score, as a fraction of the gain of
+the best private run.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from tf_bandmf.planning import learning_rates
 RUNS = pathlib.Path(__file__).parent / "results" / "runs.csv"
 COLUMNS = ("task", "epsilon", "way", "factor", "seed", "parameters", "steps")
 COLUMNS += ("noise", "rate", "score", "seconds")
-# Factors of the learning rates that are tried: of the advised rate, of 0.01 for `adam`,
-# and of 0.003 for `plain`.
+# The learning rates that are tried are these factors times a base rate. The base rate
+# is the advised rate for `momentum`, 0.01 for `adam`, and 0.003 for `plain`.
 FACTORS = {"momentum": (0.25, 0.5, 2.0, 4.0), "adam": (1.0, 3.0), "plain": (0.33, 1, 3)}
 EPSILONS = (1.0, 8.0)
 
@@ -55,7 +56,7 @@ def compiled(
 def run(
     task: tasks_lib.Task, epsilon: float, way: str, factor: float
 ) -> dict[str, object]:
-    """Trains once, and returns the run's row for the results file."""
+    """Trains a model once; returns the run's row for the results file."""
     if way == "plain":
         model = compiled(task, keras.optimizers.Adam(0.003 * factor))
         model.fit(task.x, task.y, batch_size=64, epochs=task.epochs, verbose=0)
@@ -142,7 +143,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def table() -> None:
-    """Prints the plain, best and advised scores, with reached and expected shares."""
+    """Prints a table of the plain, best and advised scores of each task."""
     scores: dict[tuple[str, float, str], dict[float, list[float]]] = {}
     facts: dict[tuple[str, float], tuple[float, int, int]] = {}
     for row in rows():
@@ -188,7 +189,7 @@ def table() -> None:
 
 
 def budgets() -> None:
-    """Prints the advised scores for growing budgets, and the maximum standard deviation."""
+    """Prints each task's advised scores for growing budgets, and their deviation."""
     scores: dict[str, dict[float, list[float]]] = {}
     for row in rows():
         name, epsilon, way, _, _ = key(row)
@@ -212,8 +213,8 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=ways, choices=ways)
     parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
-    # The best of many single runs is partly due to chance: run it again with other
-    # seeds.
+    # The best score of many runs with one seed is partly due to chance, so repeat the
+    # best setting with other seeds.
     parser.add_argument("--hand-seeds", nargs="+", type=int, default=(0,))
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()

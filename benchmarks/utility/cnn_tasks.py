@@ -9,13 +9,15 @@ import datasets
 import keras
 import numpy as np
 
-# The readouts: a run releases either the last weights or a moving average.
+# The possible readouts. A run releases either its last weights or a moving average.
 READOUTS = ("last", "moving average")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A mechanism and its settings; `learning_rates` are for gradients over the clip norm.
+    """A mechanism and its settings.
+
+    The learning rates are for gradients that are divided by the clip norm.
 
     Attributes:
       matched: True if the strategy is optimized for the task's momentum and decay,
@@ -91,18 +93,18 @@ FASHION_MNIST = Task(
     dataset="fashion-mnist",
     inputs=lambda images: images[..., None],
     build_model=fashion_network,
-    # This batch size makes 30 steps per epoch; the published batch size is 2048.
+    # With this batch size, an epoch has 30 steps. The published batch size is 2048.
     batch_size=2000,
     epochs=40,
     epsilon=3.0,
     rows=(
-        # The published settings are a clip norm of 0.1 and a learning rate of 4, which
-        # means 4 x 0.1 per unit of clip norm.
+        # The published settings are a clip norm of 0.1 and a learning rate of 4. For
+        # gradients divided by the clip norm, this is a rate of 4 x 0.1 = 0.4.
         Row("published", "identity", "poisson", 0.1, "flat", (0.4,), ("last",)),
         Row("DP-SGD", "identity", "poisson", learning_rates=(0.2, 0.4, 0.8)),
         Row("BISR", "bisr:4", "balls-in-bins"),
-        # Rows without sampling have more noise in the models, so they use smaller
-        # learning rates.
+        # Without amplification by sampling, the models have more noise, so these rows
+        # use smaller learning rates.
         Row(
             "DP-SGD, no sampling",
             "identity",

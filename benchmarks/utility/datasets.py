@@ -25,7 +25,7 @@ def load(name: str, directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, in
 
 
 def _fashion_mnist(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Reads IDX files, compressed or not, from `directory` or its `fashion-mnist`."""
+    """Reads IDX files, which may be compressed, from a folder or its subfolder."""
     if (directory / "fashion-mnist").is_dir():
         directory = directory / "fashion-mnist"
     parts = ("train", "t10k")
@@ -36,7 +36,7 @@ def _fashion_mnist(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int
 
 
 def _cifar_10(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Reads `cifar10_jpeg.npz`: concatenated JPEG images, and offsets."""
+    """Reads `cifar10_jpeg.npz`: concatenated JPEG images and their offsets."""
     images, labels = [], []
     with np.load(directory / "cifar10_jpeg.npz") as file:
         for part in ("train", "test"):

@@ -1,4 +1,4 @@
-"""Scattering features, computed once and cached in a folder."""
+"""Computes scattering features of image data sets, and caches them in a folder."""
 
 from __future__ import annotations
 
@@ -83,9 +83,10 @@ def leading_components(
 ) -> np.ndarray:
     """Projects features onto the leading principal axes, for faster tuning.
 
-    Clipping and isotropic noise are invariant under rotations; the dropped coordinates
-    contain a few percent of the sum of squares. The axes are computed from the first
-    `num_fit` examples. Like all tuning, the axes are not covered by the guarantee.
+    Clipping and isotropic noise are invariant under rotations, so a projection loses
+    only the dropped coordinates, which contain a few percent of the sum of squares. The
+    axes are computed from the first `num_fit` examples. Like all tuning, the axes are
+    not covered by the guarantee.
 
     Returns:
       float32, [examples, dimensions].

@@ -1,9 +1,9 @@
-"""Softmax regression for several models in parallel, on the batches of one plan.
+"""Trains several softmax regressions in parallel on the batches of one plan.
 
 The training is equivalent to Keras' `fit` for a private model with one `Dense` layer,
-but runs several learning rates or noise seeds at once: each batch is read once, and the
-gradients of each model are clipped separately and get separate noise. Each model spends
-the plan's budget again, so use this only for measurements.
+but trains models with several learning rates or noise seeds in parallel. Each batch is
+read once, and the gradients of each model are clipped separately and get separate
+noise. Each model spends the plan's budget again, so use this only for measurements.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
 
 _PART = 5000
-# The readouts: a run releases either the last weights or the mean of final weights.
+# The possible readouts. A run releases either its last weights or the mean of the
+# weights in its final steps.
 READOUTS = {"last": 1.0, "mean of last fifth": 0.8, "mean of last half": 0.5}
 
 
 class Features:
-    """Features minus a public center, which is subtracted without copying the features.
+    """Features from which a public center is subtracted without copying them.
 
     Args:
       values: float32, [examples, features].
@@ -47,12 +48,12 @@ class Features:
 
 
 class LinearModels:
-    """Several models; weights have shape [features + 1, models, classes], biases last.
+    """Linear models with weights [features + 1, models, classes], biases last.
 
     Args:
       learning_rates: learning rate of each model, shape [models], for gradients that
         are divided by the clip norm.
-      l2_norm_clip: zeta, one for all models or shape [models].
+      l2_norm_clip: the clip norm, one for all models or of shape [models].
       momentum: momentum of SGD.
     """
 
@@ -73,7 +74,7 @@ class LinearModels:
         self.counts = dict.fromkeys(READOUTS, 0)
 
     def clipped_sum(self, x: Features, y: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """Sums per-example gradients of the chosen rows, over max(norm, clip norm)."""
+        """Sums the chosen rows' gradients, each divided by max(its norm, clip norm)."""
         rows = x.values[chosen]
         logits = self._logits(rows, x.centre, self.weights)
         residuals = scipy.special.softmax(logits, axis=2)
@@ -87,7 +88,7 @@ class LinearModels:
         return np.vstack([total, bias]).reshape(self.shape)
 
     def update(self, gradient: np.ndarray, done: float) -> None:
-        """Takes a step of SGD with momentum; `done` in (0, 1] is the run's progress."""
+        """Takes a step of SGD with momentum; `done` is the finished share of the run."""
         self.velocity = self.momentum * self.velocity + gradient
         self.weights = self.weights - self.rates * self.velocity
         for name, start in READOUTS.items():
@@ -140,7 +141,7 @@ def train(
     generator = NoiseGenerator(plan.strategy, int(np.prod(models.shape)))
     key = NoiseKey.for_testing(seed)
     state = generator.initial_state(key)
-    # A Keras run with this key generates the same noise.
+    # A training run in Keras that has this key generates the same noise.
     batches = plan.batches(np.arange(len(y))).join(key.sampler_seed())
     for batch in batches.indices():
         noise, state = generator.next(state, tf.constant(batch.step, tf.int64))

@@ -14,7 +14,7 @@ import numpy as np
 import tf_bandmf
 
 HERE = pathlib.Path(__file__).parent
-# The number of training examples at the end that are held out to choose the settings.
+# The last training examples, this many, are held out to choose the settings.
 VALIDATION = 10_000
 
 COLUMNS = (
@@ -26,7 +26,7 @@ COLUMNS = (
 def record(
     task: Any, row: Any, plan: tf_bandmf.Plan, accuracy: float, start: float, **run: Any
 ) -> dict[str, object]:
-    """Returns one run's row for the CSV file, with the CPU time since `start`.
+    """Returns a run's row for the CSV file, including the CPU time since `start`.
 
     Args:
       task: the trained task.
@@ -61,7 +61,7 @@ class Results:
                 self.rows = list(csv.DictReader(file))
 
     def of(self, **wanted: object) -> list[dict[str, str]]:
-        """Returns all runs whose columns have these values."""
+        """Returns all runs that have the given values in the given columns."""
         return [
             row
             for row in self.rows
@@ -96,7 +96,7 @@ def best(tuning: list[dict[str, str]]) -> tuple[float, str]:
 
 
 def report(results: Results, name: str, rate: float, readout: str) -> None:
-    """Prints the test accuracy of a row for one learning rate and readout."""
+    """Prints a row's mean test accuracy for a learning rate and a readout."""
     tested = {"row": name, "phase": "test", "learning_rate": rate, "readout": readout}
     accuracy = np.array([float(run["accuracy"]) for run in results.of(**tested)])
     line = f"{name}: learning rate {rate:g}, {readout}: {accuracy.mean():.2%}"

@@ -24,8 +24,8 @@ from results import VALIDATION, Results, Run, measure, parser_of, record
 
 import tf_bandmf
 
-# The part of the budget that is spent on the private mean; training gets the rest, by
-# basic composition.
+# The part of the budget that is spent on the private mean of the features. Training
+# gets the rest, by basic composition.
 MEAN_EPSILON, MEAN_DELTA = 0.1, 1e-6
 
 
@@ -47,7 +47,9 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A mechanism and its settings; `learning_rates` are for gradients over the clip norm.
+    """A mechanism and its settings.
+
+    The learning rates are for gradients that are divided by the clip norm.
 
     Attributes:
       centred: True if the private mean is subtracted from the features.
@@ -64,7 +66,8 @@ class Row:
 
 # The published settings are a clip norm of 0.1 and a learning rate of 16.
 PUBLISHED = {"centred": False, "l2_norm_clip": 0.1, "readouts": ("last",)}
-# DP-SGD without sampling has the most noise and needs smaller learning rates.
+# DP-SGD without amplification by sampling has the most noise, so it needs smaller
+        # learning rates.
 ROWS = (
     Row("published", "identity", "poisson", learning_rates=(1.6,), **PUBLISHED),
     Row("DP-SGD", "identity", "poisson"),
@@ -129,7 +132,7 @@ class Experiment:
         centre: np.ndarray,
         end: int,
     ) -> list[dict[str, object]]:
-        """Trains all runs in parallel on examples before `end`; tests on the others."""
+        """Trains models in parallel on the examples before `end`; tests on the rest."""
         start = time.process_time()
         task, y, plan = self.task, self.y[: len(x)], self.plan(row, end)
         rates = np.array([run["learning_rate"] for run in runs], float)

@@ -7,9 +7,9 @@ SciPy 1.17.
 
     S0 = x * phi,  S1 = |x * psi_1| * phi,  S2 = ||x * psi_1| * psi_2| * phi
 
-for all 16 wavelets psi_1 in S1; in S2, psi_1 is one of the 8 wavelets of the smaller
-scale, and psi_2 one of the 8 of the larger scale. These are 1 + 16 + 64 = 81 channels
-at a quarter of the resolution.
+In S1, psi_1 is each of the 16 wavelets. In S2, psi_1 is each of the 8 wavelets of the
+smaller scale, and psi_2 each of the 8 wavelets of the larger scale. This makes
+1 + 16 + 64 = 81 channels at a quarter of the resolution.
 """
 
 from __future__ import annotations
