@@ -67,7 +67,7 @@ class Row:
 # The published settings are a clip norm of 0.1 and a learning rate of 16.
 PUBLISHED = {"centred": False, "l2_norm_clip": 0.1, "readouts": ("last",)}
 # DP-SGD without amplification by sampling has the most noise, so it needs smaller
-        # learning rates.
+# learning rates.
 ROWS = (
     Row("published", "identity", "poisson", learning_rates=(1.6,), **PUBLISHED),
     Row("DP-SGD", "identity", "poisson"),
