@@ -59,7 +59,7 @@ def hockey_stick(p, q, epsilon, cell):
 
 
 def two_bins_by_quadrature(gram, noise, epsilon):
-    """Returns the exact deltas of removing and of adding an example (integrals)."""
+    """Returns the deltas of removing and adding an example, integrated on a grid."""
     means = np.linalg.cholesky(gram) / noise
     axis = np.linspace(-9.0, 13.0, 2201)
     cell = (axis[1] - axis[0]) ** 2

@@ -38,7 +38,11 @@ def test_appendix_f5():
     ],
 )
 def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
-    """Noise is sqrt(6) times the published sigma, which is for sensitivity 1."""
+    """The noise for a budget is sqrt(6) times the published sigma.
+
+    The published sigmas assume a sensitivity of 1, but with 6 participations, the
+    sensitivity is sqrt(6).
+    """
     sampler = tf_bandmf.CyclicPoisson(USERS, 1000, bands)
     assert sampler.participations(2052) == queries
     actual = CyclicPoissonAccountant(queries, sampler.sampling_probability)

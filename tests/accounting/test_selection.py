@@ -50,7 +50,10 @@ def test_renyi_dp_is_never_better(noise):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_pure_mechanism_pays_2_plus_eta_times_epsilon(shape):
-    """Selecting among pure DP runs costs (2 + eta) epsilon (see arXiv:2110.03620)."""
+    """If each run is epsilon-DP, selecting the best one is (2 + eta) epsilon-DP.
+
+    See arXiv:2110.03620, after Theorem 2.
+    """
     actual = selection.profile_epsilon(lambda delta: 0.7, 20.0, shape, 1e-12)
     assert actual == pytest.approx((2.0 + shape) * 0.7, rel=1e-6)
 

@@ -1,4 +1,4 @@
-"""Exact sensitivities of matrices whose columns have inner products of both signs."""
+"""Tests sensitivities of matrices whose columns have inner products of both signs."""
 
 import itertools
 

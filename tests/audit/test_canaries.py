@@ -1,4 +1,4 @@
-"""White-box audits of correct mechanisms give lower bounds close to epsilon."""
+"""White-box audits of correct mechanisms give bounds that rarely exceed epsilon."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Tests private files with entries: entries are atomic, and damage is detected."""
+"""In private files, entries are written atomically, and damage is detected."""
 
 import os
 import stat

@@ -81,7 +81,10 @@ def reference_normals(step_key, block):
 )
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_known_answers_of_philox(key, counter, expected, jit_compile):
-    """Philox gives the known answers of its authors' library Random123."""
+    """Philox gives the known answers of Random123, the library of its authors.
+
+    The answers are from the file kat_vectors (philox4x32 10).
+    """
     assert tuple(reference_philox(key, counter)) == expected
     step_key = tf.constant([key, counter >> 64], tf.uint64)
     low = tf.constant([counter & (2**64 - 1)], tf.uint64)

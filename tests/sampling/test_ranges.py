@@ -76,7 +76,7 @@ def test_a_schedule_has_them_before_map_and_tells_runs_apart():
         if float(w)
     }
     assert rows == {0: ([0.0, 2.0], 1.0), 9: ([2.0, 2.0], 1.0)}
-    # The range of x applies only before `map`, so it is no range of the result.
+    # The range of x applies before `map`, and not to the x that `map` returns.
     assert ranged.ranges == {"y": (0, 9)}
     others = plan.batches(X, Y, ranges={"x": (0, 2)}), plan.batches(X, Y)
     assert len({ranged.schedule_id, *(s.schedule_id for s in others)}) == 3

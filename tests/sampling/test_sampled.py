@@ -35,7 +35,7 @@ def sampler_of(participation, number=0):
 def test_rests_are_the_same_wherever_a_run_goes_on(batch_size):
     """In b-min-sep sampling, samples do not depend on the step at which a run resumes.
 
-    With batches of 33, an example is sampled soon after it is allowed to be.
+    With batches of 33, nearly every example is sampled as soon as its rest ends.
     """
     participation = tf_bandmf.BMinSepSampling(100, batch_size, 3)
     sampler = sampler_of(participation)

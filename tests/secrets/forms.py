@@ -56,7 +56,7 @@ def forms_of_floats(row):
 
 
 def step_keys_of(state):
-    """Returns the noise keys of the finished steps, which depend on their digests."""
+    """Returns the noise keys of the finished steps, from the run's key and digests."""
     keys = state._step_keys[: state.step].view(np.uint64)
     return np.asarray(
         state._noising.generator.bound_key(keys, state.points()[: state.step])

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def write_model(model, folder):
-    """Writes a model to a folder, in every format and, if possible, with optimizer."""
+    """Writes a model to a folder, in each format, with its optimizer if possible."""
     model.save(folder / "model.keras")
     model.save(folder / "model.h5")
     model.save_weights(folder / "model.weights.h5")

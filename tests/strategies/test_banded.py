@@ -9,8 +9,8 @@ import tensorflow as tf
 from tf_bandmf import matrices, strategies, workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 
-# The optimal strategy C of arXiv:2405.15913, Example B.1. Column j contains the band of
-# column j of C, from its diagonal entry on.
+# The optimal strategy C of arXiv:2405.15913, Example B.1. Column j of this array
+# contains the entries of column j of C, starting at the diagonal.
 EXAMPLE = [
     [0.740, 0.822, 0.876, 0.821, 0.855, 0.882, 0.892, 0.936, 1.000],
     [0.500, 0.492, 0.395, 0.462, 0.442, 0.403, 0.409, 0.353, 0.000],

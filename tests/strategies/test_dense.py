@@ -62,7 +62,10 @@ def test_the_certificate_bounds_the_true_gap_and_shrinks():
 @pytest.mark.parametrize("n", [1, 2, 7, 30])
 @pytest.mark.slow_cases("30")
 def test_full_batch_optimum_is_the_diagonal_factorization(n):
-    """If all steps use all data, the best C is diagonal (arXiv:2601.22334, eq. 12)."""
+    """If all steps use all data (b = 1, k = n), the optimal C is diagonal.
+
+    The optimum is known from arXiv:2601.22334, Theorem 4, eq. 12.
+    """
     workload = workloads.prefix_sum(n)
     participation = FixedEpochOrder(1, 1, n)
     strategy = dense(workload, participation, tolerance=1e-8)
