@@ -84,7 +84,7 @@ def main(url, path, what, count):
         begins = [(url, plan, number) for number in here]
         children = [start(functools.partial(begin_many, *begin)) for begin in begins]
         for number, child in enumerate(children):
-            if number % 2:  # Wait for the output of a child that has begun a run.
+            if number % 2:  # Wait until the child has begun a run.
                 select.select([child[1]], [], [], 60.0)
             time.sleep(rng.uniform(0.0, 0.8))
             os.kill(child[0], signal.SIGKILL)
