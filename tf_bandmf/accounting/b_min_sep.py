@@ -33,8 +33,8 @@ def check_size(num_steps: int, bands: int) -> None:
         raise ValueError(
             f"The accounting of b-min-sep sampling simulates every step: with {bands} "
             f"bands, num_steps must be <= {most}, found {num_steps}. Use "
-            f'sampling="cyclic-poisson" (CyclicPoisson), which needs no simulation, '
-            f"or larger batches or fewer epochs."
+            f'sampling="cyclic-poisson" (CyclicPoisson), which needs no simulation. '
+            f"Or use larger batches or fewer epochs."
         )
 
 

@@ -30,7 +30,7 @@ class HiddenDict(_Hidden, dict[str, Any]):
 
 
 class HiddenArray(_Hidden, np.ndarray):  # type: ignore[type-arg,unused-ignore]
-    """An array whose `repr` does not show its content, and neither do its slices.
+    """An array whose `repr` hides its content; the same holds for its slices.
 
     Convert an array with `array.view(HiddenArray)`.
     """

@@ -648,7 +648,7 @@ class Search:
 
 
 def _three_digits(value: float) -> float:
-    """Rounds `1 - value` to three digits to keep the names of mechanisms short."""
+    """Rounds a value so that `1 - value` has three digits, for short names."""
     return float(f"{1.0 - float(f'{1.0 - value:.3g}'):.8g}")
 
 

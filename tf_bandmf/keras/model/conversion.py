@@ -147,7 +147,7 @@ def _again(model: keras.Model) -> keras.Model:
     is_made = type(model) in _PRIVATE_CLASSES.values()
     plain_class = type(model).__bases__[1] if is_made else None
     advice = (
-        f"Make a plain model yourself, call it on data once, and give it: "
+        f"Make a plain model yourself, call it on data once, and pass it: "
         f"to_plain(model, into=plain). {type(model).__name__}"
     )
     if plain_class is None:
