@@ -73,6 +73,14 @@ def test_it_says_that_there_are_weights(kind):
     assert points["This run"].count("Weights of examples or classes are in use") == 1
 
 
+def test_it_names_callbacks_that_acted_on_exact_metrics():
+    plan, model = plan_and_model("identity", batch_size=22)
+    slower = keras.callbacks.ReduceLROnPlateau("loss")
+    with pytest.warns(UserWarning, match="acts on 'loss'"):
+        model.fit(plan.batches(*data), callbacks=[slower], verbose=0)
+    assert "ReduceLROnPlateau acts on 'loss'" in str(model.privacy_statement())
+
+
 def test_it_says_that_users_were_not_checked():
     plan, model = plan_and_model("identity", batch_size=22, unit="one patient")
     model.fit(plan.batches(*data), verbose=0)
