@@ -25,7 +25,7 @@ import dataclasses
 import math
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -176,8 +176,6 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
             refuse(fingerprint != digest, batches_lib.EDITED)
     elif plan.participation.has_schedule:
         raise TypeError(NOT_ITS_BATCHES.format(kind="a batch without its step"))
-    else:
-        _watch(run, [int(digest) for (digest,) in parts], step)
     refuse(not run.secrets.is_whole, RESTORED)
     refuse(step >= plan.num_steps, run.noising.generator.past_the_end)
     if not step:
@@ -193,26 +191,29 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
         refuse_second(run, schedule_id)
         run.reserve()
         record(run, schedule_id)
+    # Only admitted steps count, so this comes last.
+    if not plan.participation.has_schedule:
+        _watch(run, {int(row[0]) for row in parts}, step)
 
 
-def _watch(run: Run, digests: Sequence[int], step: int) -> None:
+def _watch(run: Run, digests: Iterable[int], step: int) -> None:
     """Warns if a batch that the caller made returns too soon or too often.
 
     This finds data that are repeated in the same order. In another order, examples may
     return unnoticed: the caller is responsible for their separation.
     """
     use: Any = run.plan.participation
-    text = RETURNED.format(use=use)
+    most = use.participations(run.plan.num_steps)
     for digest in digests:
         last, count = run.returned.get(digest, (-math.inf, 0))
-        if step > last:
-            is_often = count >= use.participations(run.plan.num_steps)
-            if (
-                is_often or step - last < use.min_separation
-            ) and text not in run.cautions:
+        if step == last:
+            continue  # A step that was interrupted is repeated.
+        run.returned[digest] = step, count + 1
+        if step - last < use.min_separation or count >= most:
+            text = RETURNED.format(use=use)
+            if text not in run.cautions:
                 run.cautions[text] = None
                 warnings.warn(text, stacklevel=2)
-            run.returned[digest] = step, count + 1
 
 
 def refuse(is_wrong: bool, text: str) -> None:
