@@ -78,9 +78,9 @@ class Programs:
         changing = self._run.secrets.changing
         self._clip = Program(self._everywhere(self._clipped), by_xla)
         self._clip_here = Program(self._clipped)
-        self._noise = Program(self._run.privatize, by_xla)
-        if self._is_one and self._run.tables is None:
-            self._noise = self._run.noising.programs[by_xla]
+        is_shared = self._is_one and self._run.tables is None
+        shared = self._run.noising.programs[by_xla]
+        self._noise = shared if is_shared else Program(self._run.privatize, by_xla)
         self._update, self._take = (
             Update(self._updating(applies), model, by_xla, changing)
             for applies in (True, False)
