@@ -27,7 +27,18 @@ MOMENTUM = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Settings shared by all mechanisms; `l2_norm_clip` bounds each device's update."""
+    """The settings that all compared mechanisms share.
+
+    Attributes:
+      epsilon, delta: privacy guarantee for all contributions of a device.
+      rounds: number of rounds.
+      clients_per_round: number of devices per round.
+      min_separation: minimum number of rounds from one participation of a device to its
+        next one.
+      l2_norm_clip: maximum l2 norm of a device's update.
+      client_learning_rate: learning rate of the devices' SGD.
+      server_learning_rate: learning rate of the server's SGD with momentum.
+    """
 
     epsilon: float
     delta: float
@@ -160,7 +171,7 @@ def tree_noise(plan: tf_bandmf.Plan) -> float:
     to the differences of these estimates.
     """
     n = plan.num_steps
-    # The weight of each node's noise (columns) in the estimate of each prefix (rows).
+    # Entry [t, j] is the weight of node j's noise in the estimate for rounds 0 to t.
     estimates = np.zeros((n, 2 * n))
     numbers: dict[tuple[int, int], int] = {}
 

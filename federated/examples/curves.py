@@ -37,7 +37,11 @@ def write_csv(path: str, curves: Sequence[Curve]) -> None:
 
 
 def markdown(curves: Sequence[Curve]) -> str:
-    """Returns a table of the accuracy after up to four rounds, and the final loss."""
+    """Returns a Markdown table with one row per mechanism.
+
+    A row has the noise, the accuracy at up to four times during training, and the final
+    loss.
+    """
     rounds = curves[0].rounds
     count = min(4, len(rounds))
     chosen = [(len(rounds) - 1) * (i + 1) // count for i in range(count)]

@@ -48,7 +48,17 @@ def train(
     test: language_model.Test,
     seed: int,
 ) -> curves.Curve:
-    """Runs all rounds of a contender; `seed` sets initial weights, but not noise."""
+    """Trains with one mechanism, and returns the results of the model's tests.
+
+    Args:
+      contender: the mechanism, with its plan and its learning process.
+      source: the devices.
+      ledger: new ledger, which records the participations.
+      rounds: number of rounds.
+      every: the model is tested after every `every` rounds, and after the last round.
+      test: function that returns the accuracy and the loss of model weights.
+      seed: seed of the initial weights. It does not affect the noise.
+    """
     process = contender.process
     tf.keras.utils.set_random_seed(seed)
     start = tff.learning.models.ModelWeights.from_model(language_model.build())
@@ -158,7 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             plan,
             availability=diurnal(rounds_per_day=24, peak=0.6, trough=0.1),
             on_shortage="fewer",
-            seed=options.seed,  # All mechanisms get the same cohorts.
+            # With the same seed, all mechanisms get the same cohorts.
+            seed=options.seed,
         )
 
     try:
@@ -232,7 +243,8 @@ def _number(kind: type) -> object:
             raise ValueError
         return value
 
-    convert.__name__ = f"number > 0 ({kind.__name__})"  # argparse prints this name
+    # If the conversion fails, argparse prints this name.
+    convert.__name__ = f"number > 0 ({kind.__name__})"
     return convert
 
 

@@ -13,7 +13,8 @@ import tensorflow as tf
 # symbol represents all other characters.
 ALPHABET = "\n !',-.:;?" + string.ascii_letters
 NUM_SYMBOLS = len(ALPHABET) + 1
-LENGTH = 40  # number of predicted characters per sequence
+# The model predicts this many characters of a sequence.
+LENGTH = 40
 BATCH = 32
 # One of every `_TEST_EVERY` sequences of a speaker is used for testing.
 _TEST_EVERY = 10
@@ -82,7 +83,11 @@ def load(path: str) -> Speakers:
 
 
 def _sequences(text: str) -> np.ndarray:
-    """Splits a text into sequences that overlap by one character, [N, LENGTH + 1]."""
+    """Splits a text into sequences of LENGTH + 1 symbols that overlap by one symbol.
+
+    Returns:
+      The symbols' numbers, int32, shape [sequences, LENGTH + 1].
+    """
     numbers = [_NUMBERS.get(symbol, len(ALPHABET)) for symbol in text]
     starts = range(0, len(numbers) - LENGTH, LENGTH)
     pieces = [numbers[start : start + LENGTH + 1] for start in starts]

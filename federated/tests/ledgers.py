@@ -34,7 +34,7 @@ def changed(path, *statements):
 
 
 def begin_round(ledger, number, cohort):
-    """Begins a round, after recording the initial state or the previous round's end."""
+    """Begins a round, after completing the round before it or the initial state."""
     if ledger.expected[0] == "finished":
         ledger.finished(number - 1, {"a": number})
         ledger.released(number - 1)

@@ -49,7 +49,7 @@ def make_run(engine, devices, folder, over_selection=1.0, **options):
 
 
 class SimulatedDevices:
-    """Simulated devices, which each have a store and add a constant to the weights.
+    """Simulated devices. Each has a store, and adds its own constant to the weights.
 
     Args:
       folder: folder for the stores of all devices.
@@ -68,7 +68,8 @@ class SimulatedDevices:
         }
         self.clip = plan.l2_norm_clip
         self.gone = set()
-        self.asked = []  # A tuple (round, weights, names) for each request.
+        # Contains a tuple (round, weights, names) for each request.
+        self.asked = []
 
     def present(self):
         return [name for name in self.stores if name not in self.gone]

@@ -31,11 +31,11 @@ PLAN = make_plan(l2_norm_clip=0.25)
 
 
 def measured(b, k, n=N):
-    """Returns a measurement: one of two clients took part k times, every b rounds."""
+    """Returns a measurement of two clients: one took part k times, every b rounds."""
     return MeasuredParticipation(n, 2, b, k, k + 1)
 
 
-# --- Measurement of the participation in a record of cohorts.
+# The next tests check how participation is measured from a record of cohorts.
 
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
@@ -50,7 +50,8 @@ def test_measures_what_brute_force_measures(cohorts):
         for past in rounds.values()
         for i, j in itertools.combinations(past, 2)
     ]
-    record = dict(reversed(list(enumerate(cohorts))))  # the order is irrelevant
+    # The result must not depend on the order of the rounds in the record.
+    record = dict(reversed(list(enumerate(cohorts))))
     assert measure_participation(record, 15) == MeasuredParticipation(
         num_rounds=15,
         num_clients=len(rounds),
@@ -82,7 +83,7 @@ def test_measurement_that_contradicts_itself_is_refused(fields, message):
         MeasuredParticipation(*fields)
 
 
-# --- The guarantee for a measured participation.
+# The remaining tests check the guarantee for a measured participation.
 
 
 @pytest.mark.parametrize(

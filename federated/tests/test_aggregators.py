@@ -37,7 +37,10 @@ def normals():
 
 
 def run_process(process, plan, denominator):
-    """Runs all rounds; returns results divided by the noise stddev, shape [N, D]."""
+    """Runs all rounds on zeros, and returns the noise of each, shape [N, D].
+
+    The noise is in units of the plan's noise standard deviation.
+    """
     state, rows = process.initialize(), []
     for _ in range(N):
         output = process.next(state, [value(0.0)])
@@ -46,7 +49,7 @@ def run_process(process, plan, denominator):
     return np.stack(rows)
 
 
-# The first example mechanism of each registered family except "amplified".
+# The tests use the first example of each registered family except "amplified".
 MECHANISMS = [
     FAMILIES[name].examples[0] for name in sorted({*FAMILIES} - {"amplified"})
 ]
@@ -147,7 +150,10 @@ def test_wrong_plans_are_refused():
 
 
 def drop_in(mechanism):
-    """Returns the weights after 3 rounds of TFF's averaging with correlated noise."""
+    """Returns the weights after 3 rounds of TFF's federated averaging.
+
+    The aggregator adds a mechanism's correlated noise.
+    """
     plan = make_plan(mechanism, noise_multiplier=0.01)
     aggregator = CorrelatedNoiseFactory(plan, 2.0)
     process = tff.learning.algorithms.build_unweighted_fed_avg(
@@ -170,13 +176,14 @@ def test_drop_in_of_build_unweighted_fed_avg():
 
 @pytest.mark.parametrize(("rounds", "expected"), [(60, 35), (64, 67)])
 def test_a_tree_has_the_sensitivity_of_tff_s(rounds, expected):
-    """A "tree" plan has the squared sensitivity of TensorFlow Privacy's accountant."""
+    """TensorFlow Privacy's accountant gives a "tree" plan the same sensitivity."""
     plan = make_plan("tree", rounds, sampling=tf_bandmf.MinSep(12, 5))
     rho = tree_aggregation_accountant.compute_zcdp_single_tree(
         noise_multiplier=1.0,
         total_steps=rounds,
         max_participation=5,
-        min_separation=11,  # rounds between two participations
+        # TensorFlow Privacy counts the rounds between two participations.
+        min_separation=11,
     )
     assert 2 * rho == pytest.approx(expected)
     assert plan.sensitivity.value**2 == pytest.approx(expected)

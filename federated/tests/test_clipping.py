@@ -27,7 +27,8 @@ def test_the_norm_is_at_most_the_clip_norm(array, clip):
     assert exact <= clip
     assert actual.is_finite
     before = np.linalg.norm(array.astype(np.longdouble).ravel())
-    if abs(before / clip - 1.0) > 2.0**-35:  # Norms are rounded up by less than 2^-35.
+    # Norms are rounded up by a relative error below 2^-35.
+    if abs(before / clip - 1.0) > 2.0**-35:
         assert actual.was_clipped == (before > clip)
     if not actual.was_clipped:
         assert actual.update[0].tobytes() == array.tobytes()
@@ -35,7 +36,8 @@ def test_the_norm_is_at_most_the_clip_norm(array, clip):
         assert exact >= clip * 0.999
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e300])  # 1e300 exceeds float32
+# The number 1e300 overflows in float32.
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e300])
 @pytest.mark.invariant(5)
 def test_a_value_that_is_not_finite_makes_zeros(bad):
     actual = clip_update([np.array([1.0, bad]), np.ones(3)], 1.0)

@@ -103,7 +103,8 @@ def test_it_waits_until_it_is_told_not_to(ledger):
 
 
 def test_selection_is_uniform_among_the_eligible(ledger, monkeypatch):
-    monkeypatch.setattr(cohorts_module, "_LOOKED_UP", 4)  # in several queries
+    # With this limit, the devices are looked up in several queries.
+    monkeypatch.setattr(cohorts_module, "_LOOKED_UP", 4)
     generator = random.Random(5)
     monkeypatch.setattr(random, "Random", lambda seed: generator)
     cohorts = make(ledger, [str(i) for i in range(12)], b=2, k=9)

@@ -21,7 +21,8 @@ def test_it_counts_before_it_works(tmp_path):
     store = make(tmp_path)
     assert (store.record["last_round"], store.record["participations"]) == (-1, 0)
     assert store.begin(4, "request") is None
-    again = make(tmp_path)  # Reopened, as after a kill during training.
+    # The store is opened again, as after a kill of the device during training.
+    again = make(tmp_path)
     assert (again.record["last_round"], again.record["participations"]) == (4, 1)
     assert again.record == store.record
 
@@ -56,7 +57,7 @@ def test_an_answer_of_a_round_before_is_not_kept(tmp_path):
     store = make(tmp_path)
     store.begin(4, "old")
     store.begin(7, "new")
-    with pytest.raises(ValueError, match="another one has begun"):
+    with pytest.raises(ValueError, match="began another one"):
         store.keep("old", UPDATE)
 
 

@@ -10,7 +10,7 @@ import tf_bandmf_federated
 
 ROOT = pathlib.Path(tf_bandmf_federated.__file__).parent
 ENGINES = ("tensorflow_federated", "tensorflow_privacy", "flwr")
-# All modules that import none of the packages in `ENGINES`.
+# This lists all modules that import none of the packages in `ENGINES`.
 FREE = sorted(
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
     for path in ROOT.rglob("*.py")

@@ -10,7 +10,8 @@ from tf_bandmf_federated.clipping import clip_update
 from tf_bandmf_federated.exact_sum import ExactSum
 
 CLIP = 0.7
-MANY = [100, 1000]  # Numbers of updates whose sums need int32 and int64.
+# The sum of 100 updates is int32, and the sum of 1000 updates is int64.
+MANY = [100, 1000]
 
 
 def updates(number, size, seed=0):
@@ -73,7 +74,8 @@ def test_one_device_more_does_not_round_the_others_otherwise(clip):
 
 @pytest.mark.parametrize("most", [127, 1 << 32])
 def test_sums_have_room_for_the_last_update(most):
-    clip = 2.0 * (1.0 - 2.0**-24)  # almost 2^24 units
+    # This clip norm is slightly less than 2^24 units.
+    clip = 2.0 * (1.0 - 2.0**-24)
     total = ExactSum(2, clip, most)
     assert total.unit == 2.0**-23
     largest = np.float32(clip * (1.0 - 2.0**-16))
@@ -91,7 +93,8 @@ def test_sums_have_room_for_the_last_update(most):
 def test_more_updates_than_there_is_room_for_are_refused():
     total = ExactSum(2, 1.0, 2)
     total.add([np.ones(2, np.float32)])
-    for bad in (np.nan, np.inf, -np.inf):  # do not count
+    # Updates that are not finite do not count toward the maximum number.
+    for bad in (np.nan, np.inf, -np.inf):
         units = total.units.copy()
         assert not total.add([np.array([bad, 0.0], np.float32)]).is_finite
         np.testing.assert_array_equal(total.units, units)
@@ -120,7 +123,10 @@ def test_the_mean_with_noise_is_that_of_float64(most):
 
 
 def impossible(weights, released, stddev, denominator):
-    """Counts released weights that no float32 noise can give if the sum is zero."""
+    """Counts released weights that are impossible if the sum of the updates is zero.
+
+    Such a weight does not result from any float32 noise.
+    """
 
     def after(words):
         # Map integers to float32 numbers, preserving their order.
@@ -128,7 +134,8 @@ def impossible(weights, released, stddev, denominator):
         total = ExactSum(len(weights), CLIP, 1)
         return weights + total.mean_with([bits.view(np.float32)], stddev, denominator)
 
-    low = np.full(len(weights), -0x41800000, np.int64)  # -16.0
+    # This integer stands for a noise of about -16.
+    low = np.full(len(weights), -0x41800000, np.int64)
     high = -low
     while np.any(high - low > 1):
         middle = (low + high) // 2

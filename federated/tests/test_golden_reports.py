@@ -1,4 +1,4 @@
-"""Twenty reports of federated runs still have the epsilons in golden/reports.json.
+"""Twenty reports of federated runs still state the epsilons in golden/reports.json.
 
     python tests/test_golden_reports.py      # rewrites golden/reports.json
 
@@ -42,7 +42,12 @@ def of_record(plan, record, num_rounds=None, delta=None):
 
 
 def run(folder, over_selection=1.0, answers=None, skips=False, sizes=(3, 1)):
-    """Runs simulated devices; returns the plan, the measurement, and None for delta."""
+    """Runs simulated devices.
+
+    Returns:
+      The arguments of `write_report`: the plan, the measured participation, and None,
+      which stands for the plan's delta.
+    """
     plan = make_plan()
     number = int(PER_ROUND * over_selection) * B
     devices = simulated.SimulatedDevices(f"{folder}/devices", plan, number)
@@ -112,7 +117,7 @@ CASES = {
 
 
 def report(name, folder):
-    """Writes a report; returns the row of epsilons in its table, and exact numbers."""
+    """Writes a report, and returns its epsilons as printed and as exact numbers."""
     plan, measured, delta = CASES[name](folder)
     path = pathlib.Path(folder) / "report.md"
     actual = write_report(path, plan, measured, delta=delta)

@@ -16,7 +16,8 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
     assert threading.get_ident() not in here
 
     def child(say):
-        signal.alarm(20)  # Without the alarm, a broken child would wait forever.
+        # Without the alarm, a child process without threads would wait forever.
+        signal.alarm(20)
         if list(ahead(lambda item: item + 1, range(9))) != list(range(1, 10)):
             os._exit(1)
 

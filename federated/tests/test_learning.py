@@ -37,7 +37,11 @@ def build(plan, **options):
 
 
 def run(process, cohorts, state=None):
-    """Runs one round per cohort; returns the flat weights after each, and the state."""
+    """Runs one round per cohort.
+
+    Returns:
+      The flat weights after each round, shape [rounds, D], and the last state.
+    """
     state = process.initialize() if state is None else state
     weights = []
     for cohort in cohorts:
@@ -68,7 +72,7 @@ def means_of_noise(plan):
 def test_updates_are_the_plan_s_noise_on_clipped_means():
     plan = make_plan()
     none, _ = run(in_state(), [[]] * N)
-    # Rounds without clients release only noise.
+    # Rounds without clients release only noise, which SGD subtracts from the weights.
     total = -np.cumsum(means_of_noise(plan), axis=0)
     np.testing.assert_allclose(none, total, rtol=1e-4, atol=2e-3)
     some, _ = run(in_state(), [first_time(0, 1)])
@@ -125,7 +129,7 @@ def test_wrong_arguments():
             build_fed_avg(wrong, make_plan(), OPTIMIZER, clients_per_round=3)
 
 
-# --- The noise of a round is used for one result only.
+# The next tests check that the noise of a round is used for only one result.
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +176,7 @@ def test_a_round_that_failed_may_be_called_again(secret_process):
     process.next(skipped, [])
 
 
-# --- Plans bound to a budget ledger.
+# The next test is about plans that are bound to a budget ledger.
 
 
 @pytest.mark.invariant(19)
@@ -198,7 +202,7 @@ def test_a_bound_plan_reserves_before_its_first_noise(tmp_path):
         CorrelatedNoiseFactory(plan, 3)
 
 
-# --- Data whose tags are for another round.
+# The next test is about data whose tags are for another round.
 
 
 @pytest.mark.invariant(2)

@@ -100,7 +100,8 @@ def test_cohorts_and_history_are_read_again(path):
         assert [ledger.cohort(i) for i in (0, 1)] == [COHORT, tuple(sorted(strange))]
         actual = ledger.history(["b", "new", strange[0], "a\0b"], 2).tolist()
         assert actual == [[1, 2], [-1, 0], [1, 1], [1, 1]]
-        assert ledger.history(["b"], 1).tolist() == [[0, 1]]  # as before round 1
+        # Only participations before round 1 are counted.
+        assert ledger.history(["b"], 1).tolist() == [[0, 1]]
         assert ledger.point_with("a", 0) == ledger.rounds[0].point
         assert ledger.point_with("a", 1) is None
 
@@ -112,7 +113,8 @@ def test_entries_in_a_wrong_order_are_refused_and_not_written(path):
         "started": lambda ledger, t: ledger.started(t, COHORT),
     }
     with Ledger(path, RUN) as ledger:
-        for _ in range(8):  # two rounds
+        # The initial state has two entries, and each of two rounds has three.
+        for _ in range(8):
             kind, number = ledger.expected
             before = ledger.rounds
             for wrong in [(k, t) for k in acts for t in (-1, 0, 1, 2)]:
@@ -165,7 +167,8 @@ def test_a_changed_removed_or_added_row_is_seen(path, tmp_path, figure):
         with pytest.raises(ValueError, match="damaged or was changed"):
             with Ledger(copied, RUN) as ledger:
                 ledger.state(state(0))
-    with Ledger(path, RUN) as ledger:  # As a control, read the unchanged ledger.
+    # As a control, read the unchanged ledger.
+    with Ledger(path, RUN) as ledger:
         assert ledger.state(state(0))["round"] == 1
     figure(f"{len(DAMAGES)} changes, each refused")
 
@@ -190,7 +193,8 @@ def test_a_fork_does_not_write(path):
                 os._exit(7 if "fork" in str(error) else 1)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        with pytest.raises(BlockingIOError):  # The child did not free the lock.
+        # The child process has not released the lock of its parent.
+        with pytest.raises(BlockingIOError):
             Ledger(path, RUN)
         ledger.started(0, COHORT)
     assert len(rounds_of(path)) == 1
@@ -219,12 +223,15 @@ def test_another_process_neither_reads_nor_writes_an_open_file(path):
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     statements = ("SELECT * FROM entries", "DELETE FROM entries")
-    for _ in range(2):  # Once with a new ledger, then with an existing ledger.
+    # The first pass creates the ledger, and the second pass opens it again.
+    for _ in range(2):
         with Ledger(path, RUN):
+            # This attempt must not release the lock of the first ledger object.
             with pytest.raises(BlockingIOError):
-                Ledger(path, RUN)  # Must not release the first ledger's lock.
+                Ledger(path, RUN)
             assert [actual(one) for one in statements] == 2 * ["database is locked"]
-    assert actual(statements[0]) == ""  # the control
+    # As a control, the other process can read the closed ledger.
+    assert actual(statements[0]) == ""
 
 
 def connecting(statement):
@@ -272,7 +279,8 @@ def test_states_of_every_layout_come_back_and_other_structures_are_refused(path)
         "flag": np.array([True, False]),
         "is done": False,
         "keys": np.array([2**63 + 1], np.uint64),
-        "large": rng.normal(size=[2100, 2000]).astype(np.float32),  # in two parts
+        # This array is stored in two rows.
+        "large": rng.normal(size=[2100, 2000]).astype(np.float32),
         "none": np.zeros([0, 2], np.float32),
         "round": 7,
         "scalar": np.float32(0.5),

@@ -62,7 +62,8 @@ def test_a_copy_that_the_program_makes_does_not_end_its_lock(path, folder):
             with open(path, "rb") as file:
                 file.read()
             assert other.opens() == "refused"
-        assert other.opens() == "opened"  # the control
+        # As a control, the other process can open the closed ledger.
+        assert other.opens() == "opened"
     finally:
         other.end()
 
@@ -87,7 +88,8 @@ def test_a_ledger_with_another_name_is_refused(path, folder):
     try:
         with Ledger(path, RUN) as ledger:
             os.link(path, name)
-            shutil.copy2(path, path + ".copied")  # this releases SQLite's locks
+            # Copying the file releases SQLite's locks.
+            shutil.copy2(path, path + ".copied")
             assert "a second name (a hard link)" in other.opens()
             begin_round(ledger, 0, COHORT)
         with pytest.raises(OSError, match="a second name"):
@@ -118,7 +120,8 @@ ledger.started(0, ("a", "b"))
 
 
 def test_a_fork_that_ends_leaves_the_journal_to_the_program(path):
-    # Use a new process, because a fork of this one cannot free TensorFlow's objects.
+    # Run the program in a new process, because a fork of this process could not free
+    # TensorFlow's objects.
     subprocess.run([sys.executable, "-c", PROGRAM, path], check=True)
     assert len(rounds_of(path)) == 1
 

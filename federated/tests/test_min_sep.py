@@ -44,7 +44,12 @@ traces = st.lists(
 
 
 def check_run(next_round, attempts):
-    """Runs a round per cohort; checks from the sum which clients contributed."""
+    """Runs a round per cohort; checks from the sum which clients contributed.
+
+    Args:
+      next_round: function that runs a round with a cohort.
+      attempts: for each round, the clients that try to take part.
+    """
     history = collections.defaultdict(list)
     for round_number, cohort in enumerate(attempts):
         cohort = sorted(cohort)
@@ -95,7 +100,8 @@ def test_an_early_contribution_has_no_influence_on_the_sum():
     ):
         early = early.astype(np.float32)
         records = ((0, 1), (1, 1), (5, 1), (-5, 0), (-1, 1), (-1, -7), (0, 0))
-        for record in (*records, None):  # None: a client without data.
+        # None stands for a client without data.
+        for record in (*records, None):
             tags = device_tags(*record, now=2) if record else device_tags(now=-1)
             both = devices().next(state, [early, on_time], [tags, device_tags(now=2)])
             np.testing.assert_array_equal(both.result, alone.result)

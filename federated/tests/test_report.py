@@ -15,7 +15,7 @@ from tf_bandmf_federated import (
 N = 12
 AS_PLANNED = MeasuredParticipation(N, 30, 4, 3, 60)
 BELOW = MeasuredParticipation(N, 30, 2, 3, 60)
-# The items that arXiv:2306.08153, App. K.1, requires in a report, and two more.
+# A report has these items. The last two are not required by arXiv:2306.08153, App. K.1.
 TITLES = [
     "DP setting",
     "Data accesses covered",

@@ -24,7 +24,17 @@ def make_plan(mechanism):
 def make_engine(
     plan, devices, sums, meanwhile=lambda round_number: None, scale=1.0, order=1, data=0
 ):
-    """Makes an engine whose devices add vectors; stores each round's sum in `sums`."""
+    """Makes an engine whose devices send fixed random updates.
+
+    Args:
+      plan: plan of the run.
+      devices: simulated devices.
+      sums: dictionary that gets the sum of the updates of each round.
+      meanwhile: function of the round number, called before updates are sent.
+      scale: factor by which updates are multiplied.
+      order: -1 if devices answer in reverse order.
+      data: number that selects the devices' data.
+    """
 
     def exchange(request, add):
         meanwhile(request.round_number)
@@ -82,7 +92,11 @@ def noise_left(plan, rounds, *histories):
 
 
 def noise_of_two_histories(plan, folder):
-    """Continues two copies of a run, and returns `noise_left` of rounds 5 to 7."""
+    """Continues two copies of a run, and compares the noise of rounds 5 to 7.
+
+    Returns:
+      The standard deviation of the difference of both runs' noise, for each round.
+    """
     devices = SimulatedDevices(str(folder / "devices"), plan, 40)
     before, _ = run(plan, folder / "first", 5, devices)
     histories = []
@@ -105,7 +119,8 @@ def noise_of_two_histories(plan, folder):
 @pytest.mark.parametrize("mechanism", ["banded", "lambda_cgd", "bisr"])
 @pytest.mark.invariant(8)
 def test_two_histories_share_no_noise(mechanism, tmp_path, figure):
-    # A round has 2000 noise differences, all of which contain new normal variates.
+    # The deviation of a round is computed from 2000 noise differences. In each of them,
+    # both runs have drawn their own normal variates.
     deviations = noise_of_two_histories(make_plan(mechanism), tmp_path)
     figure(f"{mechanism}: {deviations.min():.2f} times the noise remains")
     assert deviations.min() > 1.25 and deviations.max() < 3.0
@@ -115,7 +130,8 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     # As a control, make the noise depend only on the round.
     monkeypatch.setattr(RoundNoise, "_digest", lambda *arguments: 0)
     deviations = noise_of_two_histories(make_plan("banded"), tmp_path)
-    assert deviations.max() < 3e-3  # rounding to the grid
+    # The noise cancels, except for rounding to the grid.
+    assert deviations.max() < 3e-3
 
 
 @pytest.mark.attack(
@@ -127,7 +143,8 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "control"])
 @pytest.mark.invariant(8)
 def test_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
-    if not is_bound:  # Make the noise depend only on the sum.
+    if not is_bound:
+        # As a control, make the noise depend only on the sum.
         real = RoundNoise._digest
         monkeypatch.setattr(
             RoundNoise, "_digest", lambda *given: real(*given[:3], "no point")
@@ -180,7 +197,8 @@ def test_parts_of_a_backup(tmp_path, figure):
             refused += 1
             continue
         twice = [t for t in again_sums if t in sums]
-        again.setdefault(min(twice), left[min(twice)])  # The copy's initial state.
+        # The copied run may not have released the weights with which it begins.
+        again.setdefault(min(twice), left[min(twice)])
         # The copy's first round began before the copy was made, so it has the same
         # devices, sum and noise as in the original run.
         np.testing.assert_array_equal(again[min(twice) + 1], left[min(twice) + 1])
@@ -241,7 +259,8 @@ def noise_after_a_skipped_round(plan, folder, devices):
 )
 @pytest.mark.invariant(8)
 def test_histories_that_skip_a_round_share_no_normals(tmp_path, figure):
-    plan = make_plan("lambda_cgd:0.9")  # Round 6 has noise z_6 - 0.9 z_5.
+    # With this strategy, the noise of round 6 is z_6 - 0.9 z_5.
+    plan = make_plan("lambda_cgd:0.9")
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
     run(plan, tmp_path / "first", 5, devices)
     rows = []

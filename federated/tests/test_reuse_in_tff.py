@@ -20,7 +20,7 @@ def make_plan(mechanism):
 
 
 def two_results(plan):
-    """Runs a round twice from one state with two cohorts; returns the noise of each."""
+    """Runs a round twice from one state, with two updates; returns both noises."""
     factory = CorrelatedNoiseFactory(plan, 1.0)
     process = factory.create(tff.TensorType(np.float32, [SIZE]))
 
@@ -58,7 +58,8 @@ def test_the_measure_sees_noise_that_is_reused(monkeypatch):
     )
     monkeypatch.setattr(state_noise, "_said_or_drawn", lambda inputs: inputs)
     first, second = two_results(make_plan("bsr:3"))
-    np.testing.assert_allclose(first, second, atol=3e-3)  # rounding to the grid
+    # Both noises are equal, except for rounding to the grid.
+    np.testing.assert_allclose(first, second, atol=3e-3)
 
 
 def make_process():
@@ -89,7 +90,8 @@ def model_after(process, state, inputs):
 def test_equal_sums_do_not_show(inputs, figure):
     process = make_process()
     state = process.initialize()
-    if not inputs[0]:  # Use two processes that share no state.
+    if not inputs[0]:
+        # A process object refuses to run a round twice, so use two process objects.
         first, second = (model_after(p, state, "") for p in (process, make_process()))
     else:
         first, second = (model_after(process, state, one) for one in inputs)
@@ -103,7 +105,8 @@ def test_states_that_skip_a_round_share_no_normals():
     rounds = []
     state = make_process().initialize()
     for _ in range(2):
-        process = make_process()  # Shares nothing with the other process.
+        # Each pass uses a new process, which has no record of the other's rounds.
+        process = make_process()
         skipped = process.skip_round(state)
         before = np.ravel(process.get_model_weights(skipped).trainable[0])
         rounds.append(model_after(process, skipped, "") - before)

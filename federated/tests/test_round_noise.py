@@ -30,12 +30,21 @@ class Made:
         return {**self.state, "digests": np.array(digests, np.int64)}
 
     def row(self, digests, point=""):
-        """Returns the noise of the round after `digests`, and the digests after it."""
+        """Returns the noise of the next round, and the digests including this round.
+
+        Args:
+          digests: digests of the rounds before.
+          point: text to which the noise is bound.
+        """
         parts, after = self.noise.bound_to(self.after(digests), np.zeros(D), point)
         return np.concatenate(list(parts)), after["digests"]
 
     def straight(self, digests):
-        """Returns `NoiseGenerator`'s noise of all rounds; keys are bound to `digests`."""
+        """Returns the noise of all rounds, as `NoiseGenerator` generates it in order.
+
+        Args:
+          digests: the numbers to which the keys of the first rounds are bound.
+        """
         generator = noise.NoiseGenerator(self.plan.strategy, self.size)
         keys = generator.step_keys(self.noise._key)
         keys[: len(digests)] = generator.bound_key(keys[: len(digests)], digests)
@@ -52,7 +61,7 @@ class Made:
 def test_any_round_is_the_core_s_bit_for_bit(name):
     made, other = Made(PLANS[name]), Made(PLANS[name])
     digests = np.arange(N) + 3
-    # Rounds come in order, repeated, skipped and in reverse.
+    # The rounds are requested in order, again, with gaps and in reverse.
     for number in (0, 1, 4, 4, 2, 7, 0):
         actual, after = made.row(digests[:number], point=f"{number}")
         np.testing.assert_array_equal(actual, made.straight(after)[number])
@@ -62,7 +71,8 @@ def test_any_round_is_the_core_s_bit_for_bit(name):
 @pytest.mark.invariant(8)
 def test_every_bit_of_a_large_sum_is_in_its_digest():
     made = Made(PLANS["regenerated"])
-    total = np.random.default_rng(0).normal(size=(1 << 17) + 50)  # 8 bytes each
+    # These float64 numbers take slightly more than 1 MiB.
+    total = np.random.default_rng(0).normal(size=(1 << 17) + 50)
 
     def digest(values=total, number=0, of=made):
         state = of.after(np.zeros(number))
@@ -122,7 +132,8 @@ def test_an_interrupted_row_does_not_spoil_the_next_one():
     working = made.noise._row
 
     def interrupted(*arguments):
-        working(*arguments)  # The buffer has changed at this point.
+        # The interrupt comes after the ring buffer has changed.
+        working(*arguments)
         raise KeyboardInterrupt
 
     made.noise._row = interrupted

@@ -87,7 +87,7 @@ def die_at(moment):
 
 
 def train(folder, moment):
-    # Each child computes the plan again, so use a mechanism that is fast to plan.
+    # Each child process computes the plan again, so use a mechanism with a fast plan.
     plan = min_sep_plan(f"bsr:{B}", N, B, K, noise_multiplier=0.5)
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
     rng = random.Random()

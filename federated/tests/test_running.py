@@ -1,4 +1,4 @@
-"""Interrupted runs of the NumPy server continue without a second model per round."""
+"""Interrupted runs of the NumPy server never send a second model for a round."""
 
 import asyncio
 import dataclasses
@@ -179,7 +179,8 @@ def test_a_crash_gives_no_second_content(
         patch.setattr(Ledger, "finished", finished)
         patch.setattr(Ledger, "released", released)
         finish(tmp_path, devices, exchange=dies, models=models)
-    devices.gone = set(list(devices.stores)[:2])  # meanwhile two devices left
+    # Two devices are no longer available when the run continues.
+    devices.gone = set(list(devices.stores)[:2])
     after = Models()
     _, measured = finish(
         tmp_path, devices, models=after, interrupted_round=interrupted_round
@@ -232,7 +233,8 @@ def test_another_model_plan_format_or_denominator_is_refused(tmp_path, monkeypat
     monkeypatch.setattr(ledger_module, "_FORMAT", "another")
     with pytest.raises(ValueError, match="belongs to another run: format was"):
         finish(tmp_path, devices)
-    assert len(devices.asked) == asked  # No device was asked again.
+    # No device was asked again.
+    assert len(devices.asked) == asked
 
 
 def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):

@@ -11,7 +11,8 @@ DIRECTIONS = np.random.default_rng(5).normal(size=(6, 3)).astype(np.float32)
 def run(optimizer):
     weights = [np.ones(3, np.float32)]
     state = optimizer.initial_state(weights)
-    for direction in DIRECTIONS.copy():  # Optimizers may overwrite a direction.
+    # Optimizers may overwrite a direction, so they get a copy.
+    for direction in DIRECTIONS.copy():
         weights, state = optimizer.apply(weights, [direction], state)
     assert weights[0].dtype == np.float32
     return weights[0]

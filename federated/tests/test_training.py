@@ -76,7 +76,16 @@ class Metrics(tff.program.ReleaseManager):
 
 
 def train(path, process, models=None, metrics=None, dies=None, **more):
-    """Trains; `dies = (when, round)` crashes before or after the round is recorded."""
+    """Trains, with or without a crash.
+
+    Args:
+      path: folder for the ledger.
+      process: the learning process.
+      models, metrics: destinations of releases.
+      dies: ("before", round) or ("after", round) for a crash just before or just after
+        the result of this round is recorded; None for no crash.
+      **more: further arguments of `train_model`.
+    """
     more.setdefault("clients_per_round", CLIENTS_PER_ROUND)
     wrote = Ledger.finished
 
@@ -126,7 +135,8 @@ def test_a_run_releases_every_model_and_measures_participation(tmp_path, process
 def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
     tmp_path, process, dies, monkeypatch
 ):
-    monkeypatch.setattr(ledger, "draw", lambda: "")  # makes runs comparable
+    # Without random numbers in the ledger, both runs have the same noise.
+    monkeypatch.setattr(ledger, "draw", lambda: "")
     metrics, before, after, straight = Metrics(), Models(), Models(), Models()
     train(tmp_path / "run", process, before, metrics=metrics, total_rounds=1)
     copy_ledger(tmp_path / "run" / LEDGER, tmp_path / "straight" / LEDGER)

@@ -102,7 +102,8 @@ class MeasuredParticipation:
         )
 
 
-NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # measurement before round 0
+# This is the measured participation of a run that has not begun its first round.
+NOTHING = MeasuredParticipation(0, 0, None, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +215,8 @@ def measured_guarantee(
     if not sensitivity.is_exact or measured.num_rounds < n:
         guarantee = dataclasses.replace(guarantee, kind="bound")
     planned = plan.guarantee_at(delta)
-    assert plan.sensitivity is not None  # computed by the plan
+    # The constructor of a plan computes the sensitivity.
+    assert plan.sensitivity is not None
     if not plan.sensitivity.is_exact:
         planned = dataclasses.replace(planned, kind="bound")
     return MeasuredGuarantee(

@@ -27,7 +27,7 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 @dataclasses.dataclass(frozen=True)
 class Replies:
-    """Numbers of devices' replies in a round that contain no usable update.
+    """Counts of the replies in a round that contain no usable update.
 
     Attributes:
       refused: number of devices whose own records forbade them to take part.
@@ -63,7 +63,7 @@ Exchange = Callable[[Request, Add], Replies]
 
 
 class FederatedAveraging:
-    """A server in NumPy, which implements `Engine` of the module `rounds`.
+    """A server for federated averaging in NumPy, which implements `rounds.Engine`.
 
     Formal guarantee: see `tf_bandmf_federated.tff.learning.build_fed_avg`, which has the
     same mechanism: `(sum of clipped updates + stddev C^-1 Z) / clients_per_round`.
@@ -100,7 +100,7 @@ class FederatedAveraging:
     ) -> None:
         check_plan(plan)
         self.plan = plan
-        # `initial_state` copies the weights.
+        # These arrays belong to the caller, so `initial_state` copies them.
         self._first = [np.asarray(w) for w in weights]
         for weight in self._first:
             if weight.dtype != np.float32:
@@ -113,7 +113,8 @@ class FederatedAveraging:
             raise ValueError("The model must have weights, found none.")
         self._ends = np.cumsum(sizes)
         self._shapes = [weight.shape for weight in self._first]
-        ExactSum(0, plan.l2_norm_clip, 1)  # Checks that the clip norm is in range.
+        # Making an `ExactSum` checks that the clip norm is in the permitted range.
+        ExactSum(0, plan.l2_norm_clip, 1)
         self._exchange = exchange
         self._optimizer = ServerSGD() if optimizer is None else optimizer
         self._denominator = clients_per_round_of(plan, clients_per_round)
@@ -142,7 +143,8 @@ class FederatedAveraging:
     async def weights(self, state: Any) -> list[np.ndarray]:
         weights = [np.asarray(w) for w in state["weights"]]
         for weight in weights:
-            weight.flags.writeable = False  # Prevents accidental changes.
+            # Code that receives the weights must not change the state by accident.
+            weight.flags.writeable = False
         return weights
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
@@ -171,7 +173,8 @@ class FederatedAveraging:
             try:
                 arrays = [np.asarray(array) for array in update]
             except (TypeError, ValueError):
-                arrays = []  # A malformed update must not stop the training.
+                # A malformed update must not stop the training. It counts as failed.
+                arrays = []
             kinds = [(array.shape, array.dtype.kind) for array in arrays]
             if kinds != [(shape, "f") for shape in self._shapes]:
                 metrics["failed"] += 1

@@ -66,7 +66,8 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
         norm = _quick_norm(arrays)
         if not (norm <= l2_norm_clip or norm > l2_norm_clip * (1.0 + 2.0**-16)):
-            # The quick norm is NaN, or too close to the clip norm for a decision.
+            # The quick norm is NaN, or too close to the clip norm to show whether the
+            # update must be clipped.
             norm = norm_of(arrays)
     if not math.isfinite(norm):
         return Bounded(arrays, 0.0, False, False)
@@ -74,16 +75,23 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
         return Bounded(arrays, 1.0, True, False)
     size = sum(array.size for array in arrays)
     room = l2_norm_clip * ROOM - _TINY * math.sqrt(size)
-    factor = max(room, 0.0) / norm  # may underflow in float32
+    # The factor stays a float64 number, because it may underflow in float32.
+    factor = max(room, 0.0) / norm
     return Bounded(arrays, factor, True, True)
 
 
 def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
-    """Returns `update * min(1, l2_norm_clip / norm)`, where the norm is rounded up.
+    """Multiplies an update by `min(1, l2_norm_clip / norm)`, with the norm rounded up.
 
-    If a value is not finite, the whole update is replaced by zeros. The `factor` of the
-    result is 1, because the clipping factor has already been applied. The arguments are
-    those of `bound_update`.
+    If a value is not finite, the whole update is replaced by zeros.
+
+    Args:
+      update: arrays of floats, which are converted to float32.
+      l2_norm_clip: zeta, the clip norm.
+
+    Returns:
+      The clipped update. Its `factor` is 1, because the clipping factor has already
+      been applied.
 
     Raises:
       TypeError: if an array does not contain real floats.
@@ -145,6 +153,7 @@ def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
     """Returns the product of an array and a factor, as float32."""
     if factor == 1.0:
         return array
-    if factor == 0.0:  # The result is 0 even where the array has NaN.
+    if factor == 0.0:
+        # The array may contain NaN, which a product with 0 would keep.
         return np.zeros_like(array)
     return (array.astype(np.float64) * factor).astype(np.float32)

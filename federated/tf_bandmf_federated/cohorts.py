@@ -15,7 +15,8 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import may_take_part
 from tf_bandmf_federated.ledger import Ledger
 
-_LOOKED_UP = 2_000  # Number of devices per ledger query.
+# The ledger is searched for at least this many devices at a time.
+_LOOKED_UP = 2_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +80,10 @@ class Cohorts:
             )
 
     def select(self, round_number: int, wanted: int) -> Selected:
-        """Selects devices for a new round, fewer than wanted if too few are eligible.
+        """Selects devices for a new round; selects fewer if too few are eligible.
 
         Args:
-          round_number: round, from 0.
+          round_number: the round, from 0.
           wanted: number of devices, before multiplication by `over_selection`.
         """
         asked = math.ceil(whole_number("wanted", wanted) * self.over_selection)
@@ -101,7 +102,18 @@ class Cohorts:
         return Selected(names, past, available, eligible)
 
     def select_again(self, round_number: int, names: Sequence[str]) -> Selected:
-        """Returns an interrupted round's devices, after a search for missing ones."""
+        """Returns the selection of an interrupted round, which stays the same.
+
+        If some of its devices are not available, this method calls `search` until they
+        are available, or until `search` returns False.
+
+        Args:
+          round_number: the round, from 0.
+          names: names of the devices that the ledger has recorded for the round.
+
+        Raises:
+          ValueError: if one of the devices must not take part in the round.
+        """
         past = self.ledger.history(names, round_number)
         if not np.all(self._may(past, round_number)):
             raise ValueError(
@@ -128,7 +140,8 @@ class Cohorts:
         uniform sample of all eligible devices. The list has at least `target` devices,
         unless fewer are eligible.
         """
-        free: dict[str, None] = {}  # ordered, without duplicates
+        # A dictionary keeps the order of the names, and removes duplicates.
+        free: dict[str, None] = {}
         looked_at = 0
         order = shuffled(len(present), f"{self.seed} {round_number}")
         while looked_at < len(present) and len(free) < target:

@@ -4,7 +4,7 @@ The record is kept in a folder on the device, outside of the training app, becau
 must outlive the app. Each plan has its own files in the folder. The record belongs to a
 plan and not to a run, so a second run of the plan continues the first run's record.
 
-| file | |
+| file | contents |
 |---|---|
 | `<plan>.device` | name, last round with the server's receipt, participations, request |
 | `<plan>.update` | the contribution of the last round, to answer a repeated request |
@@ -90,9 +90,9 @@ class DeviceStore:
           receipt: the server's receipt for this round.
 
         Returns:
-          None if the request is new. The device must then compute its contribution and
-          store it with `keep`. If the request is repeated, the stored contribution. In
-          this case, the server gets the same answer again, and learns nothing new.
+          If the request is new, None: the device must then compute its contribution and
+          store it with `keep`. If the request is repeated, the stored contribution: the
+          server then gets the same answer again, and learns nothing new.
 
         Raises:
           Refused: if the plan does not permit the device to take part in the round, or
@@ -130,7 +130,7 @@ class DeviceStore:
         """
         with self._locked():
             if self._read()["request"] != request:
-                raise ValueError("This round is over, because another one has begun.")
+                raise ValueError("This request is over: the device began another one.")
             stream = io.BytesIO()
             arrays = {f"a{i}": array for i, array in enumerate(contribution)}
             np.savez(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-NEVER = -1  # The last round of a device that has not taken part yet.
+# This number stands for the last round of a device that has not taken part yet.
+NEVER = -1
 
 
 def may_take_part(
@@ -16,7 +17,7 @@ def may_take_part(
 ) -> Any:
     """Returns True for devices that may take part (arXiv:2306.08153, section 3).
 
-    Any two participations i < j of one device must have j - i >= b, and a device may
+    If a device takes part in rounds i < j, then j - i >= b must hold, and a device may
     take part at most k times.
 
     Args:
@@ -40,6 +41,7 @@ def may_take_part(
 
 def contradicts_itself(last_round: Any, participations: Any) -> Any:
     """Returns True if a record is impossible, such as one with a negative count."""
-    # Avoids `==`, which would compare the identities of tensors in TFF's graphs.
+    # This does not use `==`, which would compare the identities of tensors in TFF's
+    # graphs.
     is_unknown = (last_round < NEVER) | (participations < 0)
     return is_unknown | ((last_round > NEVER) ^ (participations > 0))

@@ -55,7 +55,8 @@ class ExactSum:
     """
 
     def __init__(self, size: int, l2_norm_clip: float, most: int) -> None:
-        exponent = math.frexp(l2_norm_clip)[1]  # clip <= 2^exponent
+        # The clip norm is at most 2^exponent.
+        exponent = math.frexp(l2_norm_clip)[1]
         if abs(exponent) > _LARGEST_EXPONENT:
             raise ValueError(
                 f"l2_norm_clip must be in [2^-{_LARGEST_EXPONENT}, "
@@ -101,8 +102,9 @@ class ExactSum:
     ) -> np.ndarray:
         """Returns the noisy mean, `(sum + stddev noise) / denominator`, as float32.
 
-        The mean is rounded to multiples of `grid_of(stddev / denominator)`. It
-        overwrites the memory of the sum, so the sum cannot be used afterwards.
+        The mean is rounded to multiples of `grid_of(stddev / denominator)`, a power of
+        two that is at most 2^-10 times the standard deviation of the mean's noise. The
+        mean overwrites the memory of the sum, so the sum cannot be used afterwards.
 
         Args:
           noise: consecutive parts of the noise vector, which has d float32 entries.
@@ -127,7 +129,7 @@ class ExactSum:
 
 
 def _fold(scale: np.float32, sums: np.ndarray, vector: np.ndarray) -> None:
-    """Rounds `scale` times a vector toward zero, and adds the integers to the sum."""
+    """Rounds `scale * vector` toward zero, and adds the integers to `sums`."""
     size = min(_FOLDED, vector.size)
     scaled, whole = np.empty(size, np.float32), np.empty(size, np.int32)
     for block in blocks(0, vector.size, _FOLDED):
@@ -135,5 +137,6 @@ def _fold(scale: np.float32, sums: np.ndarray, vector: np.ndarray) -> None:
         if part.size < size:
             scaled, whole = scaled[: part.size], whole[: part.size]
         np.multiply(part, scale, scaled)
-        np.copyto(whole, scaled, "unsafe")  # toward zero
+        # The conversion of floats to integers rounds toward zero.
+        np.copyto(whole, scaled, "unsafe")
         np.add(total, whole, total)

@@ -11,8 +11,10 @@ from typing import TypeVar
 
 import numpy as np
 
-BLOCK = 1 << 15  # Number of entries that NumPy processes at a time.
-_CHUNK = 1 << 20  # Number of entries that a thread processes at a time.
+# NumPy processes this many entries at a time.
+BLOCK = 1 << 15
+# A thread processes this many entries at a time.
+_CHUNK = 1 << 20
 _THREADS = min(4, os.cpu_count() or 1)
 
 T = TypeVar("T")
@@ -44,7 +46,8 @@ def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
         for part in blocks(0, vector.size, _CHUNK)
     ]
     size = sum(vector.size for vector in flat[0])
-    threads = min(_THREADS, -(-size // _CHUNK))  # Small vectors use one thread.
+    # Vectors that fit in one chunk are processed by one thread.
+    threads = min(_THREADS, -(-size // _CHUNK))
 
     def of_thread(first: int) -> list[T]:
         some = parts[first::threads]
@@ -75,4 +78,5 @@ def _pool(threads: int) -> concurrent.futures.ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # forks lack threads
+    # A forked process has no copy of the pool's threads, so it needs a new pool.
+    os.register_at_fork(after_in_child=_pool.cache_clear)

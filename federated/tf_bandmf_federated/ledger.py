@@ -60,8 +60,10 @@ _AFTER = {
     "finished": "released",
     "released": "started",
 }
-_NO_ROUND = -1  # The round number of all entries before round 0.
-_WAIT = 1.0  # Seconds to wait until another connection is closed.
+# Entries before round 0 have this round number.
+_NO_ROUND = -1
+# SQLite waits this many seconds for another connection to be closed.
+_WAIT = 1.0
 # With these settings, SQLite writes a transaction to disk before the transaction ends.
 # The connection locks the file from its first access until it is closed, even against
 # other connections of this process, so the journal needs no shared memory. `ledger_lock`
@@ -70,7 +72,8 @@ _PRAGMAS = (
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
     "synchronous = FULL",
-    "cache_size = -32768",  # kilobytes
+    # A negative cache size is a number of kibibytes.
+    "cache_size = -32768",
 )
 _TABLES = (
     """\
@@ -85,8 +88,8 @@ CREATE TABLE participations (
 CREATE TABLE states (
     number INTEGER PRIMARY KEY, name TEXT, dtype TEXT, shape TEXT, content BLOB)""",
 )
-# Selects the last round, before a certain round, in which a device took part (`NEVER` if
-# there is none), and the number of such rounds.
+# This query looks at the rounds before a given round in which a device took part. It
+# returns the last of them (`NEVER` if there is none), and their number.
 _HISTORY = """
 SELECT ifnull(max(round), -1), count(*) FROM participations WHERE device = ? AND round < ?
 """
@@ -101,7 +104,7 @@ class RoundRecord:
       round_number: the round, from 0.
       point: SHA-256 of all entries up to the start of the round. These include the
         digest of the previous state and a random number. The noise of the round is
-        bound to this SHA-256.
+        bound to `point`.
       measured: the measured participation up to and including this round.
       skipped_because: reason for skipping the round; None for a round with a result.
     """
@@ -141,8 +144,9 @@ class Ledger(contextlib.AbstractContextManager):
         self._state_digest = ""
         self.expected = ("run", _NO_ROUND)
         with self._guarded():
-            # Creates a new file, but does not open an existing one: if this process has
-            # it open elsewhere, closing it here would release SQLite's locks.
+            # This creates a new file, but does not open an existing file: if this
+            # process also had it open elsewhere, closing it here would release SQLite's
+            # locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             # SQLite gives its journal the mode of this file.
@@ -192,7 +196,7 @@ class Ledger(contextlib.AbstractContextManager):
         return np.array(rows, np.int64).reshape(-1, 2)
 
     def point_with(self, device: str, round_number: int) -> str | None:
-        """Returns a round's `point` if the device took part in the round, else None."""
+        """Returns `point` of a round's record if the device took part, else None."""
         last_round, _ = self.history([device], round_number + 1)[0]
         return self._rounds[round_number].point if last_round == round_number else None
 
@@ -222,7 +226,7 @@ class Ledger(contextlib.AbstractContextManager):
         with self._transaction() as database:
             rows = database.execute(query).fetchall()
         if digest_of_rows(rows) != self._state_digest:
-            raise ValueError(self._damaged("Its state"))
+            raise ValueError(self._damaged("its state has another digest"))
         return state_of(rows, structure)
 
     def started(self, round_number: int, cohort: Sequence[str]) -> RoundRecord:
@@ -307,14 +311,16 @@ class Ledger(contextlib.AbstractContextManager):
                 f"permits. End the other program, and call again."
             )
         with self._guarded():
-            with self._lock.database as database:  # commits, or rolls back
+            # At the end, SQLite commits the transaction, or rolls it back if an error
+            # occurred.
+            with self._lock.database as database:
                 database.execute("BEGIN")
                 yield database
             self._lock.check()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Closes the ledger after an error, because it may differ from the file."""
+        """Closes the ledger after an error, because memory and file may then differ."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -322,7 +328,7 @@ class Ledger(contextlib.AbstractContextManager):
             if "locked" in str(error):
                 raise self._open_elsewhere() from error
             is_other = isinstance(error, sqlite3.OperationalError)
-            # SQLite reports this error if a table or a column is missing.
+            # SQLite reports "no such ..." if a table or a column is missing.
             if not is_other or "no such" in str(error):
                 raise ValueError(self._damaged(str(error))) from error
             raise OSError(
@@ -359,7 +365,7 @@ class Ledger(contextlib.AbstractContextManager):
             participations += len(cohort)
             digest = _chained(self._digest, text, cohort)
             if (position, stated) != (number, digest):
-                raise ValueError(self._damaged(f"Its entry {position}"))
+                raise ValueError(self._damaged(f"entry {position} is wrong"))
             entry = json.loads(text)
             if number == 1 and {**entry, "secret": ""} != {**expected, "secret": ""}:
                 raise ValueError(self._of_another_run(entry, expected))
@@ -372,10 +378,10 @@ class Ledger(contextlib.AbstractContextManager):
         # duplicate rows, or triggers that change values.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
         if database.execute(tables).fetchall() != [(sql,) for sql in sorted(_TABLES)]:
-            raise ValueError(self._damaged("Its tables"))
+            raise ValueError(self._damaged("its tables have another schema"))
         count = "SELECT count(*) FROM participations"
         if database.execute(count).fetchone() != (participations,):
-            raise ValueError(self._damaged("Its table of participations"))
+            raise ValueError(self._damaged("its number of participations is wrong"))
 
     def _of_another_run(self, entry: dict[str, Any], expected: dict[str, Any]) -> str:
         differences = "; ".join(

@@ -34,7 +34,8 @@ class LedgerLock:
     """
 
     def __init__(self, path: str) -> None:
-        path = os.path.realpath(path)  # SQLite creates the journal beside it.
+        # SQLite follows symbolic links, and creates the journal beside the real file.
+        path = os.path.realpath(path)
         self._paths = (path, f"{path}-wal")
         self.database: sqlite3.Connection | None = None
         self._numbers: list[int] = []
@@ -49,7 +50,7 @@ class LedgerLock:
         _LOCKS.add(self)
 
     def watch(self) -> None:
-        """Records which files the connection has open; `check` compares them."""
+        """Records which files the connection has open, for a comparison by `check`."""
         self._numbers = self._file_numbers()
 
     def check(self) -> None:
@@ -73,7 +74,7 @@ class LedgerLock:
         self._lock.close()
 
     def leave(self) -> None:
-        """Leaves the connection to the parent process; called in a forked process."""
+        """Drops a forked process's copy of the connection, without closing it."""
         if self.database is not None:
             # The additional reference keeps Python from freeing the connection, which
             # would close it.

@@ -74,7 +74,8 @@ def write_report(
       The guarantee that the report states.
 
     Raises:
-      TypeError, ValueError: as for `measured_guarantee`. No file is written then.
+      TypeError, ValueError: in the same cases as `measured_guarantee`. No file is
+        written then.
     """
     actual = measured_guarantee(plan, measured, delta)
     text = _markdown(actual, operator)

@@ -22,13 +22,15 @@ from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf_federated.large_vectors import ahead
 from tf_bandmf_federated.plan_checks import check_horizon
 
-_PART = 1 << 20  # Entries generated at a time without a ring buffer.
+# Without a ring buffer, this many entries of a noise vector are generated at a time.
+_PART = 1 << 20
 
 
 class RoundNoise:
-    """Computes each round's noise, a function of key, round number and digests.
+    """Computes each round's noise from a secret key, the round number and digests.
 
-    Digests bind the noise of each round to the sum to which it is added; see `bound_to`.
+    A round's digest binds its noise to the sum to which the noise is added: if the
+    round is repeated with another sum, its noise is independent of the earlier noise.
     If a round other than the next one is requested, the ring buffer is rebuilt from
     round 0.
 
@@ -55,10 +57,11 @@ class RoundNoise:
         )
         shape = [self._generator.memory_vectors, self._generator.shard_size]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
-        # The digests of all rounds that were generated with the ring buffer; None if the
-        # buffer's content is unknown.
+        # The ring buffer has generated the noise of the rounds with these digests. None
+        # means that the buffer's content is unknown.
         self._drawn: np.ndarray | None = np.zeros([0], np.int64)
-        self._secret = b""  # Secret key of the state that was used last.
+        # The secret key of the state that was used last.
+        self._secret = b""
         self._row = tf.function(self._row_in_place)
 
     def initial_state(self) -> OrderedDict[str, np.ndarray]:
@@ -138,10 +141,10 @@ class RoundNoise:
     def after(
         self, state: Mapping[str, np.ndarray], total: np.ndarray, point: str
     ) -> OrderedDict[str, np.ndarray]:
-        """Returns the state after a round, with the round's digest; see `bound_to`.
+        """Returns the state after a round, which also contains the round's digest.
 
-        If the plan is bound to a budget ledger, the first call reserves the run's budget
-        there.
+        The digest is computed from the round number, `total` and `point`. If the plan
+        is bound to a budget ledger, the first call reserves the run's budget there.
         """
         number = len(state["digests"])
         check_horizon(self._plan, number)
@@ -155,7 +158,8 @@ class RoundNoise:
         if secret == self._secret:
             return
         if self._secret:
-            self._drawn = None  # The ring buffer contains noise of another key.
+            # The ring buffer contains noise of another key, so it must be rebuilt.
+            self._drawn = None
         self._secret = secret
         self._key = NoiseKey(secret)
         if self._plan.test_seed is not None:
@@ -178,7 +182,11 @@ class RoundNoise:
         return ahead(part, range(self._generator.num_shards))
 
     def _from_buffer(self, keys: tf.Tensor, digests: np.ndarray) -> tf.Tensor:
-        """Returns the noise of the last round; generates earlier noise if needed."""
+        """Returns the noise of the round with the last digest, from the ring buffer.
+
+        Noise of earlier rounds that the buffer needs and does not contain is generated
+        first.
+        """
         drawn, first = self._drawn, 0
         # The buffer's content is unknown until all steps are done.
         self._drawn = None
@@ -194,7 +202,10 @@ class RoundNoise:
     def _row_in_place(
         self, keys: tf.Tensor, step: tf.Tensor, shard: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the noise of a step, and advances the ring buffer, if there is one."""
+        """Returns the noise of a step, and advances the ring buffer, if there is one.
+
+        Without a ring buffer, `shard` is the number of the part to generate.
+        """
         step = self._generator.checked_step(step)
         noise, updates = self._generator.row(keys, self._buffer, step, shard)
         with tf.control_dependencies([noise]):

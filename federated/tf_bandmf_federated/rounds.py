@@ -43,7 +43,7 @@ class Engine(Protocol):
         """Returns the state before round 0 of a new run."""
 
     def no_metrics(self) -> Any:
-        """Returns metrics like those of `run`, for a round without a result."""
+        """Returns the metrics of a round without a result, structured as in `run`."""
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
         """Runs a round with the selected devices; returns the new state and metrics.
@@ -56,8 +56,9 @@ class Engine(Protocol):
         """Skips a round that was begun, and returns the state after the round.
 
         The noise of later rounds may use the normal variates of the skipped round.
-        Therefore these are bound to `point`, the digest of the ledger at the start of
-        the round. Otherwise all copies of the run that skip the round would share them.
+        Therefore these variates are bound to `point`, the digest of the ledger at the
+        start of the round. Otherwise all copies of the run that skip the round would
+        share the variates.
         """
 
     async def weights(self, state: Any) -> Any:
@@ -160,7 +161,7 @@ class Run:
             return state, ledger.measured(total)
 
     async def _begin(self, ledger: Ledger) -> ProgramState:
-        """Returns the newest state; first completes an interrupted release of it."""
+        """Returns the newest state. Completes its release if that was interrupted."""
         state = ProgramState(
             await self.engine.initial_state(), self.engine.no_metrics()
         )
@@ -195,9 +196,10 @@ class Run:
         return after
 
     async def _release(self, ledger: Ledger, state: ProgramState) -> None:
-        """Releases the model and the metrics of the last round, perhaps a second time.
+        """Releases the model and the metrics after the last round.
 
-        After a skipped round, releases the unchanged model, but no metrics.
+        After a crash, they may have been released before. After a skipped round, the
+        unchanged model is released, but no metrics.
         """
         _, number = ledger.expected
         done = number + 1

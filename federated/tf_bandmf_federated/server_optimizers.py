@@ -23,10 +23,13 @@ Arrays = list[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptimizer(abc.ABC):
-    """A server optimizer: a pure function of weights, direction and state.
+    """Base class of server optimizers, which turn the clients' updates into a step.
+
+    A step is a pure function of the weights, the optimizer's state and the direction,
+    which is the noisy mean of the updates.
 
     Args:
-      learning_rate: > 0.
+      learning_rate: factor > 0 by which steps are multiplied.
     """
 
     learning_rate: float = 1.0
@@ -48,7 +51,7 @@ class ServerOptimizer(abc.ABC):
     def apply(
         self, weights: Arrays, direction: Arrays, state: list[Arrays]
     ) -> tuple[Arrays, list[Arrays]]:
-        """Returns the weights and the state after a step in this direction.
+        """Returns the weights and the optimizer's state after a step in `direction`.
 
         All arrays are float32. `weights` and `state` stay unchanged, but the results may
         overwrite `direction`.
@@ -64,8 +67,8 @@ class ServerSGD(ServerOptimizer):
     """SGD, or FedAvgM: `m <- momentum m + direction; w <- w + learning_rate m`.
 
     Args:
-      learning_rate: > 0.
-      momentum: in [0, 1).
+      learning_rate: factor > 0 by which steps are multiplied.
+      momentum: decay rate of m, in [0, 1). With 0, the default, this is plain SGD.
     """
 
     momentum: float = 0.0
@@ -94,10 +97,10 @@ class ServerAdam(ServerOptimizer):
     """FedAdam as published, without bias correction.
 
     Args:
-      learning_rate: > 0.
-      beta_1: decay rate of the first moment.
-      beta_2: decay rate of the second moment.
-      epsilon: tau, added to the square root of the second moment.
+      learning_rate: factor > 0 by which steps are multiplied.
+      beta_1: decay rate of the first moment, in [0, 1).
+      beta_2: decay rate of the second moment, in [0, 1).
+      epsilon: the paper's tau, which is added to the square root of the second moment.
     """
 
     learning_rate: float = 0.1
@@ -126,7 +129,10 @@ class ServerAdam(ServerOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class ServerYogi(ServerAdam):
-    """FedYogi, which is FedAdam with `v <- v - (1 - beta_2) g^2 sign(v - g^2)`."""
+    """FedYogi, which is FedAdam with another rule for the second moment v.
+
+    With the direction g, the rule is `v <- v - (1 - beta_2) g^2 sign(v - g^2)`.
+    """
 
     def _second(self, v: np.ndarray, square: np.ndarray) -> np.ndarray:
         return v - np.float32(1.0 - self.beta_2) * square * np.sign(v - square)

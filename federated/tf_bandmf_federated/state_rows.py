@@ -16,10 +16,12 @@ import tree
 
 from tf_bandmf_federated.large_vectors import blocks
 
-# SQLite limits blobs to 10^9 bytes, and copies a blob when it is bound to a statement.
-_PART = 1 << 22  # Maximum number of array entries per row.
+# A row has at most this many entries of an array, because SQLite limits blobs to 10^9
+# bytes, and copies a blob when it is bound to a statement.
+_PART = 1 << 22
 
-Row = tuple[str, str, str, Any]  # name, dtype, shape, content
+# A row consists of an array's name, dtype and shape, and the bytes of a part of it.
+Row = tuple[str, str, str, Any]
 
 
 def rows_of(state: Any) -> Iterator[Row]:
@@ -36,7 +38,8 @@ def rows_of(state: Any) -> Iterator[Row]:
             )
         flat = np.ascontiguousarray(value).reshape(-1)
         about = (name, value.dtype.str, json.dumps(value.shape))
-        for part in blocks(0, max(flat.size, 1), _PART):  # Empty arrays get one row.
+        # An empty array also gets a row, which saves its name, dtype and shape.
+        for part in blocks(0, max(flat.size, 1), _PART):
             yield *about, flat[part].view(np.uint8).data
 
 

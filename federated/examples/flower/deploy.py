@@ -38,7 +38,15 @@ BIN = pathlib.Path(sys.executable).parent
 
 
 class Deployment:
-    """The processes of a deployment, by name; each has a separate process group."""
+    """Starts and kills the processes of a deployment, each in its own process group.
+
+    Args:
+      folder: folder for all files of the deployment.
+      port: the SuperLink's port. The following ports are for the SuperNodes.
+      text: path of a file of speeches, or "" for random text.
+      cold: if True, a Python process is started for each message to a device.
+      app: folder of the Flower app.
+    """
 
     def __init__(
         self,
@@ -50,7 +58,8 @@ class Deployment:
     ) -> None:
         self.folder, self.port, self.text, self.app = folder, port, text, app
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.shown = 0  # number of progress lines printed so far
+        # This is the number of progress lines that have been printed.
+        self.shown = 0
         home = folder / "flwr"
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text(
@@ -65,7 +74,8 @@ class Deployment:
             "SPEAKERS_POLICY": str(folder / "policy.json"),
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds
+            # Look for new tasks at intervals of 0.2 seconds.
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "OPENBLAS_NUM_THREADS": "1",
         }
         self.programs = BIN
@@ -123,14 +133,21 @@ class Deployment:
         process.wait()
 
     def kill_now(self, name: str) -> None:
-        """Calls `kill`, and prints the time and the name."""
+        """Kills a process with `kill`, and prints the time and the process's name."""
         self.kill(name)
         print(f"{time.strftime('%H:%M:%S')} kill -9 {name}", flush=True)
 
     def submit(
         self, rounds: int, per_round: int, *options: str, **config: float
     ) -> None:
-        """Calls `flwr run` repeatedly, until the SuperLink accepts the run."""
+        """Calls `flwr run`, up to 20 times, until the SuperLink accepts the run.
+
+        Args:
+          rounds: number of rounds of the run.
+          per_round: number of devices per round.
+          *options: further options of `flwr run`.
+          **config: further entries of the run's configuration.
+        """
         given = (
             f'folder="{self.folder}" rounds={rounds} per-round={per_round} '
             f'text="{self.text}" '
@@ -161,7 +178,7 @@ class Deployment:
         return [line.split() for line in path.read_text().splitlines()]
 
     def wait_for(self, rounds: int, limit: float) -> None:
-        """Waits for `rounds` completed rounds, and prints each loss and accuracy."""
+        """Waits up to `limit` seconds for `rounds` rounds; prints loss and accuracy."""
         end = time.monotonic() + limit
         while True:
             lines = self.progress()
@@ -204,7 +221,8 @@ def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
     running = dict(map(int, line.split()) for line in listed.stdout.splitlines())
     parents = [*running.items(), *(pair for pair in forked if pair[0] in running)]
     family = [pid]
-    for member in family:  # The loop appends to this list.
+    # The loop also visits the members that it appends.
+    for member in family:
         family.extend(child for child, parent in parents if parent == member)
     return family
 
@@ -233,7 +251,7 @@ def participations(folder: pathlib.Path) -> list[int]:
 
 
 def main() -> None:
-    """Runs the example."""
+    """Deploys Flower, kills processes, and prints the result of the completed run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--out", default="flower-output", help="folder, which is replaced"
@@ -258,7 +276,8 @@ def main() -> None:
     )
     parser.add_argument("--no-kills", action="store_true")
     options = parser.parse_args()
-    os.umask(0o077)  # child processes inherit this
+    # Child processes inherit this mask, so only the owner can read their files.
+    os.umask(0o077)
     folder = pathlib.Path(options.out).resolve()
     if not options.go_on:
         shutil.rmtree(folder, ignore_errors=True)
@@ -284,9 +303,11 @@ def main() -> None:
             run.wait_for(rounds // 4, 1200.0)
             run.kill_now("device 0")
             run.wait_for(rounds // 2, 1200.0)
-            time.sleep(2.0)  # into the next round
+            # After two seconds, the next round has begun and will be interrupted.
+            time.sleep(2.0)
             run.kill_now("superlink")
-            run.kill_now("device 1")  # permanently
+            # This device is not started again.
+            run.kill_now("device 1")
             run.start_link()
             # The new SuperLink does not know the old SuperNodes. Start new ones.
             for number in range(options.devices):

@@ -22,7 +22,7 @@ from nvflare.recipe import SimEnv
 
 
 def main() -> None:
-    """Runs the example."""
+    """Runs all rounds, and prints the participations and the privacy guarantee."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="flower-output", help="folder")
     parser.add_argument(

@@ -22,7 +22,7 @@ import deploy
 
 
 def main() -> None:
-    """Runs the example."""
+    """Simulates all rounds, and prints the participations and the privacy guarantee."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--out", default="flower-output", help="folder, which is replaced"
@@ -53,7 +53,8 @@ def main() -> None:
             options.per_round,
             "--federation-config",
             f"num-supernodes={options.devices} client-resources-num-cpus=1",
-            wait=600.0,  # Ray is slow to start
+            # Ray starts slowly, so the server waits up to 600 seconds for devices.
+            wait=600.0,
             query_timeout=300.0,
             timeout=300.0,
         )

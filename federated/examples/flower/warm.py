@@ -50,7 +50,7 @@ def write_programs(folder: pathlib.Path) -> pathlib.Path:
 
 
 def parents(folder: pathlib.Path) -> list[tuple[int, int]]:
-    """Returns (id of a forked process, id of a process that requested it) pairs."""
+    """Returns pairs: id of a forked process, and id of a process that asked for it."""
     path = folder / "forked"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]
@@ -69,7 +69,8 @@ def serve(folder: pathlib.Path) -> None:
         "flower-superexec": flwr.supercore.cli.flower_superexec,
         "flwr-clientapp": flwr.supernode.cli.flwr_clientapp,
     }
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps children
+    # If SIGCHLD is ignored, the system removes children that have ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(folder / "warm.socket"))
     server.listen(64)

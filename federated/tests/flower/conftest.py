@@ -1,4 +1,4 @@
-"""Sets the sender's ids for messages, which Flower's own processes would set."""
+"""Sets the ids of the sender of messages, as Flower's own processes would do."""
 
 from flwr.supercore.task_identity import TaskIdentity
 

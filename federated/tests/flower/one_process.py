@@ -26,7 +26,12 @@ def initial_arrays():
 
 
 def adding(value, came):
-    """Returns a training function that adds `value`; its rounds are added to `came`."""
+    """Returns a training function that adds a constant to all weights.
+
+    Args:
+      value: the constant.
+      came: list to which the function appends the number of each round.
+    """
 
     def train(message, context):
         came.append(message.content["config"]["tf-bandmf.round"])
@@ -42,7 +47,8 @@ class Node:
 
     def __init__(self, folder, policy, number, value):
         self.number = number
-        self.came = []  # Rounds in which the app trained.
+        # Contains the rounds in which the app has trained.
+        self.came = []
         self.context = Context(1, number, {"store": folder}, RecordDict(), {})
         self.app = private_client_app(
             policy, lambda context: context.node_config["store"]
@@ -75,7 +81,7 @@ class OneProcess(Grid):
         self._messages, self._count = {}, 0
 
     def restart(self, number, new_number):
-        """Replaces a node by one with a new number and the same device store."""
+        """Replaces a node with one that has a new number and the same device store."""
         policy = DevicePolicy.from_plan(self._plan)
         del self.nodes[number]
         folder = os.path.join(self._folder, str(number))

@@ -178,7 +178,8 @@ def test_a_receipt_ends_the_run_also_when_its_round_has_passed(tmp_path, monkeyp
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "backup", folder)
     monkeypatch.setattr(grid, "get_node_ids", lambda: sorted(set(grid.nodes) - lost))
-    start(make_strategy(tmp_path), grid, num_rounds=3)  # past the lost round
+    # The restored run has no record of round 1, and runs it again with other devices.
+    start(make_strategy(tmp_path), grid, num_rounds=3)
     monkeypatch.undo()
     with pytest.raises(RuntimeError, match=r"receipt for round 1, .* 3 rounds"):
         start(make_strategy(tmp_path), grid)
@@ -267,7 +268,13 @@ def test_only_the_update_leaves_a_device(tmp_path):
 
 
 def trains(grid, function, numbers=None):
-    """Replaces the training function of the nodes `numbers` (default: all nodes)."""
+    """Replaces the training function of nodes.
+
+    Args:
+      grid: the grid.
+      function: the new training function.
+      numbers: numbers of the nodes; by default, of all nodes.
+    """
     for number in numbers or grid.nodes:
         app = grid.nodes[number].app
         del app._registered_funcs["train.default"]
@@ -491,7 +498,8 @@ def test_a_device_that_leaves_does_not_make_a_round_last(
     grid = make_grid(tmp_path, number=3)
     grid.silent = {1, 2, 3}
 
-    def leave(messages):  # One node disconnects; the others answer.
+    def leave(messages):
+        # One node disconnects, and the others answer.
         del grid.nodes[messages[0].metadata.dst_node_id]
         grid.silent = set()
 
@@ -552,7 +560,8 @@ def test_no_file_of_a_run_is_bundled(tmp_path, figure):
     app, run = tmp_path / "app", tmp_path / "output"
     app.mkdir()
     (app / "server.py").write_text("app = None\n")
-    (app / "secret.json").write_text("{}")  # As a control, this file is bundled.
+    # As a control, this file is bundled.
+    (app / "secret.json").write_text("{}")
     (app / "pyproject.toml").write_text(
         '[project]\nname = "app"\nversion = "1.0.0"\ndescription = ""\n'
         'license = "Apache-2.0"\n[tool.flwr.app]\npublisher = "x"\n'

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pathlib
 
-_APP = "tool.flwr"  # A section in the pyproject.toml of every Flower app.
+# The pyproject.toml of every Flower app has this section.
+_APP = "tool.flwr"
 
 
 def check_outside_of_apps(folder: str, what: str) -> None:

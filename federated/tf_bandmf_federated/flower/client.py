@@ -19,7 +19,8 @@ from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.flower import messages
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 
-log = getLogger("flwr").log  # Flower's logger
+# Log with Flower's own logger.
+log = getLogger("flwr").log
 Where = str | Callable[[Context], str]
 
 
@@ -172,7 +173,8 @@ def private_client_app(
 
     Args:
       policy: the plan's policy.
-      store: see `ParticipationMod`.
+      store: folder for the device's record, or a function that maps Flower's context to
+        that folder, as for `ParticipationMod`.
       mods: further mods, which run inside the `ParticipationMod`, so their output is
         clipped or dropped.
     """

@@ -23,9 +23,10 @@ from tf_bandmf_federated.flower import receipts
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
 from tf_bandmf_federated.ledger import Ledger
 
-log = getLogger("flwr").log  # Flower's logger
-# Seconds between a failed query and the next query to the same node. The pause doubles
-# after each failure, up to the longest pause.
+# Log with Flower's own logger.
+log = getLogger("flwr").log
+# After a failed query, the node is queried again after a pause, in seconds. The pause
+# doubles after each failure, up to the longest pause.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # Pattern of the device names that `DeviceStore` makes.
 _NAME = re.compile("[0-9a-f]{16,64}")
@@ -57,13 +58,17 @@ class Devices:
         self._grid = grid
         self._plan = plan
         self._ledger, self._timeout = ledger, timeout
-        self.nodes: list[int] = []  # Updated by `present`; may be a million nodes.
-        self._names: dict[int, str] = {}  # Device names of usable nodes.
-        self._problems: dict[int, str] = {}  # Why other nodes are unusable.
-        # For each node whose query failed: the time of the next query, and the length
-        # of the pause if that query fails too.
+        # `present` updates this list, which may contain a million nodes.
+        self.nodes: list[int] = []
+        # Maps each usable node to the name of its device.
+        self._names: dict[int, str] = {}
+        # Maps each unusable node to the reason why it is unusable.
+        self._problems: dict[int, str] = {}
+        # Maps each node whose query failed to the time of the next query, and to the
+        # length of the pause if that query fails, too.
         self._failed: dict[int, tuple[float, float]] = {}
-        self._asked: dict[str, tuple[int, float]] = {}  # message -> (node, time)
+        # Maps the id of each unanswered query to the node and the time of the query.
+        self._asked: dict[str, tuple[int, float]] = {}
 
     def present(self) -> list[str]:
         """Returns the names of the connected devices that have sent their names.
@@ -109,7 +114,8 @@ class Devices:
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
         """Maps device names to node numbers, as of the last call of `present`."""
-        # If two nodes have the same device name, the device reconnected: use the later.
+        # If two nodes have the same device name, the device has reconnected, and the
+        # later node replaces the earlier one.
         nodes = {name: node for node, name in self._names.items()}
         return {name: nodes[name] for name in names if name in nodes}
 

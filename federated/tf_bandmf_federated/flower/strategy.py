@@ -38,13 +38,20 @@ from tf_bandmf_federated.rounds import ProgramState, Releasing, Run
 from tf_bandmf_federated.server_optimizers import ServerOptimizer
 from tf_bandmf_federated.state_rows import digest_of_rows, rows_of
 
-log = getLogger("flwr").log  # Flower's logger
-_PAUSE = 0.05  # seconds between two polls of the SuperLink
-_GONE = 5.0  # seconds between two checks for nodes that disconnected in a round
-_DEFAULT_TIMEOUT = 3600.0  # Flower's default
-_ASKED = 1_000  # minimum number of nodes queried for their names
-_SHOWN = 200  # maximum number of characters of a device's answer in a log line
-_PULLED_BYTES = 1 << 26  # bytes per pull; at least one update is pulled
+# Log with Flower's own logger.
+log = getLogger("flwr").log
+# The SuperLink is polled at intervals of this many seconds.
+_PAUSE = 0.05
+# During a round, disconnected nodes are looked for at intervals of this many seconds.
+_GONE = 5.0
+# A round ends after this many seconds if `start` gets no timeout, as in Flower.
+_DEFAULT_TIMEOUT = 3600.0
+# At least this many nodes are asked for their device names.
+_ASKED = 1_000
+# A log line shows at most this many characters of a device's answer.
+_SHOWN = 200
+# One pull requests updates of at most this many bytes, but always at least one update.
+_PULLED_BYTES = 1 << 26
 
 
 @dataclasses.dataclass(eq=False)
@@ -127,14 +134,16 @@ class PrivateFedAvg(Strategy):
         )
         self._fixed_names = list(self.not_trained)
         self._measured: MeasuredParticipation | None = None
-        self._devices: Devices  # Set by `start`.
+        # `start` sets the devices and the ledger.
+        self._devices: Devices
         self._ledger: Ledger
         self._waiting_since: float | None = None
-        self._unanswered: list[str] = []  # Ids of the last round's unanswered messages.
+        # These are the ids of the messages that were not answered in the last round.
+        self._unanswered: list[str] = []
 
     @property
     def measured(self) -> MeasuredParticipation:
-        """The min separation and participations of the run, for `write_report`.
+        """The measured participation of the run, which `write_report` needs.
 
         Raises:
           ValueError: before `start` has returned.
@@ -310,14 +319,18 @@ class PrivateFedAvg(Strategy):
         return False
 
     def _search(self) -> bool:
-        """Asks more nodes for device names, to find an interrupted round's devices."""
+        """Asks more nodes for device names, to find an interrupted round's devices.
+
+        Returns:
+          True if answers are still pending.
+        """
         awaits = self._devices.ask(_ASKED)
         if awaits:
             time.sleep(_PAUSE)
         return awaits
 
     def _warn_of_too_few(self) -> None:
-        """Warns before round 0 if the min separation needs more connected devices."""
+        """Warns before round 0 if the connected nodes are too few for the separation."""
         b, connected = self._participation.min_separation, len(self._devices.nodes)
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
@@ -389,7 +402,8 @@ class PrivateFedAvg(Strategy):
                 look = time.monotonic() + _GONE
                 gone = self._devices.gone(nodes.values())
                 for message in [m for m, name in asked.items() if nodes[name] in gone]:
-                    del asked[message]  # Do not wait for a node that is gone.
+                    # The server does not wait for a node that has disconnected.
+                    del asked[message]
                     failed += 1
             if asked:
                 time.sleep(_PAUSE)
@@ -397,13 +411,13 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """Yields replies that have arrived; pulls few at a time, as they are large."""
+        """Yields the replies that have arrived. Pulls few at a time to save memory."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])
 
     def _send(self, request: Request, nodes: dict[str, int]) -> dict[str, str]:
-        """Sends the model; returns a dictionary of message ids and device names."""
+        """Sends the model; returns a mapping from message ids to device names."""
         config = ConfigRecord(
             {
                 **self._config,
@@ -459,5 +473,6 @@ class PrivateFedAvg(Strategy):
             return "the device did not send exactly the arrays of the model"
         try:
             return [arrays[name].numpy() for name in self._names]
-        except Exception as error:  # A malformed reply must not stop the run.
+        except Exception as error:
+            # A malformed reply must not stop the run.
             return f"the arrays cannot be read: {type(error).__name__}"

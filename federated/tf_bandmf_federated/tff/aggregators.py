@@ -2,9 +2,9 @@
 
 `CorrelatedNoiseFactory` is a drop-in `model_aggregator` for TFF's
 `build_unweighted_fed_avg`. `admitting_process`, which `build_fed_avg` uses, also rejects
-clients that the plan does not permit to take part. It receives the clients' tags in
-place of the clients' weights, which TFF passes to weighted means: a private mean must
-not be weighted.
+clients that the plan does not permit to take part. TFF passes the weight of each client
+to a weighted mean. `admitting_process` receives the client's tags in place of this
+weight, because a private mean must not be weighted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from tf_bandmf_federated.tff.updates import (
 
 
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Makes processes for noisy means: `(sum + stddev * (C^-1 Z)[round]) / clients`.
+    """Makes aggregation processes that return noisy means of clipped updates.
+
+    The result of a round is `(sum + stddev * (C^-1 Z)[round]) / clients_per_round`. The
+    sum is that of the clipped updates, C is the plan's strategy matrix, and Z has
+    independent standard normal entries.
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
     plan's (epsilon, delta) guarantee, with all data of one client as the privacy unit,

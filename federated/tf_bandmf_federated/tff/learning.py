@@ -56,9 +56,9 @@ Model = Union[
 class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     """A `LearningProcess` with a plan, which computes each round at most once.
 
-    Use `build_fed_avg` to build a process. Its `next` is a TFF computation. When `next`
-    is called with a state of values, it raises ValueError if this object has already
-    computed a result for the round.
+    Use `build_fed_avg` to build a process. Its `next` is a TFF computation. Called with
+    a state that holds concrete values, `next` raises ValueError if this object has
+    already computed a result for the round.
 
     Attributes:
       plan: plan of the run.
@@ -84,7 +84,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         self.plan = plan
         self.num_parameters = num_parameters
         self.settings = dict(settings)
-        # (run, round) pairs that already have a result.
+        # These (run, round) pairs already have a result.
         self._done: set[tuple[bytes, int]] = set()
 
     def statement(self) -> PrivacyStatement:
@@ -148,10 +148,11 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         run's budget there.
 
         Returns:
-          The run and the round, which from now on count as having a result. None if
-          they are unknown (while TFF traces, for value references in TFF programs, and
-          for anything other than a state of this process), or if a second result does
-          no harm (with a test seed, or after `prepare`).
+          The run's digest key and the round, which from now on count as having a
+          result. None if a second result does no harm, that is, with a test seed or
+          after `prepare`. None also if run and round are unknown, that is, while TFF
+          traces, for value references in TFF programs, and for anything other than a
+          state of this process.
 
         Raises:
           ValueError: if the round already has a result, and `prepare` was not called
@@ -180,7 +181,11 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return use
 
     def has_failed(self, use: tuple[bytes, int]) -> None:
-        """Records that a round that `begin` permitted failed and has no result."""
+        """Records that a round failed and has no result, so that it may be run again.
+
+        Args:
+          use: the run and the round, as returned by `begin`.
+        """
         self._done.discard(use)
 
     def note_rounds(self, state: Any, rounds: int) -> None:
@@ -237,7 +242,7 @@ def _secret(state: Any) -> bytes:
 
 
 def _name_of(secret: bytes) -> str:
-    """Returns the name in the budget ledger of the run with this digest key."""
+    """Returns the name that a run with this digest key has in a budget ledger."""
     return hooks.name_of(NoiseKey(hashlib.sha256(secret).digest()))
 
 
@@ -273,7 +278,7 @@ def build_fed_avg(
     the guarantee.
 
     Args:
-      model_fn: see `tff.learning.algorithms.build_unweighted_fed_avg`.
+      model_fn: function that returns a new `VariableModel`, or a `FunctionalModel`.
       plan: plan with `MinSep` participation, whose steps are rounds.
       client_optimizer_fn: a TFF optimizer.
       server_optimizer_fn: a TFF optimizer; by default SGD with learning rate 1.
@@ -284,8 +289,8 @@ def build_fed_avg(
         WITHOUT noise, which are not private.
 
     Returns:
-      A `tff.learning.templates.LearningProcess`. Elements of the clients' data must be
-      tagged; see `tag_dataset`.
+      A `tff.learning.templates.LearningProcess`. The clients' data sets must be tagged
+      by `tag_dataset`.
 
     Raises:
       TypeError: if an argument is of the wrong type, or trainable weights are not float32.

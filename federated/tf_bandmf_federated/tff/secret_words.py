@@ -13,10 +13,11 @@ import math
 import tensorflow as tf
 
 _DEVICE = "/dev/urandom"
-_BLOCK = 4096  # Number of bytes per read.
-# Number of bytes whose sum gives one random byte. Bytes are read as text lines, which
-# never contain \n or \r. The sum of four such bytes (mod 256) is uniform up to a
-# relative error of (2 / 254)^4 = 4e-9.
+# The random device is read in blocks of this many bytes.
+_BLOCK = 4096
+# The sum (mod 256) of this many bytes gives one random byte. The bytes are read as text
+# lines, so they are never \n or \r. Nevertheless, the sum of four such bytes is uniform
+# up to a relative error of (2 / 254)^4 = 4e-9.
 _SUMMANDS = 4
 
 

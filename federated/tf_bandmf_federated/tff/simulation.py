@@ -83,7 +83,7 @@ class SimulatedClients:
         return present(self.availability, round_number, self.names, self._seed)
 
     def cohorts(self, ledger: Ledger, wanted: int, num_rounds: int) -> Cohorts:
-        """Returns a `Cohorts`, which selects the clients of a run with this ledger.
+        """Returns the `Cohorts` that selects the clients of a run with this ledger.
 
         Args:
           ledger: the run's ledger.
@@ -100,9 +100,9 @@ class SimulatedClients:
         def check(available: int, eligible: int) -> bool:
             if eligible < wanted and self.on_shortage == "error":
                 raise ValueError(
-                    f"Round {len(ledger.rounds)} needs {wanted} clients, found {eligible} "
-                    f"eligible of {available} available of {len(self.names)} clients, "
-                    f"with {self.participation}. Use fewer "
+                    f"Round {len(ledger.rounds)} needs {wanted} eligible clients, "
+                    f"found {eligible} ({available} of {len(self.names)} clients are "
+                    f"available), with {self.participation}. Use fewer "
                     f"clients per round, make a plan with a smaller min_separation or "
                     f'more participations, or set on_shortage="fewer".'
                 )
@@ -112,7 +112,8 @@ class SimulatedClients:
             ledger,
             self.available,
             self.participation,
-            enough=len(self.names),  # Look up all clients for an exact count.
+            # If all clients are looked up, the number of eligible clients is exact.
+            enough=len(self.names),
             wait=check,
             seed=self._seed.hex(),
         )

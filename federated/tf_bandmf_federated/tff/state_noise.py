@@ -21,8 +21,10 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import halves
 from tf_bandmf_federated.tff.secret_words import fresh_words
 
-MAX_STATE_FLOATS = 5_000_000  # Maximum number of entries in a ring buffer.
-_UNSAID = np.int64(0)  # The value of `inputs` if the caller sets none.
+# A ring buffer in TFF's state may have at most this many entries.
+MAX_STATE_FLOATS = 5_000_000
+# The state's entry `inputs` has this value if the caller sets none.
+_UNSAID = np.int64(0)
 
 State = collections.OrderedDict
 
@@ -124,11 +126,11 @@ class NoiseInState:
         return noise, State(state, step_keys=keys, inputs=unsaid, buffer=buffer)
 
     def skip(self, state: State, round_number: int, inputs: str) -> State:
-        """Returns the state after a skipped round; uses arrays, outside of TFF.
+        """Returns the state after a skipped round; called outside of TFF's graphs.
 
         The noise of later rounds may use the normal variates of the skipped round.
-        Therefore these are bound to `inputs`: two copies of the run that skip the round
-        with different inputs have different variates.
+        Therefore these variates are bound to `inputs`: two copies of the run that skip
+        the round with different inputs have different variates.
         """
         keys = np.array(state["step_keys"])
         if self._test_seed is None:

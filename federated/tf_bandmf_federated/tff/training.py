@@ -107,7 +107,7 @@ async def train_model(
         call `train_model` again to continue.
     """
     if clients.plan.fingerprint != process.plan.fingerprint:
-        raise ValueError("process and clients must have the same plan, found 2 plans.")
+        raise ValueError("process and clients must have the same plan, found two.")
     first = await tff.program.materialize_value(process.initialize())
     # The ledger refuses other hyperparameters, because TFF would silently use those in
     # the restored state.
@@ -131,7 +131,7 @@ async def train_model(
 
 
 class _TffEngine:
-    """Implements `Engine` of the module `rounds` with TensorFlow Federated."""
+    """Runs rounds in TensorFlow Federated, as an implementation of `rounds.Engine`."""
 
     def __init__(
         self,

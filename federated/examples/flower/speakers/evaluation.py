@@ -20,7 +20,8 @@ def evaluation(folder: str, text: str) -> Callable[[int, ArrayRecord], MetricRec
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         loss, accuracy = evaluate(arrays.to_numpy_ndarrays(), *test)
-        if server_round:  # Round 0 evaluates the initial weights.
+        # Flower's round 0 only evaluates the initial weights, which are no progress.
+        if server_round:
             with open(os.path.join(folder, "progress"), "a", encoding="utf-8") as file:
                 file.write(
                     f"{server_round} {time.time():.2f} {loss:.4f} {accuracy:.4f}\n"

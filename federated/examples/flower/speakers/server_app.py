@@ -25,9 +25,8 @@ def main(grid: Grid, context: Context) -> None:
         os.path.join(folder, "private"),
         clients_per_round=int(config["per-round"]),
         max_wait=float(config["wait"]),
-        query_timeout=float(
-            config["query-timeout"]
-        ),  # Killed nodes stay in Flower's list for a while.
+        # Flower lists a killed node for a while, and a query to this node times out.
+        query_timeout=float(config["query-timeout"]),
     )
     start = initial_weights(hidden=int(config["hidden"]))
     weights = dict(zip(NAMES, start, strict=True))

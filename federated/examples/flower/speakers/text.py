@@ -1,4 +1,4 @@
-"""Speeches, either generated or from a file such as tiny Shakespeare."""
+"""Reads speeches from a file such as tiny Shakespeare, or generates them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import string
 import numpy as np
 
 ALPHABET = " " + string.ascii_lowercase + ".,'\n"
-CONTEXT = 4  # number of characters that predict the next one
+# The model predicts a character from this many characters before it.
+CONTEXT = 4
 _WORDS = (
     "the king and queen of night come to our house with love and fear my lord will "
     "speak no more but hear this word that men shall keep in heart and hand"
