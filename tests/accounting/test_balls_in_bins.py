@@ -175,14 +175,14 @@ def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
     accountant = BallsInBinsAccountant(gram, 1 - 1e-6)
     with pytest.warns(UserWarning, match="larger delta or an estimate"):
         assert accountant.epsilon(1e-14, norm) == gaussian.gaussian_epsilon(1.0, 1e-14)
-    with pytest.warns(UserWarning, match="draws.*No amplification is claimed instead"):
+    with pytest.warns(UserWarning, match="draws.*The result claims no amplification"):
         actual = accountant.calibrate(1.0, 1e-14)
     unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-14)
     assert actual.noise_stddev == unamplified * norm and actual.guarantee.is_unamplified
     accountant.validate(actual.noise_stddev, actual.guarantee)
     with pytest.raises(ValueError, match="the plan was damaged"):
         accountant.validate(0.99 * actual.noise_stddev, actual.guarantee)
-    with pytest.warns(UserWarning, match="No amplification"):
+    with pytest.warns(UserWarning, match="no amplification"):
         stated = accountant.guarantee(actual.noise_stddev, 1e-14)
     assert stated.is_unamplified and stated.epsilon == pytest.approx(1.0, rel=1e-6)
     assert stated.certainty == "bound"

@@ -96,13 +96,13 @@ def test_a_simulated_bound_counts_and_its_confidence_too():
 
 def test_a_bound_that_takes_too_many_draws_counts_without_amplification():
     budget = dict(epsilon=4.0, delta=1e-12, confidence=1 - 1e-6)
-    with pytest.warns(UserWarning, match="No amplification is claimed instead"):
+    with pytest.warns(UserWarning, match="The result claims no amplification"):
         plan = planned("identity", sampling="balls-in-bins", **budget, **DATA)
     assert plan.confidence == 1 - 1e-6 and plan.guarantee.is_unamplified
     text = str(plan.statement())
     assert "No amplification by sampling is claimed" in text
     assert "random bins is claimed" not in text
-    with pytest.warns(UserWarning, match="No amplification is claimed instead"):
+    with pytest.warns(UserWarning, match="The result claims no amplification"):
         cost = tf_bandmf.tuning_cost(plan, 3)
     assert "take too many draws" in cost.remark and cost.confidence is None
     assert "without amplification" in cost.method

@@ -129,8 +129,8 @@ class Passes:
         exponents `log_weights`, `log_ratios` returns the log of the constant `Z`.
         """
         n, b = self.num_steps, self.separation
-        # ahead[t] is the log of the expected weight from step t on, for an example that
-        # is not resting at step t.
+        # ahead[t] is for an example that is not resting at step t: the log of the
+        # expected product of exp(log_weights[s]) over its participations s >= t.
         ahead = np.zeros(n + b)
         with np.errstate(divide="ignore"):
             take, leave = math.log(self.probability), np.log1p(-self.probability)
@@ -202,9 +202,9 @@ class Passes:
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                # Adds the likelihood ratio of the sets S whose rest ends at step t: a
-                # rest after a participation at step t - b or, for t < b, an initial
-                # rest.
+                # For some sets S, a rest has just ended: it followed a participation at
+                # step t - b or, for t < b, was under way at step 0. The likelihood
+                # ratio of these sets is added.
                 free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
             if t % period == period - 1:

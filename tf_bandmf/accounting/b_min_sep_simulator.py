@@ -46,24 +46,25 @@ from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
 # The maximum number of random numbers in a chunk of draws, and in a chunk that is
-# cached for other noise levels. The maximum is high because a step of a forward pass
-# takes little longer for many draws than for few.
+# cached for other noise levels. Chunks are large because a step of a forward pass takes
+# little longer for many draws than for few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
-# The shifts of the means in `certain_tilts`, in standard deviations of the draws.
+# The tilts of `certain_tilts` shift the draws by this many standard deviations.
 _CERTAIN_STRENGTHS = tuple(
     s / 20 for s in (2, 4, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 120)
 )
 
 
-# Settings of a pilot run. Where a setting has two entries, the second one is for a
+# Settings of a pilot run. A pair contains the setting of a pilot run and that of a
 # rough pilot run.
 # _PILOT_DRAWS: the number of draws per tilt.
-# _LENGTHS ("remove" only): the number of standard deviations by which a tilt lengthens
-# the means.
-# _RATES ("remove" only): the factors by which a tilt increases the probability p.
-# _RARITIES ("remove" only): the `rarities` of `rare_tilts`.
-# _AGAINST ("add" only): the shifts opposite to the expected mean, in standard
-# deviations.
+# _LENGTHS ("remove" only): the numbers of standard deviations by which tilts shift the
+# draws along the mean `m_S`.
+# _RATES ("remove" only): the factors by which tilts increase the probability p of a
+# participation.
+# _RARITIES ("remove" only): the argument `rarities` of `rare_tilts`.
+# _AGAINST ("add" only): the numbers of standard deviations by which tilts shift the
+# draws opposite to the expected mean.
 _PILOT_DRAWS = 150, 200
 _LENGTHS = (0.0, 1.5, 3.5)
 _RATES = (1.0, 1.5, 2.5), (1.0, 2.0)
@@ -104,7 +105,7 @@ class BMinSepSimulator(Simulator):
     """Simulates the privacy loss of b-min-sep sampling for "add" and "remove".
 
     Args:
-      passes: the forward passes for the strategy.
+      passes: draws participations and computes likelihood ratios for the strategy.
       num_draws: number of draws per direction in a main run.
       seed: equal seeds give equal draws.
     """
@@ -145,7 +146,10 @@ class BMinSepSimulator(Simulator):
         return self.noise / math.sqrt(max(expected, self.passes.squares.max()))
 
     def _log_weights(self, tilt: Tilt) -> np.ndarray:
-        """Returns a value per step, [n]; `log w_S` is their sum over the steps in S."""
+        """Returns the part of each step in the log weight `log w_S`, shape [n].
+
+        `log w_S` is the sum of the parts of the steps in S.
+        """
         moved = 0.5 * tilt.scale * (tilt.scale - 1.0) / self.noise**2
         return moved * self.passes.squares
 
@@ -235,8 +239,9 @@ class BMinSepSimulator(Simulator):
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)
         if kept is not None and kept[0][:2] == key[:2]:
-            # Choosing tilts always takes the same number of random numbers, so the
-            # generator would return the same normals as before.
+            # The cached draws are for other tilts or shares. Choosing tilts always
+            # takes the same number of random numbers, so the generator would return
+            # the cached normals again.
             normals, generator.bit_generator.state = kept[1][1], kept[2]
         else:
             normals = generator.standard_normal((number, passes.num_steps))

@@ -55,8 +55,8 @@ class Accountant(abc.ABC):
     l2_norm_clip = 1.
     """
 
-    # The (accountant name, kind, adjacency) of guarantees from this accountant: the
-    # first entry is with amplification by sampling, the last one without it.
+    # What guarantees from this accountant claim, as (accountant name, kind, adjacency):
+    # the first entry is with amplification by sampling, the last one without it.
     claims: tuple[tuple[str, str, str], ...]
     # The sampling probability; 1 without amplification.
     sampling_probability = 1.0
@@ -156,9 +156,9 @@ class Accountant(abc.ABC):
         )
 
     def largest_noise(self, epsilon: float, delta: float) -> float:
-        """Returns the noise needed without amplification by sampling.
+        """Returns the noise that is needed without amplification by sampling.
 
-        It is an upper bound on the noise needed with amplification.
+        This is an upper bound on the noise that is needed with amplification.
 
         Raises:
           ValueError: on invalid input, if no practical noise level meets the budget, or
@@ -182,7 +182,7 @@ class Accountant(abc.ABC):
     def rough_noise_stddev(
         self, epsilon: float, delta: float, near: float = 0.0
     ) -> float:
-        """Returns the noise for a budget with an accuracy of 1%, to compare runs.
+        """Returns the noise for a budget to within 1%, for comparisons of runs.
 
         Args:
           epsilon: > 0.
@@ -241,7 +241,10 @@ class Accountant(abc.ABC):
         return self.stated(epsilon, delta, noise_stddev)
 
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
-        """Returns a guarantee that relies on amplification only if necessary."""
+        """Returns the (epsilon, delta) guarantee that a run with this noise satisfies.
+
+        It claims amplification by sampling only if it does not hold without it.
+        """
         is_whole = self.whole_delta(epsilon, noise_stddev) <= delta
         name, kind, adjacency = self.claims[-1 if is_whole else 0]
         return Guarantee(epsilon, delta, kind, name, adjacency, self.confidence)
@@ -298,7 +301,8 @@ class GaussianAccountant(Accountant):
         self.claims = ((name, "exact" if is_exact else "bound", ZERO_OUT),)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        import dp_accounting  # slow to import
+        # This import is slow, so it is made only where it is needed.
+        import dp_accounting
 
         return dp_accounting.GaussianDpEvent(self.multiplier(noise_stddev))
 
@@ -313,7 +317,12 @@ class EpsilonIsZero(ValueError):
 
 
 def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
-    """Returns epsilon if it is > 0, because a guarantee needs a positive epsilon.
+    """Returns epsilon unless it is 0, because a guarantee needs a positive epsilon.
+
+    Args:
+      epsilon: the epsilon of a run, >= 0.
+      noise_stddev: the noise of the run, for the error message.
+      delta: the delta of the run, for the error message.
 
     Raises:
       EpsilonIsZero: if epsilon is 0.

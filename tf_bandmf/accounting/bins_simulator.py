@@ -32,19 +32,20 @@ from tf_bandmf import matrices
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# The shifts of the draws (in standard deviations) in a pilot run and in a rough pilot
-# run, and the numbers of draws per tilt in a pilot run and in a rough pilot run.
+# The tilts of a pilot run shift the draws by _STRENGTHS standard deviations, those of a
+# rough pilot run by _ROUGH_STRENGTHS standard deviations. _PILOT_DRAWS are the numbers
+# of draws per tilt in a pilot run and in a rough pilot run.
 _STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
 _ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
 _PILOT_DRAWS = 400, 250
-# The shifts of the means in `certain_tilts`, in standard deviations of the draws.
+# The tilts of `certain_tilts` shift the draws by this many standard deviations.
 _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
-# The maximum number of entries of the n x b matrix with the columns `m_j`, which is
-# built for a strategy that is neither Toeplitz nor banded.
+# The maximum number of entries of the n x b matrix whose column j is the sum of the
+# columns of C for bin j. A strategy that is neither Toeplitz nor banded needs it.
 _LARGEST_COLUMNS = 100_000_000
-# For a strategy with more than b bands, G is computed from the n x b matrix of `m_j` if
-# this matrix has at most _FEW_COLUMNS entries: this is faster than sums over the
-# diagonals of `C^T C`.
+# For a strategy with more than b bands, the Gram matrix of the b bins is computed from
+# this n x b matrix if it has at most _FEW_COLUMNS entries, which is faster than sums
+# over the diagonals of `C^T C`.
 _FEW_COLUMNS = 4_000_000
 _LARGEST_BINS = 8_192
 # The maximum number of array entries in one chunk of draws.
@@ -66,7 +67,9 @@ def check_bins(num_bins: int) -> None:
 
 
 def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
-    """Returns `G[i, j] = <m_i, m_j>`, shape [b, b], with `m_j = sum_e C[:, e b + j]`.
+    """Returns the Gram matrix of the bins, `G[i, j] = <m_i, m_j>`, shape [b, b].
+
+    The vector `m_j = sum_e C[:, e b + j]` is the sum of the columns of C for bin j.
 
     Args:
       matrix: the strategy `C` of n steps, without negative entries.
@@ -105,7 +108,8 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
             )
         pattern = np.zeros((n, b))
         pattern[np.arange(n), np.arange(n) % b] = 1.0
-        columns = np.maximum(matrix.matmul(pattern), 0.0)  # up to rounding
+        # Rounding can make entries negative.
+        columns = np.maximum(matrix.matmul(pattern), 0.0)
         gram = columns.T @ columns
     if not np.all(np.isfinite(gram)):
         raise ValueError("Entries of C are so large that C^T C overflows. Rescale C.")
@@ -116,10 +120,13 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
 class Tilt:
     """One component of a proposal distribution for importance sampling.
 
+    A tilt adds `single * m_j + common * m` to the mean of a draw from the target
+    distribution. Here `m_j` is the sum of the columns of C for the bin j of the draw,
+    and m is the average of all `m_j`.
+
     Attributes:
-      single: `single * m_j`, for the bin j of the draw, is added to the mean of the
-        target distribution (the untilted one).
-      common: `common` times the average of all `m_j` is added to that mean.
+      single: the factor of `m_j`.
+      common: the factor of m.
     """
 
     single: float = 0.0
@@ -161,7 +168,10 @@ class BinsSimulator(Simulator):
         return self._grid(_ROUGH_STRENGTHS if is_rough else _STRENGTHS)
 
     def _grid(self, strengths: Sequence[float]) -> list[Tilt]:
-        """Returns the untilted `Tilt()`, and one or more tilts per strength (shift)."""
+        """Returns the target distribution, and one or more tilts for each strength.
+
+        A strength is a shift of the draws, in standard deviations.
+        """
         unit = 1.0 / math.sqrt(2.0 * float(self.half.max()))
         common = 1.0 / math.sqrt(self.common_squared)
         if self.add:
@@ -175,7 +185,7 @@ class BinsSimulator(Simulator):
     def certain_tilts(self) -> list[Tilt]:
         tilts = self._grid(_CERTAIN_STRENGTHS)[1 : len(_CERTAIN_STRENGTHS) + 1]
         if self.add:
-            # For "add", only stronger tilts reach large losses.
+            # For "add", large losses need larger shifts than _CERTAIN_STRENGTHS.
             tilts += [
                 Tilt(common=factor * t.common) for t in tilts for factor in (2, 4)
             ]

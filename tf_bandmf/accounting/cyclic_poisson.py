@@ -34,7 +34,7 @@ NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
 
 
 def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
-    """Raises ValueError if the strategy has more bands than there are parts."""
+    """Raises ValueError if the strategy has more bands than the data has parts."""
     if matrix.bands <= num_parts:
         return
     if matrix.bands >= matrix.num_rows:
@@ -54,10 +54,10 @@ class ComposedQueries(Accountant):
     """The accountant for a composition of Gaussian queries on samples of the same data.
 
     Args:
-      given: the queries; the `noise` of each query is a multiple of `noise_stddev`.
+      given: the queries, with `noise` in units of `noise_stddev`.
 
     Attributes:
-      kinds: the distinct queries; the counts of equal queries are added.
+      kinds: the distinct queries of `given`, each with the total count of its equals.
     """
 
     claims: tuple[tuple[str, str, str], ...] = ((NAME, "bound", ZERO_OUT),)
@@ -135,7 +135,8 @@ class SampledQueries(ComposedQueries):
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """Returns the run as a composition of `num_queries` sampled Gaussian events."""
-        import dp_accounting  # slow to import
+        # This import is slow, so it is made only where it is needed.
+        import dp_accounting
 
         unit = noise_stddev / self.column_norm / self.moved_by
         query = self.sampled(dp_accounting.GaussianDpEvent(unit))
@@ -153,10 +154,9 @@ class CyclicPoissonAccountant(SampledQueries):
     equivalent to zero-out for these queries. Errors of discretization and truncation
     only increase epsilon and delta.
 
-    Example F.1 of arXiv:2306.08153 swaps the number n of steps and the number m of
-    examples: it composes `ceil(m / b)` queries on parts of `floor(n / b)` examples.
-    The correct composition has `ceil(n / b)` queries on parts of `floor(m / b)`
-    examples.
+    For n steps and m examples in b parts, the correct composition has `ceil(n / b)`
+    queries on parts of `floor(m / b)` examples. Example F.1 of arXiv:2306.08153 swaps n
+    and m: it composes `ceil(m / b)` queries on parts of `floor(n / b)` examples.
 
     Args:
       num_queries: `ceil(n / b)`, the number of steps that can sample one example.
@@ -177,7 +177,8 @@ class CyclicPoissonAccountant(SampledQueries):
         super().__init__(num_queries, sampling_probability, column_norm)
 
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        import dp_accounting  # slow to import
+        # This import is slow, so it is made only where it is needed.
+        import dp_accounting
 
         if self.sampling_probability == 1.0:
             return query

@@ -118,8 +118,8 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
     if accountant is None:
         neighbors = "replaced" if is_replaced else "added or removed"
         raise ValueError(
-            f"no accountant of dp-accounting supports this event if a privacy unit is "
-            f"{neighbors}. Specify the epsilon and delta of the event, or its rho."
+            f"no accountant of dp-accounting supports the event if a privacy unit is "
+            f"{neighbors}. Specify the event's epsilon and delta, or its rho, instead."
         )
     accountant.compose(event)
 

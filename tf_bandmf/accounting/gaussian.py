@@ -1,13 +1,13 @@
 """Exact accounting of the Gaussian mechanism, without amplification by sampling.
 
 A run with correlated noise, of any length, is one Gaussian mechanism: it releases
-`C x + noise_stddev * z`, and this holds even if the gradients are chosen adaptively
-(arXiv:2202.08312, Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). This module's
-functions are for a mechanism of sensitivity 1; `base.GaussianAccountant` applies them
-to a strategy.
+`C x + noise_stddev * z`, where C is the strategy, x are the gradients and z is standard
+normal. This holds even if the gradients are chosen adaptively (arXiv:2202.08312,
+Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). This module's functions are for a
+mechanism of sensitivity 1; `base.GaussianAccountant` applies them to a strategy.
 
 Every result is rounded up, and then checked against the delta that `gaussian_delta`
-computes from the privacy loss. Except for its rounding up, this delta is equal to
+computes from the privacy loss. Before it is rounded up, this delta equals
 dp-accounting's to the last bit.
 """
 
@@ -17,7 +17,9 @@ import functools
 import math
 
 import numpy as np
-import scipy  # imports `optimize` and `special` on first use, which takes 0.3 s
+
+# SciPy imports `optimize` and `special` on first use, which takes 0.3 s.
+import scipy
 
 from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
@@ -70,8 +72,9 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
     tail = scipy.special.ndtr((cut + 1.0) / noise_stddev)
     deltas = tail - np.exp(epsilons + scipy.special.log_ndtr(cut / noise_stddev))
     place = epsilons * noise_stddev - 0.5 / noise_stddev
-    # The larger tail probability at z standard deviations has a relative error that
-    # grows with z^2 and with the rounding error of z, a difference of two numbers.
+    # Delta is the difference of two tail probabilities. The larger one, at z standard
+    # deviations, has a relative error that grows with z^2 and with the rounding error
+    # of z, which is itself a difference of two numbers.
     far = np.clip(place, 0.0, _LARGEST_PLACE)
     apart = epsilons * noise_stddev + 0.5 / noise_stddev
     rounded = tail * _EPSILON * (32.0 + 4.0 * far * (far + np.minimum(apart, 1e9)))
@@ -106,8 +109,8 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
     def excess(epsilon: float) -> float:
         return log(gaussian_delta(noise_stddev, epsilon)) - log(delta)
 
-    # Newer versions of dp-accounting can compute this epsilon, but TFF (TensorFlow
-    # Federated) requires a version that cannot.
+    # Newer versions of dp-accounting can compute epsilon from the noise, but TFF
+    # (TensorFlow Federated) requires a version that cannot.
     upper = 1.0
     while excess(upper) > 0.0:
         upper = min(2.0 * upper, LARGEST_STATED_EPSILON)
@@ -147,8 +150,8 @@ def _calibrated(epsilon: float, delta: float) -> float:
         )
     if gaussian_delta(_LEAST_NOISE, epsilon) <= delta:
         raise ValueError(
-            f"epsilon = {epsilon} gives no meaningful privacy: noise of less than "
-            f"{_LEAST_NOISE:g} times the sensitivity gives it. Use a smaller epsilon."
+            f"epsilon = {epsilon} gives no meaningful privacy: noise below "
+            f"{_LEAST_NOISE:g} times the sensitivity is enough. Use a smaller epsilon."
         )
 
     def excess(log_noise: float) -> float:

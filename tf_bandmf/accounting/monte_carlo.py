@@ -21,8 +21,8 @@ _ROUNDING = 1e-4
 # `betting_upper_bound` rounds positive values up to powers of exp(_GRID), so that few
 # distinct values remain.
 _GRID = 5e-4
-# The bets of `betting_upper_bound`, as fractions of the maximum bet, and the share of
-# the initial wealth for each bet.
+# The bets of `betting_upper_bound` as fractions of the maximum bet, and the share of
+# the initial wealth that is placed on each bet.
 _BETS = 0.999 * 3.0 ** -np.arange(12.0)
 _STAKES = np.concatenate([[0.5], np.full(11, 0.5 / 11)])
 
@@ -84,19 +84,21 @@ class Run:
     ) -> float:
         """Returns an upper bound on delta at confidence `1 - beta`.
 
-        Losses and log weights have single precision. Therefore each value is computed
-        as if rounding had reduced the loss and the log weight by `_ROUNDING` each.
+        Delta is the mean of the draws' values (the method `values`). Losses and log
+        weights may have single precision. Therefore each value is computed as if
+        rounding had reduced the loss and the log weight by `_ROUNDING` each.
 
         Args:
-          epsilon: the epsilon of the bound.
-          largest: a proven upper bound on all exact values; values are clipped to it.
+          epsilon: the epsilon at which delta is bounded.
+          largest: a proven upper bound on every value without rounding errors. Computed
+            values are clipped to it.
           beta: the probability in (0, 1) with which the bound may be wrong.
           resolution: positive values below `resolution` are rounded up to it.
         """
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
             raise ArithmeticError(
-                f"Values must be <= {largest}, a proven maximum, found {most} instead."
+                f"Draws must have values <= {largest} (a proven bound), found {most}."
             )
         values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
         values = np.minimum(values, largest)

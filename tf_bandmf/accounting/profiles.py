@@ -24,6 +24,8 @@ Profile = Callable[[np.ndarray], np.ndarray]
 # maximum probability that it moves to the infinite loss, and the maximum finite loss
 # (whose exponential must not overflow).
 _POINTS, _NEGLIGIBLE, _LARGEST_LOSS = 2_048, 1e-17, 500.0
+# The number of epsilons at which `_largest` evaluates a profile, and the number of
+# bisection steps of `zcdp_profile`.
 _LENGTHS, _BISECTIONS = 512, 60
 
 
@@ -60,7 +62,7 @@ def zcdp_profile(rho: float) -> Profile:
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
         excess = np.asarray(epsilons, np.float64)
-        # The search is a bisection on log(alpha - 1).
+        # The best order alpha is found by bisection on log(alpha - 1).
         lower = np.full_like(excess, -40.0)
         upper = np.log(1.0 + np.maximum(excess, 0.0) / rho + 1.0 / rho)
         for _ in range(_BISECTIONS):

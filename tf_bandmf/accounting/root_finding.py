@@ -1,4 +1,4 @@
-"""Root finding for noise and epsilon, rounded up so that they meet the delta."""
+"""Root finding for noise and epsilon, rounded up so that they meet a target delta."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Callable
 # The fraction by which `to_safe_side` increases a value in its first attempt.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
-# For the rough search of `smallest`: the tolerance of the root, and the step of the
-# difference quotient that estimates the slope there.
+# `smallest` first finds a rough root. _ROUGH_TOLERANCE is the tolerance of this root,
+# and _WIDTH the step of the difference quotient that estimates the slope there.
 _ROUGH_TOLERANCE, _WIDTH = 1e-3, 1e-3
-# Settings of the secant method for log delta as a function of log noise. _FIRST_SLOPE
-# is the initial slope, and estimated slopes are at most _LEAST_SLOPE. A step is at most
-# _LONGEST_STEP long, or at most _LONGEST_FROM_ZERO where delta is rounded to 0 (an
-# excess below _ROUNDED_TO_ZERO). A value of `excess` with an absolute value above _FAR
-# is not used to estimate the slope near the root.
+# Settings of `near_root`, which applies the secant method to `excess`, the log of delta
+# minus the log of the target delta, as a function of log noise.
+# _FIRST_SLOPE: the slope for the first step.
+# _LEAST_SLOPE: the upper limit of estimated slopes, which are negative.
+# _LONGEST_STEP: the maximum length of a step.
+# _LONGEST_FROM_ZERO: the same where the excess is below _ROUNDED_TO_ZERO, because delta
+# is rounded to 0 there.
+# _FAR: an excess with a larger absolute value is not used to estimate a slope.
+# _MOST_SECANTS: the maximum number of steps.
 _FIRST_SLOPE, _LEAST_SLOPE = -12.0, -1.0
 _LONGEST_STEP, _LONGEST_FROM_ZERO, _ROUNDED_TO_ZERO = 0.5, 1.0, -300.0
 _FAR, _MOST_SECANTS = 30.0, 100
@@ -39,7 +43,7 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
         value *= 1.0 + step
         step *= 8.0
         if step > 8e-3:
-            raise ArithmeticError(f"No value near {value:g} meets the target delta.")
+            raise ArithmeticError(f"No noise or epsilon near {value:g} meets delta.")
     return value
 
 
@@ -57,7 +61,7 @@ def near_root(
 ) -> float:
     """Returns the root of a decreasing function of log noise, by the secant method.
 
-    The method needs only a few evaluations, most of them near the root.
+    The secant method needs only a few evaluations, most of them near the root.
 
     Args:
       excess: returns log delta minus the log of the target delta, for a log noise (or
@@ -84,7 +88,7 @@ def near_root(
         if abs(move) <= tolerance:
             return x
     raise ArithmeticError(
-        "Search failed: even noise or epsilon near 0 meets delta. Use a smaller delta."
+        "Search failed: noise or epsilon near 0 meets delta. Use a smaller delta."
     )
 
 

@@ -37,8 +37,8 @@ SAFETY = 2.0
 # estimate may exceed the guarantee's delta by _CHECK_ERRORS standard errors and by the
 # factor CHECK_FACTOR.
 _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
-# The number of draws of a simulated bound suffices for a delta of at least this value.
-# If the true delta is smaller, the bound on delta is about _LEAST_BOUNDED.
+# A simulated bound on delta uses as many draws as a delta of at least _LEAST_BOUNDED
+# needs. If the true delta is smaller, the bound is about _LEAST_BOUNDED.
 _LEAST_BOUNDED = 1e-6
 # A search for the noise ends after a step of at most _PRECISION in log noise.
 _PRECISION = 1e-4
@@ -256,7 +256,7 @@ class SimulatedAccountant(Accountant):
     def _delta_bound(
         self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
     ) -> MonteCarloValue:
-        """Returns a bound on the delta of both directions, at confidence 1 - beta."""
+        """Returns a bound on delta in both directions, at confidence 1 - beta."""
         runs = self._simulator.bound_runs(epsilon, noise, beta, aim, stage)
         value = max(
             run.bound(epsilon, largest, part, 1e-12) for run, largest, part in runs
@@ -266,7 +266,16 @@ class SimulatedAccountant(Accountant):
     def _epsilon_bound(
         self, delta: float, noise: float, rough: float, upper: float, beta: float
     ) -> MonteCarloValue:
-        """Returns a bound on epsilon at delta; `rough` is an estimate of epsilon."""
+        """Returns a bound on epsilon at delta, at confidence 1 - beta.
+
+        Args:
+          delta: in (0, 1).
+          noise: the noise on the raw `C`.
+          rough: an estimate of epsilon.
+          upper: epsilon without amplification, which is the result if the bound would
+            take too many draws.
+          beta: the probability with which the bound may be wrong.
+        """
         # The bound on the simulated values (`largest`) holds for every epsilon >=
         # `least`. The value of `least` must not depend on the draws of the main run.
         least = 0.97 * rough
@@ -289,7 +298,7 @@ class SimulatedAccountant(Accountant):
 
 
 def _warn(error: TooManyDraws) -> None:
-    warnings.warn(f"{error} No amplification is claimed instead.", stacklevel=5)
+    warnings.warn(f"{error} The result claims no amplification.", stacklevel=5)
 
 
 def worst(runs: Sequence[Run], epsilon: float) -> MonteCarloValue:

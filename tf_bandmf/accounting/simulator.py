@@ -1,4 +1,4 @@
-"""The base class of simulators, which draw privacy losses with importance sampling.
+"""The base class of simulators, which draw privacy losses by importance sampling.
 
 In a simulation, P is the distribution of a mechanism's output with an example, and Q is
 the distribution without it. The target distribution is P for the direction of adjacency
@@ -35,24 +35,25 @@ Stage = tuple[int, int]
 
 # The amount by which a confidence bound may exceed delta, as a fraction of delta.
 BOUND_SLACK = 0.3
-# The fraction of a bound's failure probability that is assigned to the direction with
-# the smaller delta.
+# The fraction of a bound's failure probability that is assigned to the direction ("add"
+# or "remove") with the smaller delta.
 _MINOR_PART = 0.1
 _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
-# In the mixture for an estimate, tilts with a share of the draws below _LEAST_SHARE are
-# omitted. The target distribution gets at least the share _DEFENSIVE, in case the pilot
-# run is misleading.
+# In the mixture for an estimate, tilts that would get less than the share _LEAST_SHARE
+# of the draws are omitted. The target distribution gets at least the share _DEFENSIVE,
+# in case the pilot run is misleading.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-# For a bound, `propose_for_bound` tries several mixtures. The target distribution has
-# one of the shares _TARGET_SHARES. Of the rest, a tilt from `certain_tilts` has one of
-# the shares _CERTAIN_PARTS, and the remaining components have the shares with the least
-# variance, among which the target distribution has at least the share _LEAST_TARGET.
-# Tilts with shares below _LEAST_KEPT are omitted.
+# For a bound, `propose_for_bound` tries mixtures of three components:
+# - The target distribution gets one of the shares _TARGET_SHARES of the draws.
+# - A tilt from `certain_tilts` gets one of the fractions _CERTAIN_PARTS of the rest.
+# - The mixture with the least variance gets all other draws. In this mixture, the
+#   target distribution has at least the share _LEAST_TARGET.
+# Tilts that would get less than the share _LEAST_KEPT are omitted.
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01
-# The number of iterations of `_least_variance`, which updates the shares.
+# The number of times that `_least_variance` updates the shares of a mixture.
 _UPDATES = 100
 # The values of `loss - epsilon` at which `largest_value` evaluates the weight of a
 # draw.
@@ -171,7 +172,7 @@ class Simulator(abc.ABC):
         return [self.at(noise, add)._pilot(is_rough=True)[1] for add in (False, True)]
 
     def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
-        """Returns one run per direction, with a proposal that is chosen for epsilon."""
+        """Returns one run per direction, each from the best proposal for epsilon."""
         both = (self.at(noise, add) for add in (False, True))
         return [one.simulate(one.propose(epsilon), stage) for one in both]
 
@@ -198,15 +199,20 @@ class Simulator(abc.ABC):
         if self.releases < math.inf:
             beyond = np.append(-_BEYOND[::-1], beyond)
         terms = np.outer(slopes, epsilon + beyond) + np.array(offsets)[:, None]
-        # The grid `beyond` divides the losses into cells. In each cell, the weight is
-        # largest at the left end, and the excess is largest at the right end. This also
-        # holds for the unbounded first and last cells.
+        # A value is a weight times an excess, where the excess is the expectation of
+        # (1 - exp(epsilon - loss))_+ over the other releases. The grid `beyond` divides
+        # the range of `loss - epsilon` into cells. In each cell, the weight is largest
+        # at the left end, and the excess is largest at the right end. This also holds
+        # for the unbounded first and last cells.
         log_weights = np.append(-offsets[0], -np.logaddexp.reduce(terms, axis=0))
         excess = np.append(gaussian.gaussian_excess(self.releases, -beyond), 1.0)
         return float(np.max(excess * np.exp(log_weights))) * (1.0 + 1e-9)
 
     def propose(self, epsilon: float) -> Proposal:
-        """Returns the proposal for which a pilot run gives delta the least variance."""
+        """Returns the proposal that estimates delta with the least variance.
+
+        A pilot run estimates the variance of each proposal.
+        """
         tilts, run, ratios = self._pilot()
         shares = _least_variance(ratios, run.values(epsilon) ** 2, _DEFENSIVE)
         kept = shares >= _LEAST_SHARE
@@ -281,7 +287,7 @@ class Simulator(abc.ABC):
         for add in (False, True):
             part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
             # `betting_upper_bound` divides the initial wealth among several bets. This
-            # costs about as much as halving the failure probability.
+            # costs about as many draws as halving the failure probability would.
             log_odds, there = math.log(2.0 / part), self.at(noise, add)
             proposal, largest, count = there.propose_for_bound(
                 epsilon, log_odds, BOUND_SLACK * aim
@@ -301,7 +307,7 @@ class Simulator(abc.ABC):
     def _pilot(
         self, is_rough: bool = False, more: tuple[Any, ...] = ()
     ) -> tuple[tuple[Any, ...], Run, np.ndarray]:
-        """Makes a pilot run; returns its T tilts, its N draws, and density ratios.
+        """Makes a pilot run; returns its T tilts, its N draws, and the density ratios.
 
         The pilot run draws from a mixture of all tilts, those of `pilot_tilts` and
         `more`, with equal shares. The density ratios, shape [T, N], are the densities
@@ -337,17 +343,18 @@ class Simulator(abc.ABC):
 def _least_variance(
     ratios: np.ndarray, squares: np.ndarray, defensive: float
 ) -> np.ndarray:
-    """Returns the shares of T components that minimize a second moment, shape [T].
+    """Returns the shares of a mixture that minimize the values' second moment, [T].
 
-    The second moment of the values in a mixture with these shares is estimated by
-    `mean(squares / (shares @ ratios))`, which is convex in the shares. The function
-    minimizes it by multiplicative updates and keeps the first share >= `defensive`.
+    If draws come from a mixture of T components with these shares, the second moment of
+    their values is estimated by `mean(squares / (shares @ ratios))`, which is convex in
+    the shares. The function minimizes it by multiplicative updates, and keeps the first
+    share >= `defensive`.
 
     Args:
       ratios: density of each component relative to the mixture of the pilot run, at
         the N draws of the pilot run, shape [T, N].
-      squares: squares of the N values (`Run.values`), shape [N]. If all are 0, the
-        result is equal shares.
+      squares: the squared values of these draws (`Run.values`), shape [N]. If all are
+        0, the shares are equal.
       defensive: the minimum of the first share, in (0, 1).
     """
     shares = np.full(len(ratios), 1.0 / len(ratios))

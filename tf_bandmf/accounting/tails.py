@@ -35,7 +35,8 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
     Args:
       z: a number of standard deviations; may be infinite.
     """
-    from scipy.special import ndtr  # slow to import
+    # This import is slow, so it is made only where it is needed.
+    from scipy.special import ndtr
 
     z = np.asarray(z, np.float64)
     tail = ndtr(z) * (1.0 + RELATIVE_ERROR) + np.where(z == -np.inf, 0.0, LEAST)
@@ -57,7 +58,8 @@ def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       Upper bounds on the probabilities of the intervals, and bounds on the amounts by
       which they exceed the true values, both of shape [..., N - 1].
     """
-    from scipy.special import ndtr  # slow to import
+    # This import is slow, so it is made only where it is needed.
+    from scipy.special import ndtr
 
     z = np.asarray(z, np.float64)
     tail = ndtr(-np.abs(z))

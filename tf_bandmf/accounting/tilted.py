@@ -82,18 +82,19 @@ _REACH = 12.0
 # Half of the width of the Fourier transform's window, in standard deviations of the sum
 # of the losses under the tilted distribution.
 _WINDOW = 9.0
-# The length of the window has a soft limit _USUAL_PLACES and a hard limit _MOST_PLACES.
-# To stay within the soft limit, discretization may increase log delta by up to
-# _MORE_EXCESS times the normal amount.
+# The number of losses in the window has a soft limit _USUAL_PLACES and a hard limit
+# _MOST_PLACES. To stay within the soft limit, discretization may increase log delta by
+# up to _MORE_EXCESS times the amount that the caller allows.
 _USUAL_PLACES, _MOST_PLACES, _MORE_EXCESS = 2**20, 2**22, 10.0
-# The maximum number of cells for one query, and the minimum length of the window.
+# The maximum number of discretized losses of one query, and the minimum number of
+# losses in the window of the Fourier transform.
 _MOST_CELLS = 2**21
 _LEAST_PLACES = 2**12
 _UNIT = 2.0**-53
 # The number of nodes of the quadrature that chooses theta.
 _NODES = 4_001
-# The minimum of log theta, and the maximum of theta * epsilon. If theta * epsilon is
-# larger, delta is rounded to 0.
+# Limits of theta, the exponent of the tilt: the minimum of log theta, and the maximum
+# of theta * epsilon, beyond which delta is rounded to 0.
 _LEAST_LOG_THETA, _MOST_EXPONENT = -7.0, 2_000.0
 
 
@@ -166,7 +167,7 @@ class Law:
         return 32.0 * _UNIT * self.drop / least
 
     def losses(self, x: np.ndarray) -> np.ndarray:
-        """Returns the losses of `P` against `Q` at values x, increasing in x."""
+        """Returns the losses of `P` against `Q` at outputs x; they increase with x."""
         q, s = self.query.probability, self.query.noise
         exponents = (x - 0.5) / s**2
         if q == 1.0:
@@ -176,7 +177,7 @@ class Law:
         return np.where(exponents < 1.0, small, large)
 
     def place(self, losses: np.ndarray) -> np.ndarray:
-        """Returns the values x with these losses; -inf for losses below the minimum."""
+        """Returns the outputs with these losses; -inf for losses below the minimum."""
         q, s = self.query.probability, self.query.noise
         if q == 1.0:
             return losses * s**2 + 0.5
@@ -189,12 +190,15 @@ class Law:
 
     @property
     def centre(self) -> float:
-        """An upper bound on the probability of the loss 0, if `is_replaced`."""
+        """An upper bound on the probability of the loss 0 if `query.is_replaced`."""
         around = np.array([-0.5, 0.5]) / self.query.noise
         return (1.0 - self.query.probability) * float(tails.cells(around)[0][0])
 
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the losses and log weights of the quadrature that chooses theta."""
+        """Returns losses and the logs of their weights, a quadrature over the loss.
+
+        The quadrature serves to choose theta, the exponent of the tilt.
+        """
         s, is_replaced = self.query.noise, self.query.is_replaced
         # The nodes cover the whole range of the discretization, because with a large
         # theta the largest losses have the largest weights.
@@ -230,7 +234,7 @@ class Law:
         return -last, masses, infinite
 
     def _masses(self, grid: np.ndarray, add: bool) -> tuple[np.ndarray, float]:
-        """Returns probabilities of losses on the grid, and of an infinite loss."""
+        """Returns the probability of each loss on the grid, and of an infinite loss."""
         q, s = self.query.probability, self.query.noise
         x = np.maximum.accumulate(self.place(-grid[::-1] if add else grid))
         if add and not self.query.is_replaced:
@@ -239,7 +243,7 @@ class Law:
         moved, moved_error = tails.cells((x - 1.0) / s)
         mixed = (1.0 - q) * none + q * moved
         mixed_error = (1.0 - q) * none_error + q * moved_error
-        # The probabilities of values x below and above the grid.
+        # The probabilities of outputs x below and above the grid.
         none_ends = tails.upper_tail(np.array([-x[0], x[-1]]) / s)
         moved_ends = tails.upper_tail(np.array([1.0 - x[0], x[-1] - 1.0]) / s)
         mixed_ends = (1.0 - q) * none_ends + q * moved_ends
@@ -248,10 +252,10 @@ class Law:
             least, infinite = none_ends[::-1]
         else:
             upper, lower, error, (least, infinite) = mixed, none, none_error, mixed_ends
-        # `right` is the probability that moves to the upper end of a cell. Let `left`
-        # be the lower end of the cell, and f(l) = 1 - exp(left - l). Then `right` is
-        # the mean of f over the losses l in the cell (0 for other losses), divided by
-        # the maximum of f in the cell.
+        # `right` is the probability that moves to the upper end of a cell. To keep
+        # E exp(-l), a loss l in a cell from `a` to `b` moves to `b` with probability
+        # f(l) / f(b), where f(l) = 1 - exp(a - l). Therefore `right` is the expectation
+        # of f(l) over the losses in the cell, divided by f(b).
         scale = np.exp(np.minimum(grid[:-1], 700.0))
         other = np.maximum(lower - error, 0.0) * scale
         right = upper - other + 4.0 * _UNIT * (upper + other)
@@ -270,12 +274,13 @@ def delta(queries: Iterable[Query], epsilon: float, excess: float = FINE) -> flo
       queries: all queries; identical queries may share one `Query`.
       epsilon: > 0.
       excess: the amount by which discretization may increase log delta. The increase
-        may be larger if this limit would need too many cells.
+        may be larger if this limit would need too many discrete losses.
     """
     kinds = tuple(queries)
     removed = _delta(kinds, False, epsilon, excess)
     if all(query.is_replaced or query.probability == 1.0 for query in kinds):
-        return removed  # Both directions have the same delta.
+        # Without Poisson sampling, both directions have the same delta.
+        return removed
     if _delta(kinds, True, epsilon, max(excess, ROUGH)) <= removed:
         return removed
     return max(removed, _delta(kinds, True, epsilon, excess))
@@ -290,8 +295,8 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     # all values of the sum of the losses under the tilted distribution.
     begin = min(epsilon, mean - _WINDOW * deviation)
     end = max(epsilon, mean + _WINDOW * deviation) + 2.0 / theta
-    # For each query, moving losses to the ends of cells increases `E exp(theta l)` by a
-    # factor of at most about `1 + theta (theta + 1) h^2 / 8`.
+    # With losses at multiples of h, the discretization of a query increases its
+    # `E exp(theta l)` by a factor of at most about `1 + theta (theta + 1) h^2 / 8`.
     step = math.sqrt(8.0 * excess / (counts.sum() * theta * (theta + 1.0)))
     most = math.sqrt(_MORE_EXCESS) * step
     step = min(max(step, (end - begin) / _USUAL_PLACES), most)
@@ -319,10 +324,10 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     start = math.floor(begin / step)
     window = np.roll(window, -(start % places))
     sums = step * np.arange(start, start + places)
-    # Each loss has two rounding errors: one of the loss itself, and one of its cell's
-    # ends. The sum of the absolute losses is at most the sum of the losses plus twice
-    # the sum of the `drop` values. (If `add`, it is at most minus the sum of the losses
-    # plus twice the sum of the `drop` values.)
+    # `rounding` bounds the total rounding error of the losses and of the cells' ends.
+    # The sum of the absolute losses is at most the sum of the losses plus twice the sum
+    # of the `drop` values. (If `add`, it is at most minus the sum of the losses plus
+    # twice the sum of the `drop` values.)
     drop = float(counts @ [law.drop for law in laws])
     largest = float(np.abs(sums[[0, -1]]).max())
     rounding = 2.0 * float(counts @ [law.rounding for law in laws])
@@ -330,13 +335,14 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     over = sums - (epsilon - rounding)
     reached = over > 0.0
     terms = window[reached] * np.exp(-theta * over[reached]) * -np.expm1(-over[reached])
-    # `top`, the larger theta, gives a bound on the probability above the window.
+    # A tilt by `top` instead of the smaller theta gives a bound on the probability that
+    # the sum of the losses is above the window.
     after = sums[-1] + step
     lost = min(log_top - log_m - (top - theta) * after, 0.0)
     lost = math.exp(lost - theta * (after - epsilon + rounding))
     exponent = log_m - theta * (epsilon - rounding)
-    # The increases of the exponent allow for rounding errors of tilted probabilities,
-    # of the logarithms of M, and of exponents.
+    # The exponent is increased to allow for rounding errors of tilted probabilities, of
+    # the logarithms of their sums M (`log_m`), and of exponents.
     exponent += 8.0 * _UNIT * size
     exponent += 8.0 * _UNIT * (theta + top) * (largest + epsilon + 2.0 * drop)
     total = math.log(float(terms.sum()) + lost + 1e-300) + exponent
@@ -344,10 +350,12 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
 
 
 def _tilt(laws: list[Law], epsilon: float) -> tuple[float, float, float, float]:
-    """Returns theta, mean and standard deviation of the tilted sum, and a larger theta.
+    """Returns theta, the tilted sum's mean and standard deviation, and a larger theta.
 
-    The larger theta is for a bound on the probability above the window. A quadrature
-    computes all four values; its errors do not matter, because any theta is valid.
+    The tilted sum is the sum of the losses under the distribution that is tilted by
+    theta. The larger theta serves to bound the probability of a sum above the window of
+    the Fourier transform. A quadrature computes all four values; its errors do not
+    matter, because any theta is valid.
     """
     nodes = [(*law.nodes(), law.query.count) for law in laws]
 
@@ -396,8 +404,8 @@ def _product(laws: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
     raised = np.exp(log_product)
     rounding = 8.0 * _UNIT * (counts.sum() + 8.0)
     error = np.exp(log_upper) * errors + (rounding + eta) * np.abs(raised)
-    # This is the mean over all frequencies. rfft returns one of each pair of conjugate
-    # frequencies, so all frequencies except the first and the last count twice.
+    # `mean_error` is the mean of `error` over all frequencies. rfft returns one of each
+    # pair of conjugate frequencies, so all except the first and the last count twice.
     mean_error = (2.0 * float(error.sum()) - float(error[0])) / places
     convolved = scipy.fft.irfft(raised, n=places)
     return np.maximum(convolved, 0.0) + mean_error * (1.0 + 1e-6)

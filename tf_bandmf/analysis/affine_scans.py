@@ -1,11 +1,11 @@
-"""Affine recursions over sequences of matrices, with logarithmic sequential depth."""
+"""Affine recursions over sequences of N matrices, with sequential depth O(log N)."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-# The number of steps in each lane of `affine_scan`, and the maximum number of steps for
-# which the recursion runs sequentially instead, without lanes.
+# `affine_scan` divides its steps into lanes of _LANE consecutive steps, which run in
+# parallel. Up to _PLAIN steps run sequentially instead.
 _LANE, _PLAIN = 16, 64
 
 
@@ -53,7 +53,11 @@ def affine_scan(left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor) -> tf.Tenso
 
 
 def _by_step(x: tf.Tensor, lanes: int) -> tf.Tensor:
-    """Pads [N, m, m] with zeros and reshapes it to [lane length, lanes, m, m]."""
+    """Pads a sequence [N, m, m] with zero matrices and divides it into lanes.
+
+    Returns:
+      Shape [_LANE, lanes, m, m]. Entry `[i, j]` is step i of lane j.
+    """
     num, _, size = x.shape
     x = tf.pad(x, [[0, lanes * _LANE - num], [0, 0], [0, 0]])
     return tf.transpose(tf.reshape(x, [lanes, _LANE, size, size]), [1, 0, 2, 3])

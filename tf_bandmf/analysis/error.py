@@ -15,7 +15,8 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.workloads import Workload
 
-# The maximum number of steps for which `_row_norms` materializes the matrix `M^-1 N`.
+# The maximum number of steps n for which `_row_norms` computes its n x n matrix
+# `M^-1 N` in full.
 _DENSE_STEPS = 1_500
 
 
@@ -25,9 +26,10 @@ def per_step_squared_error(
     """Returns `||row i of A C^-1||^2` for every step i, shape [n], float64.
 
     If both strategy and workload are Toeplitz, the computation takes O(n w) operations
-    for `w` bands, without TensorFlow. Otherwise `A C^-1 = R^-1 N` with banded matrices
-    `R` and `N` (see `LowerTriangular.error_factors`), and `analysis.gram_recursion`
-    computes the row norms in O(n w^2). A strategy without such factors takes O(n^3).
+    for `w` bands, without TensorFlow. For most other strategies,
+    `LowerTriangular.error_factors` returns banded matrices `R` and `N` with
+    `A C^-1 = R^-1 N`, and `analysis.gram_recursion` computes the row norms in O(n w^2).
+    A strategy without such factors takes O(n^3).
 
     Args:
       matrix: C, the strategy of n steps.
@@ -81,11 +83,11 @@ def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable
 
 
 def _row_norms(regression: np.ndarray, average: np.ndarray) -> np.ndarray:
-    """Returns the squared row norms of `M^-1 N` for banded `M` and `N`.
+    """Returns the squared row norms of `M^-1 N` for banded `M` and `N`, shape [n].
 
     Args:
-      regression: the bands of M, `M[i, i - j] = regression[i, j]`.
-      average: the bands of N, `N[i, i - j] = average[i, j]`.
+      regression: the bands of M, `M[i, i - j] = regression[i, j]`, shape [n, w].
+      average: the bands of N, `N[i, i - j] = average[i, j]`, shape [n, p].
     """
     if len(regression) <= _DENSE_STEPS:
         # NumPy is faster here than tracing a tf.function, and much faster than

@@ -42,7 +42,13 @@ _MIN_BLOCK = 16
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """The division of `n` rows with `w` diagonals into `N` blocks of `T` rows."""
+    """The division of a banded matrix into `N` blocks of `T` rows.
+
+    Attributes:
+      num_rows: n, the number of rows of the matrix.
+      bands: w, the number of diagonals, at least 2.
+      block: T, the number of rows of a block, at least w - 1.
+    """
 
     num_rows: int
     bands: int
@@ -70,10 +76,11 @@ class _Layout:
         its initial state, which is 0.
 
         Args:
-          rows: `M[i, i-j] = rows[i, j]`, shape [n, <= w].
+          rows: `M[i, i-j] = rows[i, j]` for the matrix M, shape [n, <= w].
 
         Returns:
-          The diagonal blocks, shape [N, T, T], and the left blocks, shape [N, T, m].
+          The diagonal blocks, shape [N, T, T], and the `m = w - 1` columns to the left
+          of each, shape [N, T, m].
         """
         missing = self.num_blocks * self.block - self.num_rows
         absent = self.bands - rows.shape[1]
@@ -92,9 +99,13 @@ class _Layout:
         return both[:, :, self.state :], both[:, :, : self.state]
 
     def merge(self, diagonal: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
-        """Returns the band, shape [n, w], of diagonal and left blocks.
+        """Returns the diagonals, shape [n, w], of a matrix that is given as blocks.
 
-        This is the adjoint (the transposed linear map) of `split`, for gradients.
+        Args:
+          diagonal: the diagonal blocks, shape [N, T, T].
+          left: the `m = w - 1` columns to the left of each, shape [N, T, m].
+
+        The function is the adjoint (the transposed linear map) of `split`.
         """
         both = tf.concat([left, diagonal], axis=2)
         flat = tf.reshape(both, [self.num_blocks, -1])
@@ -144,10 +155,11 @@ class _Blocks:
 
 
 def _adjoint(blocks: _Blocks, weights: tf.Tensor) -> tf.Tensor:
-    """Returns `E_t = D_t^-T (Omega_t + R_t)` for the backward recursion, [N, T, T].
+    """Returns `E_t = D_t^-T (Omega_t + R_t)` for each block t, shape [N, T, T].
 
-    The diagonal blocks of `M^-T Omega M^-1` are `E_t D_t^-1`, with `D_t` the diagonal
-    blocks of M. The module's docstring defines the recursion for `R_t`.
+    Here `D_t` is the t-th diagonal block of M, `Omega_t` that of the weights Omega, and
+    `R_t` the state of the backward recursion in the module's docstring. The diagonal
+    blocks of `M^-T Omega M^-1` are `E_t D_t^-1`.
 
     Args:
       blocks: the blocks of M.
@@ -202,7 +214,8 @@ def inverse_row_norms(
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             # For B = M^-1, Sigma = B S^2 B^T and weights Omega (`upstream`),
-            # d tr(Omega Sigma) = -2 tr(dM Sigma Omega B). It is computed in blocks.
+            # d tr(Omega Sigma) = -2 tr(dM Sigma Omega B). The gradient with respect to
+            # M is computed block by block.
             adjoint = -2.0 * _adjoint(blocks, layout.split_vector(upstream, 0.0))
             covariance = tf.matmul(inherited, blocks.transfer, transpose_b=True)
             covariance += tf.matmul(scaled, blocks.inverse, transpose_b=True)
@@ -232,8 +245,8 @@ def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
       Shape [n].
     """
     n, w, p = rows.shape[0], rows.shape[1], average.shape[1]
-    # In the sequence, x[i-j] comes 2 j entries before x[i], and z[i-j] comes 2 j + 1
-    # entries before x[i].
+    # In the sequence z[0], x[0], z[1], x[1], ..., the entry x[i-j] comes 2 j places
+    # before x[i], and z[i-j] comes 2 j + 1 places before x[i].
     width = 2 * max(w, p)
     pairs = tf.stack(
         [
@@ -275,7 +288,8 @@ def doubly_filtered_band(
     adjoint = _adjoint(m, layout.split_vector(weights, 0.0))
     cross = tf.matmul(c.state_inverse, m.state_inverse, transpose_b=True)
     cross = shifted(affine_scan(c.state_transfer, m.state_transfer, cross))
-    # The covariance of a block's input with the last m outputs before this block.
+    # The next line computes the covariance of a block's inputs to the filter C^-1 with
+    # the last m outputs of the filter before this block.
     with_past = tf.matmul(tf.matmul(adjoint, m.transfer), cross, transpose_b=True)
     with_past = tf.matmul(c.inverse, with_past)
     fresh = tf.matmul(tf.matmul(c.inverse, adjoint), m.inverse)

@@ -17,24 +17,24 @@ from tf_bandmf.analysis import vector_contributions
 
 # The maximum number of entries in an intermediate array.
 _CHUNK = 8_000_000
-# If the dynamic program of `vec_sens` would need more than this number of operations,
-# `vec_sens` first tries closed forms for special cases.
+# `vec_sens` tries closed forms for special cases first if its dynamic program would
+# need more operations than this.
 _LONG = 50_000_000
-# Limits on the use of `vector_contributions`: the maximum of n k^2, which is roughly
-# the number of operations for one matrix inversion per pattern, and the number of
-# patterns per batch.
+# `vector_contributions` is used only if n k^2 <= _MOST_FOR_VECTORS, for n steps and k
+# participations. This is roughly the number of operations for one matrix inversion per
+# pattern. It processes up to _AT_ONCE patterns in one batch.
 _MOST_FOR_VECTORS, _AT_ONCE = 5e6, 64
 
 
 def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.ndarray:
-    """Returns the largest sum of at most k entries that are at least b apart.
+    """Returns the largest sum of at most k entries of v that are at least b apart.
 
     This is Alg. 3 (VecSens) of arXiv:2306.08153 for non-negative `v`, vectorized.
 
     Args:
       v: the entries, shape [n], or [m, n] for m separate problems, one per row.
-      min_separation: b.
-      max_participations: k.
+      min_separation: b, the minimum difference of the entries' indices.
+      max_participations: k, the maximum number of entries.
 
     Returns:
       The largest sums, shape [] or [m].
@@ -113,9 +113,9 @@ def banded_gram_bound(
     """Returns an upper bound on the squared sensitivity of a banded `C`.
 
     The bound is that of Alg. 4 of arXiv:2306.08153, which applies VecSens (`vec_sens`)
-    to every row of `|X|`, `X = C^T C`, and then to the results. Each row of X has at
-    most `2 bands - 1` non-zero entries, so VecSens considers only these entries, and
-    only as many participations as fit among them. All rows take
+    to every row of `|X|`, where `X = C^T C`, and then to the vector of the n results.
+    Each row of X has at most `2 bands - 1` non-zero entries, so VecSens considers only
+    these entries, and only as many participations as fit among them. All rows take
     O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k). The matrix X takes
     O(n bands^2), or O(n bands) if `C` is Toeplitz.
     """
@@ -144,7 +144,13 @@ def dense_gram_bound(
     """Returns an upper bound on the squared sensitivity of any `C`.
 
     This is Alg. 4 of arXiv:2306.08153. The algorithm applies VecSens (`vec_sens`) to
-    every row of `|X|`, `X = C^T C`, and then to the results. It takes O(n^3 + n^2 k).
+    every row of `|X|`, where `X = C^T C`, and then to the vector of the n results. It
+    takes O(n^3 + n^2 k) operations.
+
+    Args:
+      entries: `C`, shape [n, n].
+      min_separation: b.
+      max_participations: k.
     """
     n = entries.shape[0]
     rows = np.empty(n)
@@ -252,10 +258,10 @@ def fixed_order_maximum(
         return bound
     diagonals = {offset: matrix.gram_diagonal(offset) for offset in offsets}
     value = 0.0
-    # Patterns are tried in decreasing order of their bounds, until no remaining pattern
-    # can exceed the value. For a Toeplitz matrix, the pattern that starts at step 0 is
-    # the best one: a pattern that starts later has the same columns without their last
-    # entries.
+    # Patterns are tried in decreasing order of their bounds, until no remaining bound
+    # exceeds the maximum so far (`value`). For a Toeplitz matrix, the pattern that
+    # starts at step 0 has the largest sensitivity: a pattern that starts later has the
+    # same columns without their last entries.
     order = np.argsort(-absolute, kind="stable")
     if matrix.toeplitz_column() is not None:
         order = np.zeros(1, np.int64)
@@ -272,14 +278,26 @@ def fixed_order_maximum(
 
 
 def vectors_are_affordable(num_steps: int, participations: int) -> bool:
-    """Returns True if `vector_contributions` is fast enough for such patterns."""
+    """Returns True if `vector_contributions` is fast enough for patterns of this size.
+
+    Args:
+      num_steps: n, the number of steps.
+      participations: k, the number of participations in a pattern.
+    """
     return float(num_steps) * participations**2 <= _MOST_FOR_VECTORS
 
 
 def _pattern_grams(
     diagonals: dict[int, np.ndarray], starts: list[int], num_rows: int, b: int
 ) -> np.ndarray:
-    """Returns the Gram matrix of the columns `i, i + b, ...` for each start `i`.
+    """Returns the Gram matrix of the columns `i, i + b, ...` of C for each start `i`.
+
+    Args:
+      diagonals: the diagonals of the Gram matrix of all columns, by their offset, for
+        all offsets that are multiples of b.
+      starts: the starts `i` < b.
+      num_rows: the number of steps.
+      b: the number of steps between two participations.
 
     Returns:
       Shape [number of starts, k, k], padded with zeros for fewer than k columns.

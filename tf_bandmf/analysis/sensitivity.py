@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 # The maximum number of rows of a strategy that is materialized to compute its full Gram
 # matrix.
 _DENSE_LIMIT = 8_192
-# The same limit for scaled Toeplitz strategies, for which `scaled_toeplitz_bound` is
-# nearly as good and takes only O(n k) operations.
+# A lower limit for scaled Toeplitz strategies, because `scaled_toeplitz_bound` is
+# nearly as good as the bound from the full Gram matrix, and takes only O(n k)
+# operations.
 _TOEPLITZ_DENSE_LIMIT = 2_048
-# The maximum number of operations of a dynamic program or bound for banded matrices. A
-# computation that would need more is skipped, and another bound is used.
+# The maximum number of operations for the sensitivity of a banded matrix, or for a
+# bound on it. A computation that would need more is skipped, and another bound is used.
 _OPERATION_LIMIT = 2e9
 # The maximum number of rows of a matrix that is materialized to compute only its column
 # norms.
@@ -65,7 +66,7 @@ def sensitivity(
     | bands <= b, or one participation | exact: VecSens of squared norms (Alg. 5) |
     | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
     | column-normalized DP-lambda-CGD | exact: columns 0, b, 2b, ... (Lemma 8) |
-    | binary tree | exact: maximum over participation counts of its nodes |
+    | binary tree | exact: dynamic program over the tree |
     | fixed epoch order, n k^2 <= 5e6 | exact: maximum over b patterns, any signs |
     | b < bands <= 2b, or two participations | exact: `patterns.path_maximum` |
     | anything else | bound: `upper_bound` |
@@ -126,8 +127,8 @@ def upper_bound(
 
     column = matrix.toeplitz_column()
     if column is not None:
-        # Each entry of the majorant is at least as large as the absolute value of the
-        # entry of the column. Theorem 1 applies to the majorant; see `_exact`.
+        # The majorant is at least the absolute value of the column, entry by entry. It
+        # is non-increasing from entry b on, so Theorem 1 applies to it (see `_exact`).
         majorant = np.abs(column)
         majorant[b:] = np.maximum.accumulate(majorant[b:][::-1])[::-1]
         larger = matrices.ToeplitzBanded(majorant, n)
@@ -199,8 +200,9 @@ def _exact_fixed_order(matrix: matrices.LowerTriangular, b: int) -> Sensitivity 
 def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity | None:
     """Returns the exact sensitivity if only consecutive participations interact.
 
-    This is the case if there are at most two participations, or if bands <= 2b.
-    Otherwise, or if the computation would take too long, the function returns None.
+    Two participations interact if their columns of `C` are not orthogonal. Only
+    consecutive ones interact if there are at most two, or if bands <= 2b. Otherwise, or
+    if the computation would take too long, the function returns None.
     """
     n, width = matrix.num_rows, matrix.bands
     if k > 2 and width > 2 * b:

@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import numpy as np
 
-# The final difference `mu k` of the two bounds, as a fraction of the mean of X_ii. The
-# final mu is therefore _BARRIER / k times this mean.
+# The barrier method ends when the upper and the lower bound differ by _BARRIER times
+# the mean of the X_ii. As they differ by `mu k`, the final mu is _BARRIER / k times
+# this mean.
 _BARRIER = 1e-9
-# The maximum number of Newton steps for one mu, and the Newton decrements at which the
-# steps end: _NEAR for every mu but the last, and _CENTERED for the last mu.
+# For each value of its parameter mu, the barrier method takes at most
+# _MOST_NEWTON_STEPS Newton steps. It stops earlier if the Newton decrement, a measure
+# of the distance to the minimum, is below _NEAR (_CENTERED for the last mu).
 _MOST_NEWTON_STEPS, _NEAR, _CENTERED = 100, 0.5, 1e-8
 
 
@@ -47,7 +49,7 @@ def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
     y, vectors = centered(grams, _BARRIER / k)
     attained = np.sum(grams * vectors, axis=(1, 2))
     least = np.linalg.eigvalsh(y[:, :, None] * np.eye(k) - grams)[:, 0]
-    # `error` bounds the rounding error of the eigenvalues.
+    # `error` bounds the rounding error of the smallest eigenvalues (`least`).
     error = 1e-14 * k * y.max(axis=1)
     upper = y.sum(axis=1) + k * np.maximum(error - least, 0.0)
     return max(lower, float(attained.max())), max(lower, float(upper.max()))

@@ -50,7 +50,7 @@ class ToeplitzBanded(Banded):
 
     Raises:
       ValueError: if a coefficient is not finite, the first coefficient is zero (the
-        matrix would be singular), or there are more coefficients than diagonals.
+        matrix would be singular), or there are more coefficients than rows.
     """
 
     coefficients: np.ndarray
@@ -65,7 +65,7 @@ class ToeplitzBanded(Banded):
             raise ValueError(f"coefficients must be a vector, found shape {c.shape}.")
         if c.size > self.num_rows:
             raise ValueError(
-                f"A matrix with {self.num_rows} rows must have at most that many bands, "
+                f"A matrix with {self.num_rows} rows must have at most as many bands, "
                 f"found {c.size} coefficients."
             )
         if not np.all(np.isfinite(c)):

@@ -116,7 +116,7 @@ class LowerTriangular(abc.ABC):
         return None
 
     def gram_diagonal_cost(self) -> int | None:
-        """Returns what `gram_diagonal` costs: the mean multiplications per entry, or None.
+        """Returns the mean number of multiplications per entry of `gram_diagonal`.
 
         None means that `gram_diagonal` is not available, so computing the Gram matrix
         `M^T M` requires `to_dense`.
@@ -131,7 +131,7 @@ class LowerTriangular(abc.ABC):
         """
         column = self.toeplitz_column()
         if column is None:
-            raise TypeError(f"{type(self).__name__} has no cheap Gram diagonals.")
+            raise TypeError(f"{type(self).__name__} does not support gram_diagonal.")
         # Both columns i and i + offset are nonzero only from row i + offset on.
         return np.cumsum(column[: self.num_rows - offset] * column[offset:])[::-1]
 
@@ -195,7 +195,7 @@ def register(cls: _Kind) -> _Kind:
     """
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
-        raise TypeError(f"{cls.__name__} lacks {missing}.")
+        raise TypeError(f"{cls.__name__} lacks the methods {missing}.")
     if KINDS.setdefault(cls.kind, cls) is not cls:
         raise ValueError(
             f"The kind {cls.kind!r} of {cls.__name__} is already used by "

@@ -133,11 +133,11 @@ class BufferedToeplitz(LowerTriangular):
 
 
 def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
-    """Returns the weights of the geometric sequences in a product of fractions.
+    """Returns weights that write a BLT matrix's column as a sum of geometric sequences.
 
-    The product is the power series
+    The column is that of the power series
     `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`. For t >= 1, its
-    coefficient t is the sum of `weights[m] decays[m]^(t - 1)`.
+    coefficient t is `sum_m weights[m] decays[m]^(t - 1)`.
     """
     residues = np.empty_like(decays)
     for m, decay in enumerate(decays):
@@ -151,7 +151,8 @@ def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
 
 def _stream(x: np.ndarray, scales: np.ndarray, decays: np.ndarray) -> np.ndarray:
     """Returns `x[i] + sum_m scales[m] sum_{j < i} decays[m]^(i - 1 - j) x[j]`."""
-    import scipy.signal  # slow to import
+    # This import is slow, so it is made only where it is needed.
+    import scipy.signal
 
     result = x.copy()
     for scale, decay in zip(scales, decays):

@@ -54,7 +54,8 @@ class Dense(LowerTriangular):
         return self.entries @ check_operand(x, self.num_rows)
 
     def solve(self, x: np.ndarray) -> np.ndarray:
-        import scipy.linalg  # slow to import
+        # This import is slow, so it is made only where it is needed.
+        import scipy.linalg
 
         x = check_operand(x, self.num_rows)
         return scipy.linalg.solve_triangular(self.entries, x, lower=True)
@@ -95,7 +96,8 @@ def lower_triangular_factor(gram: np.ndarray) -> np.ndarray:
     Raises:
       ValueError: if `gram` is not positive definite.
     """
-    import scipy.linalg  # slow to import
+    # This import is slow, so it is made only where it is needed.
+    import scipy.linalg
 
     try:
         reversed_factor = scipy.linalg.cholesky(gram[::-1, ::-1], lower=False)

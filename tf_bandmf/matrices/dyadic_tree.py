@@ -22,8 +22,8 @@ import numpy as np
 from tf_bandmf.matrices.base import check_num_rows, register
 from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
 
-# The maximum number of stored placements for each interval and each number of
-# participations.
+# `max_squared_counts` stores at most this many placements of a given number of
+# participations in an interval of steps.
 _MAX_WAYS = 256
 
 
@@ -80,14 +80,14 @@ class _Choices:
     """Placements of a fixed number of participations in one interval of steps.
 
     Positions are counted from the interval's first step. Suppose that an earlier
-    participation, outside the interval, forbids participations before position `a`. Then
-    a placement is possible if `a <= latest`. The first participation after the interval
-    is then possible `max(earliest, a + shift)` steps after the interval's end.
+    participation, outside the interval, forbids participations before position `a`.
+    Then a placement is possible if `a <= latest`. The first participation after the
+    interval is then possible `max(earliest, a + shift)` steps after the interval's end.
 
     Attributes:
-      shift: see above; the same for all placements.
-      earliest: see above, shape [placements].
-      latest: see above, shape [placements].
+      shift: the term in the maximum, in steps; the same for all placements.
+      earliest: the other term, in steps, shape [placements].
+      latest: the last `a` for which a placement is possible, shape [placements].
       value: sum of the squared numbers of participations over the tree's nodes in this
         interval, shape [placements].
     """
@@ -111,8 +111,8 @@ def max_squared_counts(
     The maximum is computed by dynamic programming. (Kairouz et al., 2021,
     arXiv:2103.00039, also compute it by dynamic programming.) Intervals that are not
     longer than the separation contain at most one participation. For longer intervals,
-    the placements in both halves are combined, bottom up, and only undominated
-    placements are stored.
+    the placements of participations in both halves are combined, bottom up. A placement
+    is dropped if another one is at least as good in every respect.
 
     Args:
       num_steps: number of steps.
@@ -120,7 +120,7 @@ def max_squared_counts(
       max_participations: maximum number of participations of an example.
 
     Returns:
-      The squared sensitivity, or None if there are too many undominated placements.
+      The squared sensitivity, or None if there are too many placements to store.
     """
     b, k = min_separation, max_participations
     # Intervals that are not longer than the separation contain at most one
@@ -156,13 +156,17 @@ def _join(
     max_count: int,
     with_parent: bool,
 ) -> dict[int, _Choices] | None:
-    """Combines the placements in two adjacent intervals; returns None if too many.
+    """Combines placements of participations in two adjacent intervals of steps.
 
     Args:
       left: placements in the first interval, by number of participations.
       right: placements in the second interval, by number of participations.
       max_count: maximum number of participations.
       with_parent: True if the tree has a node that contains both intervals.
+
+    Returns:
+      The placements in both intervals together, by number of participations. None if
+      there are too many to store.
     """
     joined: dict[int, _Choices] = {}
     highest = min(max(left) + max(right), max_count)
@@ -173,8 +177,8 @@ def _join(
             second = right.get(count - first_count)
             if second is None:
                 continue
-            # The shift depends only on `count`, so it is the same for all ways to split
-            # the participations between the two intervals.
+            # `shift` depends only on the total `count`, so all ways to divide the
+            # participations between the two intervals give the same value.
             shift = first.shift + second.shift
             i, j = np.nonzero(first.earliest[:, None] <= second.latest)
             earliest = np.maximum(second.earliest[j], first.earliest[i] + second.shift)

@@ -66,7 +66,9 @@ class ForwardSubstitution(Streaming):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regeneration(Streaming):
-    """Sums of regenerated normals: `y[i] = sum_{j<terms} N[i, i-j] z[i-j]`, `N = M^-1`.
+    """Regeneration, which computes the noise from earlier normals, generated again.
+
+    `y[i] = sum_{j<terms} N[i, i-j] z[i-j]` with `N = M^-1`.
 
     Attributes:
       terms: number of bands of `N`.
@@ -84,7 +86,7 @@ class Regeneration(Streaming):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GeometricSums(Streaming):
-    """Stored sums `s` of normals `z`, weighted by geometric sequences.
+    """Geometric sums, which compute the noise from d stored sums of earlier normals.
 
     Each step computes `y = z + sum_m scales[m] s[m]`, then `s[m] = decays[m] s[m] + z`.
 
