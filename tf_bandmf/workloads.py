@@ -171,7 +171,10 @@ def parse(specification: str, num_steps: int) -> Workload:
 
 
 def prefix_sum(num_steps: int, learning_rates: npt.ArrayLike | None = None) -> Workload:
-    """Returns the workload of plain SGD: prefix sums, `A[i, j] = 1` for j <= i."""
+    """Returns the workload of plain SGD, prefix sums: `A[i, j] = 1` for j <= i.
+
+    With learning rates, `A[i, j]` is the learning rate of step j instead.
+    """
     return momentum_sgd(num_steps, learning_rates=learning_rates)
 
 
@@ -183,9 +186,10 @@ def momentum_sgd(
 ) -> Workload:
     """Returns the workload of SGD with momentum and weight decay (arXiv:2505.12128, eq. 4).
 
-    For gradients `x`, weights `theta` and a learning rate `eta`, the updates are
-    `m[i] = momentum m[i-1] + x[i]` and `theta[i] = decay theta[i-1] - eta m[i]`.
-    Therefore `A^-1 = (I - decay S)(I - momentum S)` with the shift matrix `S`.
+    For gradients `x`, weights `theta` and learning rates `eta`, the updates are
+    `m[i] = momentum m[i-1] + eta[i] x[i]` and `theta[i] = decay theta[i-1] - m[i]`.
+    Therefore, up to the sign, `A = T^-1 diag(eta)` for the matrix
+    `T = (I - decay S)(I - momentum S)`, where `S` shifts a sequence by one step.
 
     Args:
       num_steps: number of steps.

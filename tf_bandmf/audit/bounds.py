@@ -78,7 +78,7 @@ def mu_from_guesses(
     depend on one another. If delta is small, the epsilon that follows from this mu is
     larger than the bound of `epsilon_from_guesses`.
 
-    Args: as for `epsilon_from_guesses`.
+    The arguments are those of `epsilon_from_guesses`, without delta.
 
     Returns:
       The largest mu that the guesses contradict, in [0, 50].
@@ -96,8 +96,8 @@ def mu_from_guesses(
         right = level * share * num_right / num_guesses
         wrong = level * share - right
         for i in range(num_right - 1, -1, -1):
-            # If the mechanism is mu-GDP and an event has the probability `right`, its
-            # probability on a neighboring data set is at least `least`.
+            # If the mechanism is mu-GDP, an event with the probability `right` has at
+            # least the probability Phi(Phi^-1(right) - mu) on a neighboring data set.
             least = max(wrong, float(special.ndtr(special.ndtri(right) - mu)))
             right += i / (num_guesses - i) * (least - wrong)
             wrong = least
@@ -167,7 +167,7 @@ def mu_from_rates(
     distribution function (Dong, Roth, Su, 2019, arXiv:1905.02383, Definition 2.6; for
     audits: Nasr et al., 2023, arXiv:2302.07956).
 
-    Args, Raises: as for `epsilon_from_rates`.
+    The arguments and errors are those of `epsilon_from_rates`, without delta.
 
     Returns:
       The lower bound on mu, >= 0.
@@ -198,7 +198,10 @@ def _rates(
 
 
 def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
-    """Returns the largest epsilon or mu that is contradicted, found by bisection."""
+    """Returns the largest number in [0, 50] that is contradicted, or 0 if none is.
+
+    It is found by bisection, because all smaller numbers are contradicted, too.
+    """
     if not is_contradicted(0.0):
         return 0.0
     step, places = _LARGEST / 2**_HALVINGS, range(2**_HALVINGS)

@@ -154,7 +154,12 @@ class GradientCanaries:
         return released @ self.directions.T
 
     def _bins(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """Returns the log of each canary's mean likelihood ratio over all bins, [m]."""
+        """Returns the log of each canary's mean likelihood ratio over all bins, [m].
+
+        Args:
+          whitened: whitened sums along each canary's direction, shape [n, m].
+          scale: l2 norm clip, in standard deviations of the noise.
+        """
         bins = self.plan.participation.separation()
         steps = np.arange(self.plan.num_steps)
         in_bin = (steps[:, None] % bins == np.arange(bins)).astype(np.float64)
@@ -165,11 +170,15 @@ class GradientCanaries:
     def _steps(self, whitened: np.ndarray, scale: float) -> np.ndarray:
         """Returns the sum of log(1 - q + q * ratio) over all steps per canary, [m].
 
-        At each step, q is the sampling probability, and the ratio is the likelihood
-        ratio of a participation at this step. The statistic is optimal for cyclic
-        Poisson sampling, where the columns of C at one example's steps are orthogonal.
-        For other samplers that draw each step separately, it is a good statistic, but
-        not optimal.
+        At each step, q is the sampling probability, and `ratio` compares the
+        likelihoods of the whitened sums with and without a participation at this step.
+        The statistic is optimal for cyclic Poisson sampling, where the columns of C at
+        one example's steps are orthogonal. For other samplers that draw each step
+        separately, it is a good statistic, but not optimal.
+
+        Args:
+          whitened: whitened sums along each canary's direction, shape [n, m].
+          scale: l2 norm clip, in standard deviations of the noise.
         """
         participation, n = self.plan.participation, self.plan.num_steps
         parts = participation.separation()
@@ -202,7 +211,11 @@ class GradientCanaries:
         return self.sums() + self.plan.noise_stddev * noise
 
     def _rehearsed_threshold(self, confidence: float) -> float:
-        """Returns the threshold that is best for a simulated run with its own coins."""
+        """Returns the threshold that is best for a simulated run.
+
+        The simulated run draws its own canaries and noise. Therefore the threshold does
+        not depend on the audited run.
+        """
         other = GradientCanaries.for_plan(
             self.plan,
             self.num_parameters,
@@ -224,9 +237,9 @@ class GradientCanaries:
 
         The bounds from guesses hold without assumptions about the mechanism. The bounds
         from rates treat the canaries as independent trials, which they are if the noise
-        conforms to the plan. If the scores of canaries are correlated, the mechanism
-        does not conform to the plan anyway. Such a correlation can increase or decrease
-        the number of correct guesses.
+        conforms to the plan. If the scores are correlated, these bounds may not hold,
+        but then the mechanism does not conform to the plan, either. Correlated scores
+        can increase or decrease the number of correct guesses.
 
         Args:
           released: the noisy sums of only the canaries' gradients; see `scores`.

@@ -110,7 +110,7 @@ def evaluate(
     num_guesses: int | None = None,
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """Computes lower bounds on epsilon from scores of how likely each canary took part.
+    """Computes lower bounds on epsilon from the scores of canaries.
 
     The audit guesses that the canaries with the `num_guesses / 2` largest scores took
     part, and that the canaries with the `num_guesses / 2` smallest scores did not. The
@@ -154,7 +154,7 @@ def evaluate(
             f"{scores.shape} and {included.shape}."
         )
     if np.any(np.isnan(scores)):
-        raise ValueError("scores must not be NaN, found NaN.")
+        raise ValueError("scores must be numbers, found NaN.")
     positives, m = int(included.sum()), int(scores.size)
     if positives in (0, m):
         raise ValueError(

@@ -40,14 +40,27 @@ _MOST = _option("--max-participations", "for MinSep, with --num-steps", int)
 
 
 def tell(record: logging.LogRecord) -> bool:
-    """Prints a log message on standard error if the program has used 4 seconds of CPU."""
+    """Prints a log message on standard error, unless the program has just started.
+
+    In the first 4 seconds of CPU time, messages are not printed, so that short commands
+    print only their results.
+
+    Returns:
+      True, so that the logger keeps the message.
+    """
     if time.process_time() > 4.0:
         print(f"{record.getMessage()} ...", file=sys.stderr, flush=True)
     return True
 
 
 def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
-    """Saves a picture that a function of `tf_bandmf.plots` draws."""
+    """Saves a picture that a function of `tf_bandmf.plots` draws.
+
+    Args:
+      path: path of the picture; None to draw nothing.
+      name: name of the function.
+      shown: the first arguments of the function.
+    """
     if path is not None:
         from matplotlib import figure
 
@@ -59,7 +72,7 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 
 
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the options of `MinSep` with the argument `sampling`, a `MinSep` object."""
+    """Replaces `min_separation` and `max_participations` by `sampling`, a `MinSep`."""
     from tf_bandmf.participation import MinSep
 
     b, k = given.pop("min_separation", None), given.pop("max_participations", None)
@@ -106,7 +119,13 @@ def _record(plan: Any) -> dict[str, Any]:
 
 
 def _call(name: str, plot: str | None = None, **given: Any) -> Any:
-    """Calls a function of `tf_bandmf`, which is imported only for this call."""
+    """Calls a function of `tf_bandmf`, which is imported only for this call.
+
+    Args:
+      name: name of the function.
+      plot: path of a picture of the result; None for no picture.
+      **given: arguments of the function.
+    """
     given = _asserted(given)
     import tf_bandmf
 

@@ -59,7 +59,12 @@ def drop_native_logs() -> None:
 
 
 def _pass_on(source: int, sink: int) -> None:
-    """Copies all lines except native logs, until the pipe's write end is closed."""
+    """Copies all lines except native logs, until the pipe's write end is closed.
+
+    Args:
+      source: file descriptor of the pipe's read end.
+      sink: file descriptor to which the lines are written.
+    """
     with os.fdopen(source, "rb") as pipe:
         for line in pipe:
             if not _LOG_LINE.match(line):

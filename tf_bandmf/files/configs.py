@@ -51,6 +51,6 @@ def _text(config: Any, of_array: Callable[[np.ndarray], Any], **options: Any) ->
     def plain(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return of_array(np.ascontiguousarray(value))
-        return value.item()  # a NumPy number
+        return value.item()  # The value is a NumPy number.
 
     return json.dumps(config, default=plain, allow_nan=False, **options)

@@ -9,10 +9,10 @@ entry is being written, the file ends with part of the entry or with zeros. Read
 file removes an incomplete last entry; any other entry with a wrong digest raises an
 error.
 
-An appended entry survives the end of the process. However, disk syncs take at most one
-percent of the run time, so a failure of the machine may lose the entries since the last
-sync. That sync started at most about 100 sync durations earlier, which is a fraction of a
-second on a local disk.
+An appended entry survives the end of the process. However, disk syncs are limited to
+one percent of the run time, so a failure of the machine may lose the entries since the
+last sync. The time in which these entries were appended is at most 100 times the
+duration of that sync, which is a fraction of a second on a local disk.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
     """A context manager that replaces a file atomically.
 
-    It yields the path of a temporary file, which the `with` block must write. When the
-    block ends, the temporary file is renamed to `path`. It is in the same folder and has
-    the same suffix. It is fsynced before the rename, and the folder after the rename.
-    Therefore, after a crash, `path` is either the old or the new file. If the block
-    raises an exception, or the process is killed, the old file at `path` remains.
+    It yields the path of a temporary file, which the `with` block must write. The
+    temporary file is in the same folder as `path`, and has the same suffix. When the
+    block ends, the temporary file is fsynced and renamed to `path`, and then the folder
+    is fsynced. Therefore, after a crash, `path` is either the old or the new file. If
+    the block raises an exception, or the process is killed, the old file remains.
     """
     unfinished = _unfinished(path)
     try:

@@ -151,7 +151,7 @@ class Ledger:
                 tables.append(chain, self._who, "budget", {"budget": vars(budget)})
         return self.balance(dataset)
 
-    # Methods for plans and runs.
+    # The methods below record what runs and other releases spend.
 
     def bind(self, plan: Plan, dataset: str) -> Plan:
         """Returns a copy of a plan whose runs reserve their cost from a data set's budget.
@@ -280,7 +280,7 @@ class Ledger:
             body = {"about": about, "epsilon": total, "costs": cost}
             return tables.append(chain, self._who, "spent", body)
 
-    # Methods that read the ledger.
+    # The methods below read the ledger without adding entries.
 
     def balance(self, dataset: str) -> Balance:
         """Returns the balance of a data set: its budget and the cost of its releases.
@@ -301,14 +301,15 @@ class Ledger:
 
         Args:
           dataset: name of the data set.
-          delta: delta of the run; by default the delta of the budget.
+          delta: delta of the run; by default the delta of the budget, or 1e-6 if the
+            budget is a rho.
         """
         return self.balance(dataset).fits(delta)
 
     def history(
         self, *, dataset: str | None = None, run: str | None = None
     ) -> list[Entry]:
-        """Verifies the whole chain, and returns its entries in order.
+        """Verifies the chains of data sets, and returns their entries in order.
 
         Args:
           dataset: name of a data set, or None for all data sets.
@@ -395,9 +396,9 @@ def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
 
 
 def _named(plan: Plan, run: str) -> str:
-    """Returns a run's name for error messages.
+    """Returns the words that name a run in an error message.
 
-    If the plan's epsilon is an estimate, the name says that the run's cost is computed
+    If the plan's epsilon is an estimate, they add that the run's cost is computed
     without amplification.
     """
     return f"{run} (an estimate, unamplified)" if plan.kind == "estimate" else run

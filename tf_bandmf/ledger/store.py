@@ -88,7 +88,8 @@ class Store:
             sa.event.listen(self._engine, "connect", _without_implicit_transactions)
             sa.event.listen(self._engine, "begin", _begin)
             if create and not os.path.exists(self._path):
-                # Mode 0600 lets only the owner read the file. The owner may change it.
+                # With mode 0600, only the owner can read or write the file. The owner
+                # may change the mode later.
                 os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
         with self.transaction(writes=create) as tables:
             tables.refuse_others(create)
@@ -200,7 +201,7 @@ class Transaction:
             self.chains[name] = Chain(name)
         chain, number = self.chains[name], _runs.c.number
         newer = (_runs.c.dataset == name) & (number >= len(chain.entries))
-        if not self.writes:  # Ignore entries that were written in the meantime.
+        if not self.writes:  # Ignore entries that were written after `head` was read.
             newer &= number <= head.number
         query = sa.select(_runs).where(newer)
         rows = self.connection.execute(query.order_by(number))
@@ -233,7 +234,8 @@ def _checked(url: str) -> sa.engine.URL:
     try:
         parsed = sa.engine.make_url(url)
     except sa.exc.ArgumentError:
-        parsed = sa.engine.URL.create("something else")  # `url` may contain a password
+        # `url` may contain a password, so the error message must not show it.
+        parsed = sa.engine.URL.create("something else")
     name = parsed.get_backend_name()
     if name == "postgresql" and parsed.database:
         return parsed.set(drivername="postgresql+psycopg")

@@ -1,4 +1,4 @@
-"""Optimal banded strategies `C` with general columns.
+"""Optimal banded strategies `C` whose columns may all differ.
 
 If all columns must have the same norm, this module solves Problem 2.1 of arXiv:2405.15913
 in the parametrization of section 3.1 of that paper, but with the O(n bands^2) recursion
@@ -113,14 +113,16 @@ class _Problem:
         position: np.ndarray,
         support: Callable[[np.ndarray], tuple[np.ndarray, float]],
     ) -> tuple[float, np.ndarray]:
-        """Returns a lower bound on the objective, and the errors at some variables.
-
-        The lower bound holds for all feasible strategies.
+        """Returns a lower bound on the objective of every feasible strategy.
 
         Args:
-          position: the variables.
-          support: function that maps errors to weights and an offset; see
-            `Objective.support`.
+          position: variables of the strategy from which the bound is computed. The
+            closer this strategy is to the optimum, the better the bound.
+          support: function that maps the strategy's errors to `w` and `c`, such that
+            the objective of any errors v is at least `w @ v + c`.
+
+        Returns:
+          The lower bound, and the strategy's per-step squared errors.
         """
         variables, (errors_at, band_at) = tf.constant(position), self._programs
         errors, norms = (x.numpy() for x in errors_at(variables))
@@ -135,8 +137,9 @@ class _Problem:
     def _programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Two traced functions of the variables.
 
-        The first returns the errors and the column norms of C. The second returns the
-        bands of the matrices `H`, `C` and `M` of the module `certificate`.
+        The first returns the errors and the column norms of C. The second also takes
+        the weights of the steps, and returns the bands of the matrices `H`, `C` and `M`
+        that the module `certificate` defines.
         """
 
         def errors(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -13,9 +13,9 @@ from tf_bandmf.workloads import Workload
 
 
 def rows_from_columns(columns: tf.Tensor) -> tf.Tensor:
-    """Converts columns [bands, n] to rows [n, bands]; inverts `columns_from_rows`.
+    """Converts a banded matrix from columns [bands, n] to rows [n, bands].
 
-    Entries outside the matrix are dropped.
+    Entries outside the matrix are dropped. `matrices.columns_from_rows` is the inverse.
     """
     bands, n = columns.shape
     # Shift diagonal i to the right by i positions: pad each diagonal to n + bands

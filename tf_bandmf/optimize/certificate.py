@@ -4,14 +4,15 @@ For a strategy `C`, a workload `A` and a diagonal matrix `Omega` of weights, the
 error `f(X) = tr(Omega A X^-1 A^T)` is a convex function of `X = C^T C`. Its gradient is
 `-H` with `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Let `X'` be any feasible
 matrix with the same bands. Feasible means that `sum over j in g of X'_jj <= 1` for
-every group g of columns in which one example can participate. By
-`|X'_ij| <= sqrt(X'_ii X'_jj)` and `2 |H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
+every group g of columns in which one example can participate. Let `d_i = sqrt(X'_ii)`
+and choose any positive numbers `s_i`. By `|X'_ij| <= d_i d_j` and
+`2 d_i d_j <= r d_i^2 + d_j^2 / r` with `r = s_j / s_i`,
 
     <H, X'> <= U = sum over groups of max over i in the group of
-                   H_ii + sum_{j != i} |H_ij| s_j / s_i
+                   H_ii + sum_{j != i} |H_ij| s_j / s_i.
 
-for any positive `s`. With `s_i = sqrt(X_ii)`, the bound is tight at the optimum, where
-`H` has no off-diagonal entries in the band. The tangent of `f` at `t X` gives
+With `s_i = sqrt(X_ii)`, the bound is tight at the optimum, where the off-diagonal
+entries of `H` in the band are 0. The tangent of `f` at `t X` gives
 `f(X') >= 2 f / t - U / t^2` for every `t > 0`. The best choice is `t = U / f`:
 
     f(X') >= f(X)^2 / U,    relative gap <= 1 - f / U.
@@ -27,11 +28,12 @@ like the square of the gradient, as the true gap does. For `G = A^T Omega A` and
 
     tr Z = f(X) - <X, E> / 2,        Z^T G^-1 Z = H - E + E H^-1 E / 4.
 
-If `E` consists of the off-diagonal entries of `H` in the band, the remaining off-diagonal
-entries of `H - E + E H^-1 E / 4` are of second order. They are added to `E`, and so on.
-All factors are banded: `H^-1 = X G^-1 X`, `C A^-1 = M` and `E H^-1 E = V^T V` with
-`V = Omega^-1/2 M^T C E`. Let `U` be the first bound, for this matrix in place of `H`.
-With `t Z` in place of `Z`, the best `t` gives
+If `E` consists of the off-diagonal entries of `H` in the band, the remaining
+off-diagonal entries of `H - E + E H^-1 E / 4` are of second order. These entries are
+then added to `E`, and this step is repeated. All factors of `E H^-1 E` are banded: with
+`M = C A^-1` and `H^-1 = X G^-1 X`, it equals `V^T V` for `V = Omega^-1/2 M^T C E`. Let
+`U` now be the bound above with `H - E + E H^-1 E / 4` in place of `H`. With `t Z` in
+place of `Z`, the best `t` gives
 
     f(X') >= (tr Z)^2 / U    where tr Z > 0.
 
@@ -43,16 +45,17 @@ from __future__ import annotations
 
 import numpy as np
 
-# The minimum weight of a step, relative to the maximum weight. The second bound divides
-# by the weights, so it needs weights that are not too small.
+# The minimum weight of a step, relative to the maximum weight. If a weight is smaller,
+# `lower_bound` skips the second bound, which divides by the weights.
 _LEAST_WEIGHT = 1e-12
-# The number of rounds in which off-diagonal entries are removed. In rows where more than
-# the fraction _KEPT of these entries would remain, only a part of them is removed.
+# The number of matrices E that the second bound tries. In each row, E is scaled down if
+# the absolute entries of E H^-1 E / 4 sum to more than the fraction _KEPT of those of
+# the off-diagonal band of H.
 _CORRECTIONS, _KEPT = 3, 0.5
 
-# A matrix is a dictionary that maps offsets to diagonals of length n. Entry [i, i +
-# offset] of the matrix is at index i of the diagonal; entries outside the matrix are 0. A
-# symmetric matrix is represented by its diagonals with offsets <= 0.
+# The functions below store a matrix as a dictionary from offsets to diagonals of length
+# n. Entry [i, i + offset] of the matrix is at index i of the diagonal; entries outside
+# the matrix are 0. A symmetric matrix is stored as its diagonals with offsets <= 0.
 
 
 def dual_bound(
@@ -60,7 +63,7 @@ def dual_bound(
 ) -> float:
     """Returns the upper bound `U` on `<H, X'>` for all feasible `X'`.
 
-    The symbols are explained in the module's docstring.
+    The module's docstring derives this bound, and defines H, X' and C.
 
     Args:
       lower: the diagonals of `H` in the band with offsets <= 0.
@@ -88,13 +91,14 @@ def lower_bound(
 ) -> float:
     """Returns the larger of the two lower bounds on the weighted error.
 
-    The time is O(n bands^2). If some weights are (nearly) 0, only the first bound
-    applies. The bounds and the symbols are explained in the module's docstring.
+    The module's docstring derives both bounds, and defines f, X, Omega, H, C and A. If
+    some weights are (nearly) 0, only the first bound is computed. The time is
+    O(n bands^2).
 
     Args:
       weighted_error: `f(X)`.
       norms: column norms of `C`, shape [n].
-      separation: b, see `dual_bound`.
+      separation: b; columns `i, i + b, ...` form a group, as in `dual_bound`.
       weights: the diagonal of `Omega`, shape [n].
       gram_band: entry `[i, j]` is `H[i, i-j]`, shape [n, bands]. In this and the next two
         arguments, entries left of the matrix are ignored.
@@ -123,8 +127,8 @@ def lower_bound(
             float(gram[k] @ diagonal) for k, diagonal in removed.items()
         )
         best = max(best, max(trace, 0.0) ** 2 / dual_bound(left, norms, separation))
-        # In rows where H is small compared to E, removing all off-diagonal entries would
-        # add more to the matrix than it removes.
+        # In rows where E H^-1 E / 4 is large, scale E down. Otherwise, this term could
+        # be larger than the off-diagonal entries of H that E cancels.
         more = _row_sums(quarter, ones)
         kept = np.minimum(
             kept, _KEPT * reach / np.maximum(more, _KEPT * reach + 1e-300)

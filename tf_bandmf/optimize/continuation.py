@@ -1,15 +1,15 @@
 """Extrapolation of a banded strategy's columns from few to many steps.
 
 A column of the optimal strategy depends on the number r of steps from the column to the
-end. For prefix sums, roots near the unit circle of the polynomial `C(z)`, whose
-coefficients are the column's entries, contribute to the error, and their contribution
-decreases like `1 / r`. A heuristic argument says that the contributions balance if
-`|C(z)|^2` has minima of order `r^(-2/3)` on the unit circle. The column is then a smooth
-function of `r^(-1/3)`, and a polynomial in `r^(-1/3)` extrapolates from the known columns
-to the columns before them. The first columns deviate from this function periodically, for
-about `n^(1/3)` periods, where n is the number of steps; the period is the number of
-bands. With 16 bands, columns extrapolated from 4,096 to 16,384 steps had a mean squared
-error 4e-5 above the minimum. The best Toeplitz strategy is 2.5e-3 above the minimum.
+end. Its entries are the coefficients of a polynomial `C(z)`. For prefix sums, the roots
+of `C(z)` near the unit circle cause a part of the error that decreases like `1 / r`. By
+a heuristic argument, `|C(z)|^2` therefore has minima of order `r^(-2/3)` on the unit
+circle, and the column is a smooth function of `r^(-1/3)`. A polynomial in `r^(-1/3)`
+extrapolates this function from the known columns to the columns before them. The first
+columns deviate from the function periodically, for about `n^(1/3)` periods, where n is
+the number of steps; the period is the number of bands. With 16 bands, columns
+extrapolated from 4,096 to 16,384 steps had a mean squared error 4e-5 above the minimum.
+The best Toeplitz strategy is 2.5e-3 above the minimum.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 from tf_bandmf.optimize import banded_matrices
 
 _EXPONENT = 1.0 / 3.0
-# The interpolation nodes of the polynomial in `r^(-1/3)`: numbers r of remaining steps,
-# as fractions of the number of known columns.
+# A polynomial in `r^(-1/3)` interpolates three known columns. Each number is the number
+# r of steps from one of these columns to the end, as a fraction of the known columns.
 _NODES = np.array([0.75, 0.375, 0.1875])
-# The fraction of the known columns, counted from the first, that deviate from the
-# polynomial.
+# The first quarter of the known columns shows how columns at the start of a run deviate
+# from this polynomial.
 _BEGINNING = 0.25
 
 
@@ -37,7 +37,7 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
       num_steps: n >= m.
 
     Returns:
-      Shape [bands, n], columns of norm 1.
+      The columns, of norm 1, shape [bands, n].
     """
     bands, fewer = columns.shape
     left = num_steps - np.arange(num_steps, dtype=np.float64)
@@ -52,8 +52,9 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
     ratio = np.pad(columns[:, :begins] / smooth, [(0, 0), (0, bands)], mode="edge")
     stretch = (num_steps / fewer) ** _EXPONENT
     wide = min(int(begins * stretch), num_steps)
-    # The deviation is interpolated between two periods of the known columns, at the same
-    # position in both periods.
+    # The first known columns differ from the polynomial by the factor `ratio`, whose
+    # period is `bands`. The result has `stretch` times as many periods: its period p is
+    # interpolated between the two known periods that are closest to p / stretch.
     period, place = np.divmod(np.arange(wide), bands)
     before = np.floor(period / stretch)
     share = period / stretch - before
@@ -66,8 +67,16 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
 
 
 def _smooth(columns: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Evaluates the polynomial in `r^(-1/3)` at `r = left`, shape [bands, left.size]."""
-    import scipy.interpolate  # slow to import
+    """Interpolates the columns at _NODES by a polynomial in `r^(-1/3)`.
+
+    Args:
+      columns: known columns, shape [bands, m].
+      left: numbers r of steps to the end at which the polynomial is evaluated.
+
+    Returns:
+      The values of the polynomial, shape [bands, left.size].
+    """
+    import scipy.interpolate  # This import is slow.
 
     fewer = columns.shape[1]
     nodes = np.round(_NODES * fewer).astype(np.int64)

@@ -22,7 +22,7 @@ from tensorflow.python.eager import context
 from tf_bandmf.optimize.options import SEGMENT, Options
 from tf_bandmf.optimize.result import OptimizationResult
 
-# After this number of iterations, it is worthwhile to optimize the graph of an iteration.
+# The number of iterations after which graph optimization saves more time than it takes.
 _AS_TRACED = 300
 
 # The certified gap is computed only if it is expected to be at most this many times its
@@ -42,7 +42,7 @@ def tfp_optimizer() -> Any:
     try:
         import tensorflow_probability as tfp
 
-        return tfp.optimizer  # loads the lazy module
+        return tfp.optimizer  # This attribute loads a lazily imported module.
     except ImportError as error:
         raise ImportError(
             f"Optimizing a strategy needs TensorFlow Probability and, with TensorFlow "
@@ -78,7 +78,13 @@ class _Certificate:
         return self.value is not None and self.value <= self._tolerance
 
     def look(self, position: tf.Tensor, norm: float, is_last: bool = False) -> None:
-        """Computes the gap at a position if the gradient norm suggests convergence."""
+        """Computes the gap at a position, unless the gradient predicts a large gap.
+
+        Args:
+          position: the position.
+          norm: maximum absolute entry of the gradient at the position.
+          is_last: True to compute the gap whatever the gradient predicts.
+        """
         if self._gap is None or norm == self._norm:
             return
         if self.value is not None and not is_last:
@@ -165,12 +171,12 @@ class Minimizer:
         by_xla: bool = False,
     ) -> None:
         self._optimizer = tfp_optimizer()
-        # This limits the memory of the correction pairs. TensorFlow Probability needs
-        # several copies of them during an update.
+        # The number of correction pairs is limited to save memory, because TensorFlow
+        # Probability makes several copies of the pairs during an update.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
-        # The traced function of `_steps`. It is traced when the optimizer's first state
-        # is known.
+        # The compiled version of `_steps`, or None until `minimize` has the first state
+        # of the optimizer, which tracing needs.
         self._advance: Callable[..., Any] | None = None
 
     def _steps(
@@ -181,7 +187,17 @@ class Minimizer:
         offset: tf.Tensor,
         tolerance: tf.Tensor,
     ) -> Any:
-        """Runs L-BFGS from a state or initial position, up to iteration `limit`."""
+        """Runs L-BFGS on `factor * (log_loss - offset)`, and returns its state.
+
+        Args:
+          state: state of the optimizer from which the run continues, or a tensor with
+            the initial position.
+          limit: the iteration at which the run ends.
+          factor: factor that makes second derivatives of order one.
+          offset: value of `log_loss` at the initial position.
+          tolerance: the run also ends if no absolute entry of the gradient exceeds
+            this.
+        """
 
         def scaled(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             value, gradient = self._evaluate(position)
@@ -227,7 +243,7 @@ class Minimizer:
         if not (np.isfinite(float(offset)) and np.all(np.isfinite(gradient))):
             raise ValueError(
                 f"The objective must be finite and > 0 at the start, with a finite "
-                f"gradient, found exp({float(offset)})."
+                f"gradient, found {float(offset)} as its log."
             )
 
         scaling = (
@@ -237,7 +253,7 @@ class Minimizer:
         )
         state = self._steps(initial, tf.constant(0), *scaling)
         del initial
-        # The iterations before the last restart, and the value at this restart.
+        # The number of iterations before the last restart, and the value at that point.
         earlier, restart_value = 0, math.inf
         certificate = _Certificate(gap, options.gap_tolerance)
         converged, message = False, ""
@@ -259,8 +275,9 @@ class Minimizer:
                 break
             last_done, last_value = done, value
             if bool(state.failed) or bool(state.converged):
-                # L-BFGS stopped although no stopping rule is met. It made no step, or a
-                # step that did not change the value.
+                # L-BFGS stopped although no stopping rule of `options` is met: its last
+                # step failed, or did not change the value. Restart it, unless the value
+                # has not decreased since the last restart.
                 if not value < restart_value:
                     message = "line search failed: no further decrease"
                     break

@@ -42,8 +42,8 @@ _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 # A function that minimizes `SmoothMaximum`. Its arguments are the initial variables, the
 # options, and optionally a function that returns the certified gap at some variables.
 Minimize = Callable[..., OptimizationResult]
-# A function of variables and of the steps' weights. It returns a lower bound on the
-# weighted mean, and the errors.
+# A function of a strategy's variables and of the steps' weights. It returns a lower
+# bound on the weighted mean error of every strategy, and the errors of this strategy.
 Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 
@@ -84,15 +84,16 @@ def minimize(
       minimize_smooth: function that minimizes `smooth`; its first argument is the
         initial variables.
       errors: function that maps variables to the errors, shape [n].
-      bound: function of variables and of the steps' weights. It returns a lower bound on
-        the weighted mean of the errors, and the errors at these variables. The bound is
-        good if the variables are near the optimum. None if no certificate is wanted.
+      bound: function of a strategy's variables and of the steps' weights. It returns a
+        lower bound on the weighted mean error of every strategy, and the errors of this
+        strategy. The bound is good if this strategy is near the optimum. None if no
+        certificate is wanted.
       start: initial variables.
-      options: options of each stage.
+      options: stopping rules of each stage.
 
     Returns:
-      The result of the last stage, with the maximum as its value and the iterations and
-      seconds of all stages.
+      The result of the stage with the largest order. Its value is the maximum error;
+      its iterations and seconds are the sums over all stages.
     """
     position, weights = start, np.ones(smooth.num_steps)
     results = []

@@ -1,4 +1,4 @@
-"""Objectives of an optimization: functions from per-step squared errors to one number."""
+"""Objectives of an optimization, which map the per-step squared errors to a number."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _last(errors: tf.Tensor) -> tf.Tensor:
 
 MEAN = Objective("mean", tf.reduce_mean, is_convex=True)
 LAST = Objective("last", _last, is_convex=True)
-# `optimize.maximum` minimizes this objective.
+# `optimize.maximum` minimizes smooth approximations of this objective.
 MAX = Objective("max", tf.reduce_max, is_convex=True)
 
 ObjectiveLike = Union[str, Objective, Callable[[tf.Tensor], tf.Tensor]]

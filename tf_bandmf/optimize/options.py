@@ -17,7 +17,8 @@ class Options:
     Attributes:
       max_iterations: maximum number of L-BFGS iterations per stage.
       gradient_tolerance: the optimization has converged if no absolute entry of the
-        gradient of `scale * log(objective)` exceeds this value.
+        gradient of `scale * log(objective)` exceeds this value. The optimizer in
+        `lbfgs` takes `scale` as an argument; for the optimizer in `descent`, it is 1.
       gap_tolerance: for problems that have a certificate, the optimization has converged
         if the certified relative gap is at most this value.
       decrease_tolerance: the optimization has converged if the objective decreases by
@@ -44,7 +45,7 @@ class Options:
         Returns None if no stopping rule applies.
 
         Args:
-          norm: the maximum absolute entry of the gradient.
+          norm: the maximum absolute entry of the gradient of `scale * log(objective)`.
           decrease: the relative decrease of the objective in the last `SEGMENT`
             iterations; infinite if it is not known yet.
           iterations: the number of iterations so far.

@@ -18,7 +18,7 @@ class OptimizationResult:
       message: the stopping rule that was met, or the reason why the optimizer stopped.
       value: the objective at `position`, a squared error.
       gradient_norm: maximum absolute entry of the gradient of `scale * log(objective)`
-        with respect to the variables.
+        with respect to the variables, where `scale` is as in `Options`.
       num_iterations: number of iterations of L-BFGS.
       seconds: wall time, including tracing.
       optimality_gap: certified upper bound on `1 - optimum / value`, or None if there

@@ -23,8 +23,8 @@ from tf_bandmf.workloads import Workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
 
-# For each named objective, an objective that equals it if errors never decrease from step
-# to step.
+# If errors never decrease from step to step, each named objective on the left equals
+# the one on the right.
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
 # The maximum change of a coefficient in the first step. If the descent starts from the
 # square root of the workload, a longer step would leave the region of stable inverses.
@@ -111,7 +111,10 @@ class ToeplitzProblem:
         self._error, self._sensitivity, self._inverse = error, sensitivity, inverse
 
     def value_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the value and gradient at p - 1 variables; inf on overflow."""
+        """Returns the value and gradient at p - 1 variables.
+
+        If a number overflows, the value is inf and the gradient is 0.
+        """
         c = np.append(1.0, position)
         with np.errstate(all="ignore"):
             error, by_error = self._error(c)
@@ -123,7 +126,7 @@ class ToeplitzProblem:
         return float(value), gradient[1:]
 
     def minimize(self, start: np.ndarray, options: Options) -> OptimizationResult:
-        """Minimizes the function with L-BFGS, starting from variables [p - 1].
+        """Minimizes the function with L-BFGS, starting from p - 1 variables.
 
         Raises:
           ValueError: if the objective is not finite at the start.
@@ -148,14 +151,14 @@ class SeriesError:
         self._inverse, self._factor = inverse, workload.inverse_coefficients
         self._column = workload.first_column()
         # The weights of the squared entries of the first column of A C^-1. Entry t of the
-        # column occurs in n - t rows of the matrix.
+        # column occurs in n - t of the n rows. The last row contains each entry once.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the error and its gradient at p coefficients."""
-        from scipy.signal import lfilter  # slow to import
+        """Returns the squared error and its gradient at the p coefficients `c`."""
+        from scipy.signal import lfilter  # This import is slow.
 
         if self._inverse:
             response, derivative = lfilter(c, [1.0], self._column), self._column

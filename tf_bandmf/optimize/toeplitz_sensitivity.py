@@ -13,10 +13,12 @@ module computes a smooth approximation, the maximum of
 
     <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 times the mean of X_ii.
 
-The maximizer `G = mu (diag(y) - X)^-1` is unique, and the derivative is `<dX, G>`.
+The maximizer `G = mu (diag(y) - X)^-1`, where `y` are the Lagrange multipliers of
+`G_ii = 1`, is unique. At fixed mu, the derivative of the maximum is `<dX, G>`.
 
-In all other cases, no exact value is known or affordable. The squared sensitivity of a
-Toeplitz majorant of `C` is used instead (see `analysis.sensitivity.upper_bound`).
+In all other cases, no exact value is known or affordable. The module then uses an upper
+bound: the squared sensitivity of a Toeplitz majorant of `C`, as in
+`analysis.sensitivity.upper_bound`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import numpy as np
 
 from tf_bandmf.analysis import participation_patterns, vector_contributions
 
-# The barrier parameter mu of the module's docstring, relative to the mean of X_ii.
+# The weight mu of the barrier `log det G`, relative to the mean of X_ii.
 _BARRIER = 1e-7
 
 
@@ -82,7 +84,7 @@ class SquaredSensitivity:
         2b, ..., which is only a lower bound if the coefficients are not positive and
         decreasing.
         """
-        from scipy.signal import lfilter  # slow to import
+        from scipy.signal import lfilter  # This import is slow.
 
         if not inverse:
             joint = lfilter(c, [1.0], self._pattern)
@@ -95,8 +97,8 @@ class SquaredSensitivity:
         n, b, k = self._shape
         joint = _repeated(column, b, k)
         padded = np.pad(joint, (0, -n % b))
-        # The gradient is the adjoint of `_repeated`: the same sums, computed from the
-        # end.
+        # The gradient is 2 times the adjoint of `_repeated`, applied to `joint`. The
+        # adjoint computes the same sums from the end of the array.
         gradient = _repeated(padded[::-1], b, k)[::-1][:n]
         return float(joint @ joint), 2.0 * gradient
 
@@ -113,9 +115,14 @@ class SquaredSensitivity:
 
 
 def _smoothed_maximum(gram: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns the maximum of `<X, G> + mu log det G` over G, and its gradient.
+    """Returns the maximum of `<X, G> + mu log det G` over G with `G_ii = 1`.
 
-    `X` is `gram`, and the gradient is with respect to `X`; see the module's docstring.
+    Args:
+      gram: X, the Gram matrix of the k columns of one example, shape [k, k]. mu is
+        _BARRIER times the mean of `X_ii`.
+
+    Returns:
+      The maximum, and its gradient with respect to X, shape [k, k].
     """
     _, (best,) = vector_contributions.centered(gram[None], _BARRIER)
     mean = _BARRIER * np.trace(gram) / len(gram)
@@ -136,7 +143,7 @@ def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the smallest array >= `absolute` that does not increase from entry b on.
 
     Returns:
-      The array `m`, and the indices `i` with `m = absolute[i]`.
+      The array, and the indices `i` for which it equals `absolute[i]`.
     """
     index = np.arange(absolute.size)
     tail = absolute[b:][::-1]

@@ -61,7 +61,7 @@ class TracedError:
         )
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the objective and its gradient at p coefficients.
+        """Returns the objective and its gradient at the p coefficients `c`.
 
         If the objective is the maximum of the errors, this method returns the smooth
         approximation `SmoothMaximum` with its current order instead.
@@ -76,7 +76,7 @@ class TracedError:
 
         Args:
           descend: function that minimizes the objective times the squared sensitivity.
-          start: variables [p - 1].
+          start: initial values of these coefficients, shape [p - 1].
           options: stopping rules.
         """
         if self._smooth is None:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 class BMinSepSampling(Cyclic):
     """b-min-sep sampling: an example rests for b - 1 steps after each participation.
 
-    Each step samples every example that is not resting with probability p, independently
-    (Dong and Ganesh, arXiv:2602.09338). An example is resting if it participated in one
-    of the last `b - 1` steps. The examples that are resting at the start are sampled as
-    if the sampler had been running forever. Therefore every step samples `batch_size`
-    examples in expectation: `p = q / (1 - (b - 1) q)` with `q = batch_size /
-    num_examples`. If b = 1, this is Poisson sampling.
+    Each step samples every example that is not resting with probability p,
+    independently (Dong and Ganesh, arXiv:2602.09338). An example is resting if it
+    participated in one of the last `b - 1` steps. Which examples are resting at the
+    start is drawn as if the sampler had been running forever. Therefore every step
+    samples `batch_size` examples
+    in expectation: `p = q / (1 - (b - 1) q)` with `q = batch_size / num_examples`. If
+    b = 1, this is Poisson sampling.
 
     Args:
       num_examples: m, size of the training set.
@@ -61,7 +62,7 @@ class BMinSepSampling(Cyclic):
         from tf_bandmf.accounting.b_min_sep import check_size
 
         if self.num_parts > 1:
-            # For strategies with one band, b > 1 has no advantage, so check 2 bands.
+            # A strategy with one band needs no separation, so check the size for two.
             check_size(num_steps, 2)
 
     def accountant(

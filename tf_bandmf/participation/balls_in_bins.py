@@ -1,4 +1,4 @@
-"""Balls-in-bins sampling: each example has a random step, the same in every epoch."""
+"""Balls-in-bins sampling: each example has one random step, the same in all epochs."""
 
 from __future__ import annotations
 

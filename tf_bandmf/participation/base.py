@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Participation(abc.ABC):
-    """A rule for the steps in which an example participates: sampler and accountant.
+    """A rule for when an example participates, with its sampler and its accountant.
 
     Each subclass has its own module, and `register` adds it to the registry. Plans,
     tables, strategy="auto", the command line and tests use only the interface of this
@@ -70,7 +70,7 @@ class Participation(abc.ABC):
         """Raises ValueError if the participation does not permit `num_steps` steps."""
 
     def check_accounting(self, num_steps: int) -> None:  # noqa: B027
-        """Raises ValueError if the run is too large for the accountant of any strategy.
+        """Raises ValueError if the run is too large to account for with any strategy.
 
         Callers use this check before they build a strategy.
         """

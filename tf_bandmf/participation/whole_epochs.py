@@ -29,7 +29,7 @@ class WholeEpochs(Participation):
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of steps per epoch, which have one batch each."""
+        """The number of steps, and therefore of batches, per epoch."""
         return -(-self.num_examples // self.batch_size)
 
     @property

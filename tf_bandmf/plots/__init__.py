@@ -213,8 +213,8 @@ def strategy_matrix(
       axes: axes to draw on; by default, the axes of a new figure.
 
     Returns:
-      The axes. Column j contains the factors with which step j contributes to each row of
-      the released sequence.
+      The axes. Entry [i, j] is the weight of the gradient of step j in row i of `C G`,
+      the sequence to which independent noise is added, where G contains all gradients.
 
     Raises:
       ImportError: if matplotlib is not installed.

@@ -90,7 +90,7 @@ def optimized_amplified(
     if not isinstance(participation, BallsInBins):
         return dataclasses.replace(plain, family="amplified")
     if epsilon is None or delta is None:
-        raise ValueError("amplified optimizes for a budget. Pass epsilon and delta.")
+        raise ValueError("amplified needs a privacy budget. Pass epsilon and delta.")
     check_positive("epsilon", epsilon)
     check_delta(delta)
     bins = participation.num_bins
@@ -99,7 +99,7 @@ def optimized_amplified(
             f"num_bins must be <= {_LARGEST_BINS} for amplified strategies, found {bins}. "
             f"Use bifr or bisr."
         )
-    import scipy.optimize  # slow to import
+    import scipy.optimize  # This import is slow.
 
     from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
     from tf_bandmf.accounting.bins_simulator import gram_matrix

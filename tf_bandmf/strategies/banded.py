@@ -150,7 +150,7 @@ def _optimized(
 
 
 def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarray:
-    """Returns the columns of `start`, cut or padded to the bands, shape [bands, n]."""
+    """Returns the columns of `start`, cut or padded with zeros to shape [bands, n]."""
     n = workload.num_steps
     if start.num_steps != n:
         raise ValueError(
@@ -158,15 +158,20 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
         )
     if start.is_inverse_banded:
         raise ValueError(
-            f"start must be a banded strategy, found {start.family!r}, of which only "
-            f"the inverse is banded."
+            f"start must be a banded strategy, found {start.family!r}, whose inverse "
+            f"is banded instead of C."
         )
     rows = start.matrix.as_rows()
     return optimized.fit_bands(matrices.columns_from_rows(rows), bands)
 
 
 def _epoch(participation: Participation | None, bands: int, num_steps: int) -> int:
-    """Returns the number of steps per epoch, after checking the participation."""
+    """Returns the number of steps per epoch of a `FixedEpochOrder`.
+
+    Raises:
+      ValueError: if the participation has another type, if an epoch has fewer than
+        `bands` steps, or if the participation does not have `num_steps` steps.
+    """
     if not isinstance(participation, FixedEpochOrder):
         raise ValueError(
             f"participation must be a FixedEpochOrder if column_normalized is False, "

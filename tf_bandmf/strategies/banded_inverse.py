@@ -44,12 +44,11 @@ def optimized_banded_inverse(
     """Returns the Toeplitz `C` with banded inverse that has the smallest error.
 
     The noise generator stores nothing and regenerates `bands - 1` earlier vectors at
-    each step. The function minimizes the product of the error and the sensitivity. The
-    sensitivity is exact in two cases: under a fixed epoch order, for entries of `C` of
-    any sign (up to thousands of steps); and for other participations, if the first
-    column of `C` has no negative entries and does not increase from row b on. Otherwise
-    the function uses an upper bound on the sensitivity. The result is never worse than
-    the starting point, BISR.
+    each step. The function minimizes the product of the error and the sensitivity. It
+    uses the exact sensitivity if `k = 1`, if the first column of `C` has no negative
+    entries and does not increase from row b on, and under a fixed epoch order with
+    `n k^2 <= 5,000,000`. Otherwise, it uses an upper bound on the sensitivity. The
+    result is never worse than the starting point, BISR.
 
     Args:
       workload: the workload. A learning-rate schedule is taken into account.
@@ -82,7 +81,7 @@ def optimized_banded_inverse(
 
 
 class _Search:
-    """Searches for the optimal coefficients of one problem, for any number of bands."""
+    """The search for the coefficients of `C^-1` that minimize the error."""
 
     def __init__(
         self,
@@ -113,7 +112,10 @@ class _Search:
         return min(best, other, key=self._error)
 
     def from_start(self, initial: np.ndarray) -> Strategy:
-        """Returns the better one of `initial` and the result of a search from it."""
+        """Returns the strategy with coefficients `initial`, or a better one.
+
+        A search from these coefficients of `C^-1`, shape [bands], finds the better one.
+        """
         use, n = self._participation, self._workload.num_steps
         sensitivity = SquaredSensitivity(
             n, use.separation(), use.participations(n), use.has_fixed_positions

@@ -42,12 +42,12 @@ def blt(
     """Returns the BLT strategy with the smallest error for up to `num_buffers` buffers.
 
     The first column of `C` is positive and decreasing, so the sensitivity under
-    min-separation is exact (arXiv:2601.22334, Theorem 1). The variables of the
-    optimization are the decay rates of the buffers. L-BFGS with exact gradients
-    minimizes the logarithm of the error, which is not convex, for 1, 2, ... buffers in
-    turn. Each search starts from the previous optimum, with a new buffer added at
-    several positions. The search ends early if another buffer gives no improvement,
-    which is common with many participations. Each evaluation costs O(d^3 log n).
+    min-separation is exact (arXiv:2601.22334, Theorem 1). The decays of the buffers are
+    optimized; `decays_of` defines the variables. L-BFGS with exact gradients minimizes
+    the logarithm of the error, which is not convex, for 1, 2, ... buffers in turn. Each
+    search starts from the previous optimum, with a new buffer added at several
+    positions. The search ends early if another buffer gives no improvement, which is
+    common with many participations. Each evaluation costs O(d^3 log n).
 
     Args:
       workload: the workload. The strategy does not depend on its learning-rate
@@ -60,9 +60,10 @@ def blt(
       objective: "mean" for the RMSE, "max" for the MaxSE.
 
     Returns:
-      The strategy. Its diagnostics contain `converged`, `objective`, `gradient_norm` (of
-      the logarithm of the squared error with respect to the variables of `decays_of`)
-      and `iterations`. There is no certificate, so `optimality_gap` is None.
+      The strategy. Its diagnostics contain `converged`, `objective`, `gradient_norm`
+      (the maximum absolute derivative of the logarithm of the squared error with
+      respect to a variable) and `iterations`. There is no certificate, so
+      `optimality_gap` is None.
 
     Raises:
       ValueError: for an unknown objective, or a number of buffers out of range.
@@ -108,10 +109,11 @@ def _optimum(problem: _Problem, num_buffers: int) -> tuple[Any, int]:
 class _Problem:
     """Computes log(error^2 sens^2) of a BLT and its gradient, in time O(d^3 log n).
 
-    Here n is the number of steps and d the number of buffers. Row t of the first
-    columns of `C` and `A C^-1`, and of their derivatives with respect to the decays
-    (up to sign), are entries of the states `s[t]` of linear recurrences `s[t + 1] = F
-    s[t]`. `_sum` adds up the products of these entries over all steps.
+    Here n is the number of steps and d the number of buffers. A linear recurrence
+    `s[t + 1] = F s[t]` generates the first column of `C`, together with its derivatives
+    with respect to the decays (up to sign): row t of each of these columns is an entry
+    of the state `s[t]`. Another recurrence does so for `A C^-1`. `_sum` adds up the
+    products of these entries over all steps.
     """
 
     def __init__(
@@ -121,11 +123,11 @@ class _Problem:
         self._separation = participation.separation()
         self._participations = participation.participations(self.num_steps)
         # The generating function of A is 1 divided by a product of factors `1 - p x`.
-        # Each pole p is stored as `1 - p`.
+        # Each of the numbers p, which are poles in 1 / x, is stored as `1 - p`.
         self._poles = 1.0 - np.sort(np.roots(workload.inverse_coefficients))[::-1]
 
     def minimize(self, start: np.ndarray, max_iterations: int) -> Any:
-        import scipy.optimize  # slow to import
+        import scipy.optimize  # This import is slow.
 
         return scipy.optimize.minimize(
             self.loss,
@@ -137,14 +139,14 @@ class _Problem:
         )
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the loss and its gradient at the arguments of `decays_of`, [2 d]."""
-        # `rests` are 1 - decay, with full precision for decays close to 1.
+        """Returns the loss and its gradient at some variables of `decays_of`, [2 d]."""
+        # `rests` contains 1 - decay, with full precision for decays close to 1.
         rests = -np.expm1(-np.log1p(np.exp(-variables)).cumsum())
         response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))
         poles = np.concatenate([self._poles, rests[1::2]])
         change, start = _recurrence(poles, rests[0::2], rests)
         # Entry t of the first column of A C^-1 occurs in n - t rows, so the mean error
-        # contains it n - t times. The maximum error is that of the last row.
+        # contains its square n - t times. The maximum error is that of the last row.
         powers = _powers(change, self.num_steps)[0]
         error = _of_output(_sum(powers, np.outer(start, start), self._is_mean), start)
         # The generating function C(x) has d log C / d theta = x / (1 - theta x) for a
@@ -159,17 +161,18 @@ class _Problem:
     def _response(self, change: np.ndarray, start: np.ndarray) -> np.ndarray:
         """Returns the squared sensitivity, and inner products for its derivatives.
 
-        The squared sensitivity is the squared norm of a sum of columns of `C`: those of
-        the steps at which an example takes part. The inner products are those of this
-        sum with its derivatives; see `_of_output`.
+        The squared sensitivity is the squared norm of the sum of the columns of `C`
+        that belong to the steps at which an example takes part. The inner products are
+        those of this sum with its derivatives with respect to the decays (up to sign).
 
         Args:
-          change: `F - 1` for the recurrence of the first column of `C`, as returned by
-            `_recurrence`.
-          start: `s[0]` of this recurrence.
+          change: `F` minus the identity, shape [m, m], for the recurrence
+            `s[t + 1] = F s[t]` that generates the first column of `C`.
+          start: `s[0]` of this recurrence, shape [m].
         """
         others, size = self._participations - 1, start.size
-        # After b steps, the next participation adds the initial state to the old state.
+        # One step of `following` covers b steps and the next participation: it maps the
+        # state (s, 1) to (F^b s + s[0], 1).
         powers, last = _powers(change, self._separation)
         following = np.zeros((size + 1, size + 1))
         following[:size, :size], following[:size, size] = last, start
@@ -187,10 +190,10 @@ def _recurrence(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a linear recurrence that generates a power series in x.
 
-    The series is `prod (1 - z x) / prod (1 - p x)` over poles p and zeros z. The
-    recurrence `s[t + 1] = F s[t]` generates its coefficients. Factors are applied one
-    after another, each to the result of the previous factor. If poles and zeros
-    interlace, this avoids cancellation.
+    The series is `prod (1 - z x) / prod (1 - p x)` over zeros z and poles p (in 1 / x).
+    The recurrence `s[t + 1] = F s[t]` generates its coefficients. The factors are
+    applied one after another, each to the result of the previous factor, and the state
+    has an entry for each. If poles and zeros interlace, this avoids cancellation.
 
     Args:
       poles: `1 - p` for each pole p.
@@ -199,10 +202,13 @@ def _recurrence(
         the coefficient of the series times `x / (1 - theta x)`.
 
     Returns:
-      `F` minus the identity, shape [m, m], and `s[0]`, shape [m]. The entries of `s[0]`
-      that are 1 belong to the factors; the last of these entries is that of the series.
+      `F` minus the identity, shape [m, m], and `s[0]`, shape [m]. In the state, the
+      entries of the factors come first, then the entry of the series, then those of the
+      decays. In `s[0]`, the entries of the factors and of the series are 1, and those
+      of the decays are 0.
     """
-    size = len(poles) + 1  # One additional pole is at 0.
+    # The entry of the series is computed like that of a factor whose pole is 0.
+    size = len(poles) + 1
     zeros = np.append(zeros, np.ones(poles.size - zeros.size))
     change = np.zeros((size + decays.size, size + decays.size), poles.dtype)
     change[:size, : size - 1] = np.tri(size, size - 1, -1) * (zeros - poles)
@@ -214,19 +220,19 @@ def _recurrence(
 def _powers(
     change: np.ndarray, num_steps: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], np.ndarray]:
-    """Returns powers of a recurrence's matrix F for the binary digits of an exponent n.
+    """Returns the powers of a matrix F that lead to `F^n` by repeated squaring.
 
     The computation subtracts the identity I from all powers, because decays close to 1
     would lose digits otherwise.
 
     Args:
-      change: `F - I`, shape [m, m].
+      change: `F - I`, shape [m, m], where F is the matrix of a recurrence.
       num_steps: n >= 0.
 
     Returns:
-      A list with a pair for each binary digit of n, and `F^n - I`. Let k be the number
-      that the digits before a digit form. The pair is `F^k`, and `F^(2 k)` if the digit
-      is 1, else None.
+      A list with a pair for each binary digit of n, starting with the highest digit,
+      and `F^n - I`. A pair consists of `F^k`, where k is the number whose binary digits
+      are those before this digit, and of `F^(2 k)` if this digit is 1, else None.
     """
     one, power, powers = np.eye(len(change)), np.zeros_like(change), []
     for digit in f"{num_steps:b}":
@@ -265,12 +271,12 @@ def _sum(
 
 
 def _of_output(products: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Returns the products of the series with itself and with the entries after it.
+    """Returns the inner products of a series with itself and with the decays' entries.
 
     Args:
-      products: sums over time of the products of all entries of the state, [m, m].
-      start: the initial state of `_recurrence`, [m]. Its entries are 1 up to the entry
-        of the series, and 0 after it.
+      products: the sum of `s[t] s[t]^H` over the steps t of the recurrence, [m, m].
+      start: `s[0]`, [m], from `_recurrence`. The last 1 in it is the entry of the
+        series. The entries of the decays follow.
     """
     output = int(start.sum()) - 1
     return products[output, output:].real
@@ -292,7 +298,7 @@ def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
     """Returns the variables, [2 d], for which `decays_of` returns these decays."""
     decays = np.append(1.0, np.stack([theta, theta_inverse], axis=1))
     ratios = decays[1:] / decays[:-1]
-    # If two decays hardly differ, their ratio is rounded to 1.
+    # If two decays hardly differ, their ratio is rounded to 1, whose logit is infinite.
     with np.errstate(divide="ignore"):
         logits = np.log(ratios) - np.log1p(-ratios)
     return np.clip(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT)
@@ -323,8 +329,8 @@ def _starts(
             larger = theta > place
             if np.any(theta == place) or np.any(theta_inverse[larger] <= place):
                 continue
-            # The other decay of the pair lies between this point and `below`, the next
-            # smaller decay of `C`, or 0.
+            # The new decay of `C^-1` lies between `place`, the new decay of `C`, and
+            # `below`, the next smaller decay of `C` (0 if there is none).
             below = np.max(theta[~larger], initial=0.0)
             paired = place - fraction * min(place - below, 1.0 - place)
             pairs = np.append(theta, place), np.append(theta_inverse, paired)

@@ -58,7 +58,8 @@ def optimized_lambda_cgd(
     Args:
       workload: the workload.
       participation: the participation, which determines the sensitivity.
-      lambda_: lambda, as in `lambda_cgd`; None for the best value.
+      lambda_: lambda in [0, 1), the fraction of the previous noise that each step
+        cancels; None for the best value.
       column_normalized: scale the columns of `C` to norm 1.
       objective: "mean" for the RMSE, "max" for the MaxSE. The lambda that minimizes the
         MaxSE is never smaller than the lambda that minimizes the RMSE

@@ -25,8 +25,8 @@ from tf_bandmf.workloads import Workload, check_workload
 # The maximum number of steps: each iteration needs several n x n arrays and an
 # eigendecomposition.
 _LARGEST_NUM_STEPS = 8_192
-# The exponent of the multiplicative update. For a diagonal X, an exponent of 2 would
-# give the optimum in one iteration.
+# The exponent w of the update `L <- L^1/2 P^w L^1/2`. For a diagonal X, an exponent of
+# 2 would give the optimum in one iteration.
 _RELAXATION = 1.8
 # The number of earlier results that Anderson acceleration combines.
 _DEPTH = 12
@@ -149,7 +149,7 @@ class _Blocks:
         self.groups = [(count, size) for count, size in groups if count and size]
 
     def split(self, x: np.ndarray) -> list[np.ndarray]:
-        """Splits the rows of x by block size, into arrays [number, size, ...]."""
+        """Splits the rows of x into an array [number of blocks, size, ...] per size."""
         parts = np.split(
             x, np.cumsum([count * size for count, size in self.groups])[:-1]
         )
@@ -168,9 +168,11 @@ class _Blocks:
 
 
 def _function(block: np.ndarray, function: Callable) -> np.ndarray:
-    """Applies a scalar function to the eigenvalues of symmetric matrices.
+    """Applies a scalar function to symmetric matrices, through their eigenvalues.
 
-    The matrices have the shape [number of blocks, size, size].
+    Args:
+      block: the matrices, shape [number of matrices, size, size].
+      function: function of an array of eigenvalues.
     """
     values, vectors = np.linalg.eigh(0.5 * (block + block.transpose(0, 2, 1)))
     return (vectors * function(values)[:, None, :]) @ vectors.transpose(0, 2, 1)
@@ -198,14 +200,17 @@ def _optimize(
     tolerance: float,
     max_iterations: int,
 ) -> tuple[np.ndarray, float, float, int]:
-    """Returns X, its squared error, the relative gap, and the number of iterations.
+    """Minimizes `tr(A^T A X^-1)` over feasible Gram matrices X, as `dense` explains.
 
-    The docstring of `dense` describes the method. The Gram matrix is
-    `X = D^1/2 Y D^1/2`, where the diagonal blocks of Y are identity matrices and the
-    diagonal of D consists of the squared column norms. In this function, L is the
-    Lagrange multiplier of Y, so that of X is `D^-1/2 L D^-1/2`. At the optimal norms,
-    the diagonal of `D^-1/2 L D^-1/2` is constant within each position in the epoch.
-    Damped steps converge to these norms.
+    Let `X = D^1/2 Y D^1/2`, where the diagonal blocks of Y are identity matrices and
+    the diagonal matrix D contains the squared column norms. In this function, L is the
+    Lagrange multiplier for the diagonal blocks of Y; for those of X, the multiplier is
+    `D^-1/2 L D^-1/2`. Unless `equal_column_norms` is True, the column norms are
+    optimized, too: at the optimum, the diagonal of `D^-1/2 L D^-1/2` is constant within
+    each position in the epoch. Damped steps converge to these norms.
+
+    Returns:
+      X, its squared error, the relative gap, and the number of iterations.
     """
     n = workload.num_steps
     blocks = _Blocks(n, min_separation)
@@ -225,7 +230,7 @@ def _optimize(
         root = _power(multiplier, 0.5)
         inverse_root = _power(multiplier, -0.5)
         scale = 1.0 / np.sqrt(norms)
-        # `middle` is L^1/2 D^-1/2 A^T A D^-1/2 L^1/2; see the docstring for L and D.
+        # `middle` is L^1/2 D^-1/2 A^T A D^-1/2 L^1/2, with L and D from the docstring.
         middle = blocks.apply(root, scale[:, None] * gram_workload * scale)
         middle = blocks.apply(root, middle.T)
         values, vectors = np.linalg.eigh(0.5 * (middle + middle.T))
@@ -239,7 +244,8 @@ def _optimize(
         left = blocks.apply(inverse_root, vectors * np.sqrt(values))
         current = [part @ part.transpose(0, 2, 1) for part in blocks.split(left)]
         whiten, color = _power(current, -0.5), _power(current, 0.5)
-        # `error` is the squared error of X after whitening, which makes it feasible.
+        # Whitening the diagonal blocks of Y makes X feasible. `error` is the squared
+        # error of this feasible X.
         inverse = blocks.apply(color, blocks.apply(root, vectors / np.sqrt(values)))
         inverse = (scale[:, None] * inverse)[inverse_order]
         error = float(np.sum(inverse_workload.solve(inverse) ** 2))
@@ -269,10 +275,11 @@ def _optimize(
 
 
 class _Anderson:
-    """Anderson acceleration of the iteration, in the logarithms of its variables.
+    """Anderson acceleration of the iteration in `_optimize`.
 
     The next point is a combination of the last few results: the one that would have the
-    smallest residual if the iteration were linear.
+    smallest residual if the iteration were linear. The combination is computed from the
+    logarithms of the multiplier and of the squared column norms.
     """
 
     def __init__(self) -> None:
@@ -323,7 +330,8 @@ def _largest_inner(
     Args:
       diagonal: the diagonal of Lambda, split into blocks.
       equal_column_norms: True if all column norms of a feasible X are equal.
-      size: the maximum number of participations.
+      size: k, the maximum number of participations. If all column norms are equal,
+        their squares are `1 / k`.
     """
     if equal_column_norms:
         return sum(float(d.sum()) for d in diagonal) / size

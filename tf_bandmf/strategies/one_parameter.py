@@ -1,4 +1,4 @@
-"""A search for the best value of a parameter in [0, 1), most precise close to 1."""
+"""A search for the best value of a parameter in [0, 1), with finer steps close to 1."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def with_best_fraction(
 ) -> Strategy:
     """Returns the strategy for the parameter value that gives the smallest error.
 
-    The error is that without amplification by sampling. The parameter is a fraction in
-    [0, 1). Because `1 - fraction` spans orders of magnitude, the search is over its
+    The error is computed without amplification by sampling. The parameter is a fraction
+    in [0, 1). Because `1 - fraction` spans orders of magnitude, the search is over its
     logarithm: first on a grid of `1 - fraction` from `0.1 / num_steps` to 1, and then
     between the neighbors of the best grid point.
 
@@ -47,7 +47,7 @@ def with_best_fraction(
     Raises:
       ValueError: for an unknown objective.
     """
-    import scipy.optimize  # slow to import
+    import scipy.optimize  # This import is slow.
 
     check_word("objective", objective, ("mean", "max"))
     measure = Strategy.rmse if objective == "mean" else Strategy.max_se

@@ -30,7 +30,8 @@ _FLAGS: tuple[tuple[str, str, Any], ...] = (
     ("max", "objective", "max"),
     ("normalized", "column_normalized", True),
 )
-# Options whose values are not numbers in a specification.
+# The options of a family other than the numbers that follow its name in a
+# specification.
 _OTHERS = ("column_normalized", "objective", "epsilon", "delta")
 
 
@@ -58,14 +59,16 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Refinement:
-    """Relates a family to a faster one with an error at most a few percent larger.
+    """The relation of a slow family to a fast one with an only slightly larger error.
+
+    The error of the fast family is at most a few percent larger.
 
     Attributes:
-      of: name of the faster family. On workloads without a learning-rate schedule, the
-        mechanism "auto" skips the slower family if the faster one is far from the best.
-        Otherwise, under cyclic sampling, "auto" gives the slower family as many bands
-        as the faster one has.
-      largest_work: maximum `n * bands^2` for which "auto" tries the slower family,
+      of: name of the fast family. On workloads without a learning-rate schedule, the
+        mechanism "auto" skips the slow family if the fast one is far from the best.
+        Otherwise, under cyclic sampling, "auto" gives the slow family as many bands as
+        the fast one has.
+      largest_work: maximum `n * bands^2` for which "auto" tries the slow family,
         where n is the number of steps.
     """
 
@@ -125,7 +128,7 @@ class Family:
 
     @property
     def needs_budget(self) -> bool:
-        """True if the best strategy depends on the privacy budget, which `build` takes.
+        """True if `build` takes a privacy budget, on which the best strategy depends.
 
         The mechanism "auto" compares such families only if the accountant simulates the
         amplification. Otherwise, the noise for any budget is proportional to a norm of
@@ -165,7 +168,7 @@ def register(family: Family) -> Family:
             )
     taken = set(names()) & {family.name, *family.aliases}
     if taken:
-        raise ValueError(f"The name {', '.join(sorted(taken))} is taken.")
+        raise ValueError(f"The name {', '.join(sorted(taken))} is taken. Use another.")
     FAMILIES[family.name] = family
     return family
 
@@ -193,11 +196,13 @@ def family_of(name: str) -> Family:
 
 
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
-    """Returns the families that the mechanism "auto" compares, in table order.
+    """Returns the names of the families that the mechanism "auto" compares.
+
+    They are sorted by `Family.auto`, their rank in tables.
 
     Args:
-      is_simulated: True if the accountant simulates the amplification. Only then, the
-        result includes families that need a budget.
+      is_simulated: True if the accountant simulates the amplification. Only then does
+        the result include families whose best strategy depends on the privacy budget.
     """
     ranked = [family for family in FAMILIES.values() if family.auto is not None]
     ranked.sort(key=lambda family: (family.auto, family.name))
@@ -330,14 +335,15 @@ def default_bands(workload: Workload, participation: Participation) -> int:
 
 
 def with_best_bands(build: Callable[..., Strategy]) -> Callable[..., Strategy]:
-    """Returns a function for `Family.build` that can choose the number of bands.
-
-    If the number of bands is omitted, the returned function uses the power of two with
-    the smallest error.
+    """Extends a function that builds a strategy by a choice of the number of bands.
 
     Args:
       build: function of the workload, the number of bands and `column_normalized` that
         returns a strategy without optimization.
+
+    Returns:
+      A function that can be the `build` of a `Family`. If the number of bands is
+      omitted, it uses the power of two with the smallest RMSE.
     """
 
     def best(
