@@ -152,7 +152,7 @@ def test_wrong_plans_are_refused():
 def drop_in(mechanism):
     """Returns the weights after 3 rounds of TFF's federated averaging.
 
-    The aggregator adds a mechanism's correlated noise.
+    The aggregator adds the correlated noise of `mechanism`.
     """
     plan = make_plan(mechanism, noise_multiplier=0.01)
     aggregator = CorrelatedNoiseFactory(plan, 2.0)

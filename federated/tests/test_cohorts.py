@@ -22,7 +22,7 @@ def make(ledger, here=HERE, b=2, k=2, **options):
 
 
 def begin(cohorts, ledger, k):
-    """Selects the cohort of the next round, and records the start of the round."""
+    """Selects up to k devices for the next round, and records the round's start."""
     number = len(ledger.rounds)
     actual = cohorts.select(number, k)
     begin_round(ledger, number, actual.names)

@@ -103,7 +103,7 @@ def test_more_updates_than_there_is_room_for_are_refused():
     with pytest.raises(ValueError, match="already has its maximum"):
         total.add([np.ones(2, np.float32)])
     np.testing.assert_array_equal(total.units, before)
-    with pytest.raises(ValueError, match="most must be <= 4294967296"):
+    with pytest.raises(ValueError, match="at most 4294967296 updates"):
         ExactSum(2, 1.0, exact_sum.MAX_UPDATES + 1)
 
 

@@ -79,10 +79,11 @@ def run(
 
 
 def noise_left(plan, rounds, *histories):
-    """Returns, per round, the standard deviation of the noise difference of two runs.
+    """Compares the noise of two runs, and returns one number per round.
 
     The noise of a round is the released sum minus the devices' sum, divided by the
-    standard deviation of the plan's noise.
+    standard deviation of the plan's noise. The number is the standard deviation of
+    `noise of the first run - noise of the second run`.
     """
     steps = [
         np.array([PER_ROUND * (left[t + 1] - left[t]) - sums[t] for t in rounds])
@@ -95,7 +96,7 @@ def noise_of_two_histories(plan, folder):
     """Continues two copies of a run, and compares the noise of rounds 5 to 7.
 
     Returns:
-      The standard deviation of the difference of both runs' noise, for each round.
+      For each round, the standard deviation of the difference of both runs' noise.
     """
     devices = SimulatedDevices(str(folder / "devices"), plan, 40)
     before, _ = run(plan, folder / "first", 5, devices)
@@ -197,7 +198,7 @@ def test_parts_of_a_backup(tmp_path, figure):
             refused += 1
             continue
         twice = [t for t in again_sums if t in sums]
-        # The copied run may not have released the weights with which it begins.
+        # If the copied run began after a release, add the weights of this release.
         again.setdefault(min(twice), left[min(twice)])
         # The copy's first round began before the copy was made, so it has the same
         # devices, sum and noise as in the original run.

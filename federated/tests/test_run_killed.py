@@ -66,7 +66,7 @@ def main(folder, kills):
     for moment in [*moments, None]:
         code, _, error = finish(*start(lambda _, moment=moment: train(folder, moment)))
         if code != (0 if moment is None else -signal.SIGKILL):
-            raise SystemExit(f"A child for moment {moment} ended: {code}, {error}.")
+            raise SystemExit(f"Child of moment {moment} exited with {code}: {error}")
 
 
 def die_at(moment):
@@ -87,7 +87,8 @@ def die_at(moment):
 
 
 def train(folder, moment):
-    # Each child process computes the plan again, so use a mechanism with a fast plan.
+    # Each child process computes the plan again, so use a mechanism that is planned
+    # quickly.
     plan = min_sep_plan(f"bsr:{B}", N, B, K, noise_multiplier=0.5)
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
     rng = random.Random()

@@ -88,7 +88,7 @@ def test_takes_client_data_of_tff_and_preprocesses_it(ledger):
         assert batches[0][0, 0] == data[name]["x"][0, 0]
 
 
-# The remaining tests have too few clients.
+# In the remaining tests, there are too few clients.
 
 
 def test_too_few_clients_are_an_error_that_begins_nothing(ledger):

@@ -80,7 +80,7 @@ class Cohorts:
             )
 
     def select(self, round_number: int, wanted: int) -> Selected:
-        """Selects devices for a new round; selects fewer if too few are eligible.
+        """Selects devices for a new round, or fewer than `wanted` if too few may come.
 
         Args:
           round_number: the round, from 0.

@@ -46,7 +46,7 @@ class DevicePolicy:
             whole_number(name, getattr(self, name))
         check_positive("l2_norm_clip", self.l2_norm_clip)
         if len(self.plan) != 64 or not set(self.plan) <= set("0123456789abcdef"):
-            raise ValueError(f"plan must be a plan's fingerprint, found {self.plan!r}.")
+            raise ValueError(f"plan must be 64 hex digits, found {self.plan!r}.")
 
     @classmethod
     def from_plan(cls, plan: Plan) -> DevicePolicy:

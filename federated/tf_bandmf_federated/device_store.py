@@ -90,9 +90,10 @@ class DeviceStore:
           receipt: the server's receipt for this round.
 
         Returns:
-          If the request is new, None: the device must then compute its contribution and
-          store it with `keep`. If the request is repeated, the stored contribution: the
-          server then gets the same answer again, and learns nothing new.
+          None if the request is new. In this case, the device must compute its
+          contribution and store it with `keep`. Otherwise, the contribution that was
+          stored for this request, so that the server gets the same answer again and
+          learns nothing new.
 
         Raises:
           Refused: if the plan does not permit the device to take part in the round, or
@@ -130,7 +131,7 @@ class DeviceStore:
         """
         with self._locked():
             if self._read()["request"] != request:
-                raise ValueError("This request is over: the device began another one.")
+                raise ValueError("The device has begun another request since this one.")
             stream = io.BytesIO()
             arrays = {f"a{i}": array for i, array in enumerate(contribution)}
             np.savez(

@@ -41,7 +41,6 @@ def may_take_part(
 
 def contradicts_itself(last_round: Any, participations: Any) -> Any:
     """Returns True if a record is impossible, such as one with a negative count."""
-    # This does not use `==`, which would compare the identities of tensors in TFF's
-    # graphs.
+    # Do not use `==`: in TFF's graphs, it would compare the identities of tensors.
     is_unknown = (last_round < NEVER) | (participations < 0)
     return is_unknown | ((last_round > NEVER) ^ (participations > 0))

@@ -63,7 +63,7 @@ class ExactSum:
                 f"2^{_LARGEST_EXPONENT}], found {l2_norm_clip:g}. Scale the updates."
             )
         if most > MAX_UPDATES:
-            raise ValueError(f"most must be <= {MAX_UPDATES}, found {most}.")
+            raise ValueError(f"A sum has at most {MAX_UPDATES} updates, found {most}.")
         self.units = np.zeros(size, np.int32 if most <= _FEW_UPDATES else np.int64)
         self.unit = 2.0 ** (exponent - _BITS)
         self._clip = l2_norm_clip

@@ -18,7 +18,7 @@ def line_of(
     metrics: Mapping[str, int],
     measured: MeasuredParticipation,
 ) -> str:
-    """Returns the line for a completed round.
+    """Returns the operator's log line for a completed round.
 
     Args:
       plan: the run's plan.

@@ -149,7 +149,7 @@ class Ledger(contextlib.AbstractContextManager):
             # locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-            # SQLite gives its journal the mode of this file.
+            # SQLite creates its journal with the same permissions as this file.
             private_files.check_mode(path)
             database = sqlite3.connect(path, _WAIT, isolation_level=None)
             self._lock.database = database

@@ -184,8 +184,8 @@ class RoundNoise:
     def _from_buffer(self, keys: tf.Tensor, digests: np.ndarray) -> tf.Tensor:
         """Returns the noise of the round with the last digest, from the ring buffer.
 
-        Noise of earlier rounds that the buffer needs and does not contain is generated
-        first.
+        Before that, it generates the noise of all earlier rounds that the buffer has
+        not generated yet, in order.
         """
         drawn, first = self._drawn, 0
         # The buffer's content is unknown until all steps are done.

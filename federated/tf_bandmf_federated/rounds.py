@@ -196,10 +196,10 @@ class Run:
         return after
 
     async def _release(self, ledger: Ledger, state: ProgramState) -> None:
-        """Releases the model and the metrics after the last round.
+        """Releases the model and the metrics of the newest round.
 
-        After a crash, they may have been released before. After a skipped round, the
-        unchanged model is released, but no metrics.
+        After a crash, they are perhaps released for the second time. After a skipped
+        round, the unchanged model is released, but no metrics.
         """
         _, number = ledger.expected
         done = number + 1

@@ -1,4 +1,4 @@
-"""Sets the ids of the sender of messages, as Flower's own processes would do."""
+"""Sets the ids that Flower's own processes would write into each message they send."""
 
 from flwr.supercore.task_identity import TaskIdentity
 

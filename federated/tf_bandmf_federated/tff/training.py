@@ -107,10 +107,10 @@ async def train_model(
         call `train_model` again to continue.
     """
     if clients.plan.fingerprint != process.plan.fingerprint:
-        raise ValueError("process and clients must have the same plan, found two.")
+        raise ValueError("clients must have the plan of process, found another.")
     first = await tff.program.materialize_value(process.initialize())
-    # The ledger refuses other hyperparameters, because TFF would silently use those in
-    # the restored state.
+    # The hyperparameters belong to the settings in the ledger, which refuses a run with
+    # other settings. TFF itself would silently use those in the restored state.
     given = await tff.program.materialize_value(process.get_hparams(first))
     engine = _TffEngine(process, clients, first, tf.nest.map_structure(str, given))
     wanted = cohort_size(process.plan, clients_per_round)

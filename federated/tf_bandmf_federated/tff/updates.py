@@ -102,7 +102,8 @@ def flat(total: Any) -> tf.Tensor:
 def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -> Any:
     """Returns the noisy mean, `(total + stddev * noise) / denominator`, rounded.
 
-    The mean is rounded to multiples of `grid_of(stddev / denominator)`.
+    The mean is rounded to multiples of `grid_of(stddev / denominator)`, a power of two
+    that is at most 2^-10 times the standard deviation of the mean's noise.
 
     Args:
       total: nested structure of float32 tensors with static shapes.

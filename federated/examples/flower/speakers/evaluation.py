@@ -20,7 +20,7 @@ def evaluation(folder: str, text: str) -> Callable[[int, ArrayRecord], MetricRec
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         loss, accuracy = evaluate(arrays.to_numpy_ndarrays(), *test)
-        # Flower's round 0 only evaluates the initial weights, which are no progress.
+        # In round 0, Flower evaluates the initial weights, before any training.
         if server_round:
             with open(os.path.join(folder, "progress"), "a", encoding="utf-8") as file:
                 file.write(
