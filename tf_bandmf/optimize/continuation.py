@@ -76,7 +76,8 @@ def _smooth(columns: np.ndarray, left: np.ndarray) -> np.ndarray:
     Returns:
       The values of the polynomial, shape [bands, left.size].
     """
-    import scipy.interpolate  # This import is slow.
+    # SciPy is imported here because the import is slow.
+    import scipy.interpolate
 
     fewer = columns.shape[1]
     nodes = np.round(_NODES * fewer).astype(np.int64)

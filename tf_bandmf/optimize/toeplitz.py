@@ -158,7 +158,8 @@ class SeriesError:
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the squared error and its gradient at the p coefficients `c`."""
-        from scipy.signal import lfilter  # This import is slow.
+        # SciPy is imported here because the import is slow.
+        from scipy.signal import lfilter
 
         if self._inverse:
             response, derivative = lfilter(c, [1.0], self._column), self._column

@@ -27,7 +27,8 @@ import numpy as np
 
 from tf_bandmf.analysis import participation_patterns, vector_contributions
 
-# The weight mu of the barrier `log det G`, relative to the mean of X_ii.
+# The weight mu of the barrier term in the smooth approximation, relative to the mean
+# diagonal entry of the Gram matrix.
 _BARRIER = 1e-7
 
 
@@ -84,7 +85,8 @@ class SquaredSensitivity:
         2b, ..., which is only a lower bound if the coefficients are not positive and
         decreasing.
         """
-        from scipy.signal import lfilter  # This import is slow.
+        # SciPy is imported here because the import is slow.
+        from scipy.signal import lfilter
 
         if not inverse:
             joint = lfilter(c, [1.0], self._pattern)

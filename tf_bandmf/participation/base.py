@@ -155,7 +155,7 @@ class Participation(abc.ABC):
           ValueError: if the arguments are inconsistent.
           TypeError: if the class attribute `sampling` is None.
         """
-        raise TypeError(f"{cls.__name__} cannot be made from examples and epochs.")
+        raise TypeError(f"{cls.__name__} has no sampling name. Call its constructor.")
 
     def to_config(self) -> dict[str, Any]:
         """Returns a dictionary of plain values that `from_config` accepts."""

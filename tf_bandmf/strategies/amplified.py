@@ -99,7 +99,8 @@ def optimized_amplified(
             f"num_bins must be <= {_LARGEST_BINS} for amplified strategies, found {bins}. "
             f"Use bifr or bisr."
         )
-    import scipy.optimize  # This import is slow.
+    # SciPy is imported here because the import is slow.
+    import scipy.optimize
 
     from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
     from tf_bandmf.accounting.bins_simulator import gram_matrix

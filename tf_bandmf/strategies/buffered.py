@@ -123,11 +123,12 @@ class _Problem:
         self._separation = participation.separation()
         self._participations = participation.participations(self.num_steps)
         # The generating function of A is 1 divided by a product of factors `1 - p x`.
-        # Each of the numbers p, which are poles in 1 / x, is stored as `1 - p`.
+        # Each p, a pole of this function in the variable 1 / x, is stored as `1 - p`.
         self._poles = 1.0 - np.sort(np.roots(workload.inverse_coefficients))[::-1]
 
     def minimize(self, start: np.ndarray, max_iterations: int) -> Any:
-        import scipy.optimize  # This import is slow.
+        # SciPy is imported here because the import is slow.
+        import scipy.optimize
 
         return scipy.optimize.minimize(
             self.loss,
@@ -207,7 +208,8 @@ def _recurrence(
       decays. In `s[0]`, the entries of the factors and of the series are 1, and those
       of the decays are 0.
     """
-    # The entry of the series is computed like that of a factor whose pole is 0.
+    # The state has an entry for each pole, and an entry for the series, which the
+    # recurrence treats like a factor with pole 0.
     size = len(poles) + 1
     zeros = np.append(zeros, np.ones(poles.size - zeros.size))
     change = np.zeros((size + decays.size, size + decays.size), poles.dtype)

@@ -149,7 +149,11 @@ class _Blocks:
         self.groups = [(count, size) for count, size in groups if count and size]
 
     def split(self, x: np.ndarray) -> list[np.ndarray]:
-        """Splits the rows of x into an array [number of blocks, size, ...] per size."""
+        """Splits the rows of x into one array per block size.
+
+        Returns:
+          For each block size, an array of shape [number of blocks, size, ...].
+        """
         parts = np.split(
             x, np.cumsum([count * size for count, size in self.groups])[:-1]
         )

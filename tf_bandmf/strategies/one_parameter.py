@@ -47,7 +47,8 @@ def with_best_fraction(
     Raises:
       ValueError: for an unknown objective.
     """
-    import scipy.optimize  # This import is slow.
+    # SciPy is imported here because the import is slow.
+    import scipy.optimize
 
     check_word("objective", objective, ("mean", "max"))
     measure = Strategy.rmse if objective == "mean" else Strategy.max_se

@@ -40,9 +40,10 @@ class Option:
     """An option whose value is a number after the name of a family, as in "bisr:4".
 
     Attributes:
-      name: name of the argument of `Family.build`. The value of "bands" is a number of
-        diagonals; comparisons try powers of two. Another integer is a number of stored
-        vectors; comparisons try only the default. A float is a fraction in [0, 1).
+      name: name of the argument of `Family.build`. "bands" is a number of diagonals,
+        for which comparisons try powers of two. Any other integer is a number of stored
+        vectors, for which comparisons try only the default. A float is a fraction in
+        [0, 1).
       convert: type of the value: int or float.
       default: default value of an integer option other than "bands".
     """
