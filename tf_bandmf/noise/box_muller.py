@@ -3,7 +3,7 @@
 A pair `z` of normals has `|z|^2 = -2 log(u)` with a uniform `u`. The sign bit of the
 first word selects the half of the unit interval that contains `u`. The other bits
 determine `t`, the distance of `u` from the nearer end of the interval: `u = t` or
-`u = 1 - t`. `t` is a sum of multiples of powers of two,
+`u = 1 - t`. The distance is a sum of multiples of powers of two,
 
     2^32 t = a + 2^-31 b + 2^-62 c + s,    s = 2^-93 g + 2^-124 (h + 1/2),
 
@@ -12,23 +12,24 @@ and `h` from two words that all 2048 pairs of a block share. Products with power
 are exact and nothing underflows (`2^32 t >= 2^-125`). Therefore float32 rounds `t`
 identically with and without fused multiply-add, XLA and flushing of subnormals to zero.
 
-**Deviations from the normal distribution.** Adding one record shifts `m` rows of `Z`,
-that is, `m d / 2` pairs, where `d` is the length of a row. `m` is at most the number of
-steps; under DP-SGD it is the number of participations. The joint norm of all shifts is
-at most `1 / noise_multiplier`. Three effects could distinguish this noise from
-independent pairs of normals with `t` rounded to float32:
+**Deviations from the normal distribution.** Let `Z` be the matrix whose rows are the
+normals of the steps, and `d` the length of a row. Adding one record has the same effect
+on the released values as shifting `m` rows of `Z`, that is, `m d / 2` pairs. The number
+`m` is at most the number of steps; under DP-SGD, it is the number of participations. The
+joint norm of all shifts is at most `1 / noise_multiplier`. Three effects could
+distinguish this noise from independent pairs of normals with `t` rounded to float32:
 
-1. *The edge.* `|z| <= R = sqrt(2 * 157 log 2) = 14.75`. To first order, a shift `v`
-   moves a pair over this edge with probability `R exp(-R^2 / 2) |v| / pi`: the density
-   at the edge times the mean outward component of the shift. By Cauchy-Schwarz,
-   `sum |v| <= sqrt(m d / 2) / noise_multiplier`, so outputs that are impossible without
-   the record have probability at most
+1. *The edge.* No pair has a norm above `R = sqrt(2 * 157 log 2) = 14.75`. To first
+   order, a shift `v` moves a pair over this edge with probability
+   `R exp(-R^2 / 2) |v| / pi`: the density at the edge times the mean outward component
+   of the shift. By Cauchy-Schwarz, `sum |v| <= sqrt(m d / 2) / noise_multiplier`, so
+   outputs that are impossible without the record have probability at most
 
        R 2^-157 / pi sqrt(m d / 2) / noise_multiplier.
 
-2. *Too few bits.* Values of `t` are `2^-156` apart, which exceeds the spacing of
-   float32 where `t < 2^-133`. Some pair has such a `t` with probability at most
-   `m d 2^-133`.
+2. *Too few bits.* The possible values of `t` are `2^-156` apart. Where `t < 2^-133`,
+   this exceeds the spacing of float32 numbers. Some pair has such a `t` with
+   probability at most `m d 2^-133`.
 3. *Shared words.* If `t >= 2^-70`, the shared words affect at most the last rounding.
    Two pairs of a block both have a smaller `t`, and are then dependent, with
    probability `2^21 2^-138`; some block has such pairs with probability `m d 2^-129`.
@@ -39,9 +40,9 @@ the minimum delta that a plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
 
 **Remaining floating-point effects.** The noise consists of float32 numbers: rounded
 normals, not a discrete Gaussian. Radius and angle have relative errors of about 2^-23.
-The `2^32` angles lie `1.5e-9` apart, so entries below 0.02 have a coarser spacing than
-float32. The sum of gradient and noise is rounded again, and the exact bits of this sum
-rule out some gradients; therefore means are rounded to a grid
+The `2^32` angles lie `1.5e-9` apart, so normals of magnitude below 0.02 have a coarser
+spacing than float32. The sum of gradient and noise is rounded again, and the exact bits
+of this sum rule out some gradients; therefore means are rounded to a grid
 (`accounting.gaussian.grid_of`). The stated (epsilon, delta) assumes exact real
 arithmetic.
 """
@@ -68,9 +69,10 @@ _LOGARITHM = (
     0.9999857,
     2.0,
 )
-# The bits of a float32's mantissa, and the bits of the float32 number 0.5.
+# The bit mask of a float32's mantissa, and the bits of the float32 number 0.5.
 _MANTISSA, _HALF = 0x7FFFFF, 0x3F000000
-_SCALE = 32  # t is stored as 2^32 t, so its minimum is not a subnormal float32
+# The number t is stored as 2^32 t, because its minimum would be a subnormal float32.
+_SCALE = 32
 
 # Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, with errors below 1e-8,
 # from S. Moshier's Cephes library, sinf.c.
@@ -81,7 +83,12 @@ _COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2, -0
 def box_muller(
     words: Sequence[tf.Tensor], shared: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns two independent normals from four int32 words and the block's `s`."""
+    """Returns two independent standard normals, float32, for each entry of the words.
+
+    Args:
+      words: four int32 tensors of the same shape.
+      shared: from `shared_part`; broadcastable to the shape of the words.
+    """
     first, second, third, angle = words
     radius = tf.sqrt(squared_radius(first, second, third, shared))
     cosine, sine = cosine_and_sine(angle)
@@ -112,9 +119,10 @@ def _negated(x: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
 
 
 def shared_part(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    """Returns `s`, the lowest-order term of `2^32 t`, from two int32 words.
+    """Returns `s`, the term of `2^32 t` that all pairs of normals in a block share.
 
-    `s` is a float32 in [2^-125, 2^-62]; see the module's docstring.
+    It is `2^-93 g + 2^-124 (h + 1/2)`, a float32 in [2^-125, 2^-62], where `g` and `h`
+    are the lower 31 bits of two random int32 words, `first` and `second`.
     """
     return _scaled(first, -93) + (_low_bits(second) + 0.5) * np.float32(2.0**-124)
 
@@ -124,7 +132,8 @@ def squared_radius(
 ) -> tf.Tensor:
     """Returns `-2 log(u)`, float32, the squared norm of a pair of normals.
 
-    It is exponentially distributed with mean 2. The relative error is about 2^-22.
+    The words determine `u`, which is uniform in the unit interval, so the result is
+    exponentially distributed with mean 2. Its relative error is about 2^-22.
 
     Args:
       first: int32 words.
@@ -153,7 +162,8 @@ def distance(
 ) -> tf.Tensor:
     """Returns `2^32 t`, where `t = min(u, 1 - u)` for the uniform number `u`.
 
-    The result is a float32 in [2^-125, 2^31] with the same bits on all devices.
+    The arguments are those of `squared_radius`. The result is a float32 in
+    [2^-125, 2^31] with the same bits on all devices.
     """
     low_words = _scaled(second, -31) + (_scaled(third, -62) + shared)
     return _low_bits(first) + low_words

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from tf_bandmf.noise.philox import halves
 
-_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
+# The constants of RFC 8439, section 2.3, are the ASCII text "expand 32-byte k".
+_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _DOUBLE_ROUNDS = 10
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
@@ -46,11 +47,11 @@ def chacha20(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns words `4 counter, ..., 4 counter + 3` of the keystream for each counter.
 
-    The function computes the whole block for every counter; XLA compiles this into one
-    pass that stores no blocks.
+    The function computes the whole block of 16 words for every counter; XLA compiles
+    this into one pass that stores no blocks.
 
     Args:
-      step_key: see `chacha20_blocks`.
+      step_key: uint64, shape [5], as in `chacha20_blocks`.
       counter: uint64, any shape.
 
     Returns:
@@ -91,7 +92,12 @@ def chacha20_in_a_row(
 ) -> tf.Tensor:
     """Returns the words of `chacha20` for consecutive counters.
 
-    Unlike `chacha20`, it computes each block only once.
+    Unlike `chacha20`, this function computes each block only once.
+
+    Args:
+      step_key: uint64, shape [5], as in `chacha20_blocks`.
+      counter: the first counter, uint64 scalar.
+      num_counters: number of counters.
 
     Returns:
       int32, shape [num_counters, 4].

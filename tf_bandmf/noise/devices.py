@@ -9,11 +9,11 @@ from tensorflow.python.ops import control_flow_util
 def device_kind() -> str:
     """Returns `CPU` or `GPU`: the type of device on which a new operation is placed.
 
-    This is the type that `tf.device` sets, or GPU by default if there is one. The
-    result affects only memory layouts, never values: if the operation runs on a device
-    of the other type, it is slower, but correct.
+    This is the type that an enclosing `tf.device` names. Without one, it is GPU if
+    TensorFlow has a GPU. The result affects only memory layouts, never values: if the
+    operation runs on a device of the other type, it is slower, but correct.
     """
-    # A new operation is placed on the device of the enclosing scope, if there is one.
+    # The device of `tf.zeros([])` has a type if an enclosing scope names one.
     named = tf.DeviceSpec.from_string(tf.zeros([]).device).device_type
     if named is not None:
         return str(named)

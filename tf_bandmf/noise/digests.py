@@ -1,13 +1,13 @@
-"""A keyed digest of a sum of gradients; the key of the sum's noise depends on it.
+"""A keyed digest of a sum of gradients, which determines the key of the sum's noise.
 
 The digest uses only plain integer operations, which XLA compiles into one pass.
 Compiling takes up to half a second, so on a CPU only the digests of long vectors are
 compiled. Two 32-bit numbers that are adjacent in memory form one 64-bit word. The
 digest is computed in two steps.
 
-The first is NH of Black, Halevi, Krawczyk, Krovetz and Rogaway ("UMAC: fast and secure
-message authentication", Crypto 1999, theorem 4.2), for words `x` of a block and keys
-`k`, with one 64-bit addition in place of NH's two 32-bit additions:
+The first step is the hash NH of Black, Halevi, Krawczyk, Krovetz and Rogaway ("UMAC:
+fast and secure message authentication", Crypto 1999, theorem 4.2), for words `x` of a
+block and keys `k`, with one 64-bit addition in place of NH's two 32-bit additions:
 
     NH(x) = sum_i low(x[i] + k[i] mod 2^64) high(x[i] + k[i] mod 2^64)  mod 2^64.
 
@@ -19,13 +19,13 @@ low(y) and low(y') differ, and low(y) determines the carry: high(y') = high(y) +
 high(d) differs from high(y) whatever low(y) is. Either way, one factor is fixed and
 differs between the two products, and the other factor is uniform in both, up to a fixed
 shift: the theorem's proof shows that two such products have any given difference for at
-most one of 2^32 values. With two values under separate keys, both agree with
-probability at most 2^-64.
+most one of 2^32 values.
 
-Each block is hashed to two values. These values, and the leftover words that do not
-fill a block, are hashed again with other keys, until few words remain. Pieces of a
-vector are hashed separately, with the same keys. The remaining words of all pieces form
-one last block, padded with zeros, which has its own keys.
+Each block is hashed to two values under separate keys, so the values of two different
+blocks agree with probability at most 2^-64. The values of all blocks, and the leftover
+words that do not fill a block, are hashed again with other keys, until few words remain.
+Pieces of a vector are hashed separately, with the same keys. The remaining words of all
+pieces form one last block, padded with zeros, which has its own keys.
 
 In the second step, the four halves of the last block's values are hashed to two words
 by `floor((k[0] + sum_i k[i] x[i] mod 2^64) / 2^32)`, whose values for two different
@@ -34,8 +34,8 @@ independent random variables via integer arithmetic", STACS 1996).
 
 Therefore two different inputs of the same lengths, chosen without the key, have the
 same digest with probability at most `COLLISION = (LEVELS + 1) 2^-64`, below 4e-19. If
-the length varies, the last block includes the length. Released values depend on digests
-only through the random generator whose key contains them.
+the length varies, the last block includes the length. Released values depend on a digest
+only through the random numbers of the generator whose key contains the digest.
 """
 
 from __future__ import annotations
@@ -58,13 +58,15 @@ VERSION = 3
 # suffice for 2^33 numbers, more than any model has.
 LEVELS = 6
 COLLISION = (LEVELS + 1) * 2.0**-64
-_BLOCK = 512  # in 64-bit words
+# Each block of `_BLOCK` 64-bit words is hashed to `_VALUES` 64-bit words.
+_BLOCK = 512
 _VALUES = 2
 # The number of products that are added elementwise before the sum along columns. XLA
 # vectorizes at most 8.
 _SUMMANDS = 8
 _LEVEL_WORDS = 2 * _VALUES * _BLOCK
-# Hashing up to this many numbers takes less than 0.5 ms on one core without XLA.
+# On a CPU, XLA is not used to hash up to this many numbers, because hashing them without
+# XLA takes less than 0.5 ms on one core.
 _FEW = 1 << 16
 # The size of the key of the second, final hash, in 32-bit numbers: five 64-bit numbers
 # for each of the two words of the result.
@@ -162,14 +164,21 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 def _digest(
     key: tf.Tensor, pieces: list[tf.Tensor], numbers: list[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns the digest of the pieces and numbers that `_inputs` returns."""
+    """Returns the digest of 64-bit words, int32, shape [2].
+
+    Args:
+      key: the key from `digest_key`, uint64, shape [KEY_SIZE / 2].
+      pieces: uint64 vectors. Each of them is first hashed to a few words.
+      numbers: uint64 vectors that are part of the last block without being hashed
+        before.
+    """
     keys = tf.reshape(key[: -_LAST_WORDS // 2], [LEVELS, _VALUES, _BLOCK])
     # The maximum number of words to which each piece is hashed, so that all pieces
     # together fill at most half of the last block.
     most = _BLOCK // (2 * len(pieces))
     left = tf.concat([*(_hashed(keys, p, most) for p in pieces), *numbers], axis=0)
     if left.shape[0] > _BLOCK:
-        raise ValueError("The digest received more numbers than fit into a block.")
+        raise ValueError("Too many numbers for a digest. Pass fewer pieces or integers.")
     halves = tf.stack(_halves(_hashed_blocks(keys[LEVELS - 1], left)), axis=1)
     key = tf.reshape(key[-_LAST_WORDS // 2 :], [2, 2 * _VALUES + 1])
     # The factor of the key's first number is 1, so this number is added unchanged.
@@ -189,6 +198,11 @@ def _hashed(keys: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
     """Hashes words repeatedly, until at most `most` words are left.
 
     If the number of words is unknown while tracing, two words are left.
+
+    Args:
+      keys: the keys of all levels, uint64, shape [LEVELS, 2, 512].
+      words: uint64, shape [size].
+      most: maximum number of words in the result.
     """
     for level in range(LEVELS - 1):
         size = words.shape[0]
@@ -201,12 +215,16 @@ def _hashed(keys: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
 def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Returns two words for each block, then the words that do not fill a block.
 
-    The vector is cut into rows, and each column of the rows is a block, because sums
-    along columns are vectorized. An input shorter than a block is padded with zeros.
+    The words are reshaped to 512 rows, and each column is a block, because sums along
+    columns are vectorized. An input shorter than a block is padded with zeros.
+
+    Args:
+      key: the key of one level, uint64, shape [2, 512].
+      words: uint64, shape [size].
     """
     size, highest = words.shape[0], max
     is_large = size is None or 2 * size > _FEW
-    # The size may be unknown while tracing. XLA knows it when it compiles the function.
+    # The size may be unknown while tracing; it is known when XLA compiles the function.
     if size is None:
         size, highest = tf.shape(words)[0], tf.maximum
     blocks = highest(size // _BLOCK, 1)

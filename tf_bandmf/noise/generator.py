@@ -1,4 +1,4 @@
-"""The noise generator: pure functions of the keys, the buffer and the step."""
+"""The noise generator, whose functions are pure: they depend only on their arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALIGNED = 16
 
 
 class NoiseState(NamedTuple):
-    """The state that the generator carries from step to step. Secret.
+    """The secret state that the generator carries from step to step.
 
     Attributes:
       step_keys: uint64, shape [num_steps, key_words].
@@ -59,13 +59,14 @@ class NoiseGenerator:
       keep_normals: True to store the normals of the last `bands - 1` steps, if the
         strategy has a banded inverse, instead of regenerating them. This takes more
         memory and less time, and gives the same noise to float precision.
-      jit_compile: see `standard_normals`.
+      jit_compile: True to generate normals with XLA. False, for graphs that are
+        executed without XLA, is three to six times slower.
       generator: "philox", or "chacha20": a stream cipher, which is slower.
 
     Attributes:
-      num_steps: n.
-      num_parameters: d.
-      num_shards: R.
+      num_steps: n, the number of steps.
+      num_parameters: d, length of the noise vector.
+      num_shards: R, the number of shards.
       shard_size: length of the vector that `next` returns: num_parameters if there is
         one shard. If there are several, each consists of whole blocks of normals, and
         the last shards may extend past the end of the vector.
@@ -113,7 +114,7 @@ class NoiseGenerator:
         )
 
     def step_keys(self, key: NoiseKey) -> np.ndarray:
-        """Returns the keys of all steps, uint64, shape [num_steps, key_words]. Secret."""
+        """Returns the secret keys of all steps, uint64, shape [num_steps, key_words]."""
         return key.step_keys(self.num_steps, self._generator)
 
     def bound_key(self, step_key: Any, digest: Any) -> Any:
@@ -132,7 +133,7 @@ class NoiseGenerator:
           digest: int64, shape [...], from `noise.digests.keyed_digest`.
 
         Returns:
-          The bound key, of the type and shape of `step_key`. Secret.
+          The bound key, which is secret, with the type and shape of `step_key`.
         """
         if isinstance(step_key, tf.Tensor):
             last = tf.constant([0] * (self.key_words - 1) + [1], step_key.dtype)
@@ -209,9 +210,10 @@ class NoiseGenerator:
         Args:
           step_keys: the keys of at least the last `key_terms` steps, uint64, shape
             [any, key_words]; the key of step `i` is at index `i % len(step_keys)`.
-          buffer: see `NoiseState`.
-          step: see `next`.
-          shard: see `next`.
+          buffer: the vectors from earlier steps, float32, shape [memory_vectors,
+            shard_size].
+          step: int64 scalar in [0, num_steps).
+          shard: index of the shard, int32 scalar in [0, num_shards).
           may_be_longer: True if the result may contain a few numbers after the noise,
             which saves a copy.
 
@@ -234,7 +236,7 @@ class NoiseGenerator:
             size += -size % _ALIGNED
 
         def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-            # Cast the keys to a signed type, because GPUs cannot gather unsigned
+            # The keys are cast to a signed type because GPUs cannot gather unsigned
             # integers.
             signed = tf.bitcast(step_keys, tf.int64)
             places = steps % tf.shape(step_keys, tf.int64)[0]

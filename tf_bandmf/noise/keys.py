@@ -1,4 +1,4 @@
-"""Keys of the noise: each run has a 256-bit secret, which determines all step keys.
+"""Keys of the noise: each run has a 256-bit secret, from which all step keys are derived.
 
 A step's key is a keyed hash (BLAKE2b, RFC 7693) of the step's number: someone who
 guesses the key of one step learns nothing about the key of another step.
@@ -22,6 +22,7 @@ KEY_WORDS = {"philox": 2, "chacha20": 5}
 # The number of words of a step's key that are derived from the secret. The remaining
 # words are 0.
 _SECRET_WORDS = {"philox": 2, "chacha20": 4}
+# The personalization strings of BLAKE2b, so that the generators get independent keys.
 _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 
 
@@ -59,16 +60,16 @@ class NoiseKey(Secret):
 
     @classmethod
     def from_operating_system(cls) -> NoiseKey:
-        """Returns a fresh random key; only the noise of such keys gives privacy."""
+        """Returns a fresh random key. Only noise from such a key gives privacy."""
         return cls(secrets.token_bytes(_KEY_BYTES))
 
     @classmethod
     def for_testing(cls, seed: int) -> NoiseKey:
-        """Returns a key that a seed determines, for tests only; it gives no privacy."""
+        """Returns a key that is derived from a seed, for tests. It gives no privacy."""
         return cls(hashlib.sha256(f"tf-bandmf test seed {seed}".encode()).digest())
 
     def secret_bytes(self) -> bytes:
-        """Returns the 32 secret bytes."""
+        """Returns the 32 bytes of the run's secret."""
         return self._secret
 
     def derived(self, message: bytes, size: int, person: bytes) -> bytes:
@@ -79,8 +80,8 @@ class NoiseKey(Secret):
         Args:
           message: the bytes to hash.
           size: number of bytes, at most 64.
-          person: at most 16 bytes that separate the hash from hashes for other purposes
-            (BLAKE2b's personalization).
+          person: name of the purpose of the hash, at most 16 bytes. Hashes for different
+            purposes are independent (BLAKE2b's personalization).
         """
         digest = hashlib.blake2b(
             message, key=self._secret, digest_size=size, person=person
@@ -88,7 +89,7 @@ class NoiseKey(Secret):
         return HiddenBytes(digest.digest())
 
     def sampler_seed(self) -> bytes:
-        """Returns a seed of 32 bytes for the run's sampler, different for every key."""
+        """Returns the seed of the run's sampler: 32 bytes that are derived from the key."""
         return self.derived(b"", 32, b"tf-bandmf sample")
 
     def step_keys(self, num_steps: int, generator: str = "philox") -> np.ndarray:
@@ -116,16 +117,16 @@ class NoiseKey(Secret):
     def bound_normals(self, message: bytes, size: int) -> np.ndarray:
         """Returns standard normals that are a function of the key and of a message.
 
-        They are computed with the Box-Muller transform from the output of SHAKE-256
-        (FIPS 202), with 53 bits for each uniform number. If the hash is a pseudo-random
-        function, different messages have independent normals.
+        The normals are computed with the Box-Muller transform from the output of
+        SHAKE-256 (FIPS 202), with 53 bits for each uniform number. If the hash is a
+        pseudo-random function, different messages have independent normals.
 
         Args:
           message: the data that the normals are bound to.
           size: number of normals.
 
         Returns:
-          float64, shape [size]. Secret: anyone who knows them can subtract them.
+          float64, shape [size]. They are secret: anyone who knows them can subtract them.
         """
         pairs = -(-size // 2)
         stream = hashlib.shake_256(b"tf-bandmf bound normals" + self._secret + message)

@@ -1,13 +1,14 @@
 """Lazy updates of embedding tables that preserve the exact distribution of the noise.
 
-A row is updated only when it is read, but DP adds noise to it in every step. The row's
-state `x` (its weights, their velocity under momentum, and the earlier normals that the
-mechanism stores) follows a linear system, which is the same for all rows and columns,
+A row is updated only when it is read, but DP adds noise to it in every step. Each weight
+of the row has a state `x`: a vector of the weight, its velocity under momentum, and the
+earlier numbers that the mechanism needs for its noise. The state follows a linear
+system, which is the same for all rows and columns,
 
     x[t+1] = F[t] x[t] + G[t] z[t] + H[t] s[t],
 
-with fresh standard normals `z[t]` and the row's sum `s[t]` of clipped gradients. If `s`
-is zero from step `l` to step `t - 1`, the state at `t`, given the state at `l`, is
+with a fresh standard normal `z[t]` and the weight's sum `s[t]` of clipped gradients. If
+`s` is zero from step `l` to step `t - 1`, the state at `t`, given the state at `l`, is
 
     x[t] = P(l, t) x[l] + L(l, t) g,      P(l, t) = F[t-1] ... F[l],
     L L^T = Q(l, t) = sum over l <= i < t of  P(i+1, t) G[i] G[i]^T P(i+1, t)^T,
@@ -32,8 +33,8 @@ import numpy as np
 
 from tf_bandmf import matrices
 
-# The maximum number m of entries in a row's state, per column of the table. Each entry
-# needs as much memory as the whole table, and a fresh normal whenever a row is updated.
+# The maximum number m of entries in the state of a weight. Each entry takes as much
+# memory as the whole table, and a fresh normal per weight whenever a row is updated.
 MOST_ENTRIES = 9
 
 
@@ -52,12 +53,15 @@ class LinearUpdate(NamedTuple):
 
 
 class RowSystem(NamedTuple):
-    """Matrices `[F G H] = constant + eta rate` of each step; see the module's docstring.
+    """The matrices F, G and H of all steps, as functions of the learning rate.
 
-    `eta` is the learning rate of the step. `constant` and `rate` are float64, shape [n
-    or 1, m, m + 2], for n steps and m entries of a state. The first axis is the step,
-    or has length 1 if all steps have the same matrices. The first entry of a state is
-    the weight.
+    A step with learning rate `eta` takes a state `x` of m entries, the first of which is
+    the weight, to `F x + G z + H s`, where `z` is a standard normal and `s` is a sum of
+    clipped gradients. Its matrices are `[F G H] = constant + eta rate`.
+
+    Attributes:
+      constant, rate: float64, shape [n or 1, m, m + 2], for n steps. The first axis is
+        the step, or has length 1 if all steps have the same matrices.
     """
 
     constant: np.ndarray
@@ -65,15 +69,16 @@ class RowSystem(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """The number m of entries in the state of a row, per column."""
+        """The number m of entries in the state of a weight."""
         return int(self.rate.shape[1])
 
 
 def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
-    """Returns matrices `N` with `(y[t], m[t+1]) = N[t] (m[t], z[t])`, `y = C^-1 Z`.
+    """Returns matrices `N` with `(y[t], m[t+1]) = N[t] (m[t], z[t])`.
 
-    `y[t]` is the noise of step t, `z[t]` is row t of `Z`, and `m[t]` are the k vectors
-    that the mechanism stores before step t; `m[0] = 0`.
+    Here, `y[t]` is the noise of step t, row t of `C^-1 Z`; `z[t]` is row t of `Z`, the
+    matrix of standard normals; and `m[t]` are the k vectors that the mechanism stores
+    before step t, with `m[0] = 0`.
 
     Args:
       matrix: the strategy matrix C.
@@ -86,8 +91,7 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
       ValueError: if C needs too much memory per row, or its noise has no such matrices.
     """
     streaming = matrix.streaming()
-    # Normals that a dense mechanism would regenerate must be stored in the rows'
-    # states.
+    # Normals that the mechanism would regenerate must be stored in the rows' states.
     memory = streaming.memory_vectors + streaming.regenerations
     if memory + 1 > MOST_ENTRIES:
         raise ValueError(
@@ -123,10 +127,10 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
 def row_system(
     noise: np.ndarray, update: LinearUpdate, stddev: float, batch_size: float
 ) -> RowSystem:
-    """Returns the linear system of a row under SGD with noisy mean gradients.
+    """Returns the linear system of a weight under SGD with noisy mean gradients.
 
-    The mean gradient is `g = (s + stddev y) / batch_size`, where `s` is the row's sum
-    of clipped gradients, and `y` is a row of `C^-1 Z`.
+    The mean gradient is `g = (s + stddev y) / batch_size`, where `s` is the weight's sum
+    of clipped gradients, and `y` is its entry in a row of `C^-1 Z`.
 
     Args:
       noise: the matrices of the strategy's noise, from `noise_system`.
@@ -138,8 +142,8 @@ def row_system(
       ValueError: if a state has too many entries.
     """
     beta = update.momentum
-    # The factors by which `-eta g` is multiplied before it is added to the weight and,
-    # with momentum, to the velocity.
+    # With the learning rate `eta`, `-eta g` times these factors is added to the weight
+    # and, with momentum, to the velocity.
     of_gradient = np.ones([1 if beta == 0.0 else 2])
     first = of_gradient.size
     m = first + noise.shape[1] - 1
@@ -148,9 +152,9 @@ def row_system(
     constant, rate = np.zeros([2, len(noise), m, m + 2])
     constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
     if beta != 0.0:
-        # Here, `constant` gets the factors by which the old velocity is multiplied
-        # before it is added to the weight and to the new velocity.
         of_gradient[0] = 1.0 + beta if update.nesterov else 1.0
+        # The old velocity times these factors is added to the weight and to the new
+        # velocity.
         constant[:, 0, 1] = beta * beta if update.nesterov else beta
         constant[:, 1, 1] = beta
     of_noise = -(stddev / batch_size) * of_gradient[:, None]

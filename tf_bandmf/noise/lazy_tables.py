@@ -1,10 +1,12 @@
-"""Embedding tables whose rows get their noise only when they are read; see `lazy`.
+"""Embedding tables whose rows get their noise only when they are read.
 
-A release brings all rows up to date and writes the weights to the model.
+The module `lazy` describes the method, and defines the matrices F, G, H, P, Q and L of
+the docstrings below. A release brings all rows up to date and writes the weights to the
+model.
 
 WARNING: between two releases, a row lacks the noise of the steps since it was last
-read. Anyone who sees the table between two releases learns which rows were read. The
-table is as secret as a key.
+read. Anyone who sees the table between two releases learns which rows were read.
+Therefore the table must be kept as secret as the noise key.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
 # The number of blocks of normals that are reserved for each table under a key that
 # tables share. It is larger than any table needs.
 _TABLE_BLOCKS = 1 << 40
-# A conditional variance below this fraction of the variance is a rounding error.
+# In `_factor`, a conditional variance below this fraction of the variance is a rounding
+# error, and counts as zero.
 _SMALLEST_PIVOT = 1e-12
 # The list of the steps since the last release is padded to one of these lengths.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
@@ -38,14 +41,14 @@ _DECAYED = (
 
 
 class Window(NamedTuple):
-    """The jumps from each step since the last release to one step.
+    """The jumps to one step from each step since the last release.
 
-    A jump from `l` to `t` is the pair of matrices `P(l, t)` and `L(l, t)` of `lazy`,
-    which brings a row's state from step `l` to step `t`.
+    A jump is a pair of matrices `P(l, t)` and `L(l, t)`. It brings a state `x` from step
+    `l` to step `t`, `x[t] = P(l, t) x[l] + L(l, t) g`, where `g` are standard normals.
 
     Attributes:
-      step: the step to which the jumps lead, int32.
-      first: the first step from which a jump leads to `step`, int32.
+      step: the step `t` to which the jumps lead, int32 scalar.
+      first: the smallest step `l` from which a jump leads to `t`, int32 scalar.
       matrices: P and L of the jump from step `l`, at index `l - first`, float32, shape
         [steps, 2, m, m]. They are stored side by side because lookups gather both.
     """
@@ -56,10 +59,13 @@ class Window(NamedTuple):
 
 
 class Jumps:
-    """Matrices `P(l, t)` and `Q(l, t)` of `lazy`, for each `l` since the last release.
+    """Stores the jumps from each step `l` since the last release to the next step `t`.
+
+    All tables share the jumps. A jump consists of `P(l, t)` and `L(l, t)`, which is
+    computed from the covariance matrix `Q(l, t) = L L^T`.
 
     Args:
-      system: system of the rows.
+      system: the matrices F, G and H of all steps.
       num_steps: number of steps of the run.
       step: the step at which every row is up to date.
     """
@@ -76,8 +82,7 @@ class Jumps:
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
         self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
-        # The matrices P and L of the jumps (see `Window`) to the next step, side by
-        # side.
+        # Entry `l` contains P and L of the jump from step `l` to the next step.
         jumps = tf.cast(tf.stack([identity, 0 * identity], axis=1), tf.float32)
         self._jumps = tf.Variable(jumps, trainable=False)
         self._release = tf.Variable(step, trainable=False, dtype=tf.int32)
@@ -104,8 +109,8 @@ class Jumps:
         state remains a state before the step, and the step's noise is added later.
 
         Args:
-          step: see `of_step`.
-          rate: see `of_step`.
+          step: int32 scalar.
+          rate: the learning rate of the step, float64 scalar.
 
         Returns:
           float32 scalars: the factor for the weight and, if there is one, for the
@@ -127,11 +132,11 @@ class Jumps:
         return [tf.cast(factor, tf.float32) for factor in (of_weight, of_velocity)]
 
     def advance(self, step: tf.Tensor, rate: tf.Tensor) -> list[Any]:
-        """Advances `P(l, step)` and `Q(l, step)` to `P(l, step + 1)`, `Q(l, step + 1)`.
+        """Replaces all jumps to `step` by jumps to `step + 1`.
 
         Args:
-          step: see `of_step`.
-          rate: see `of_step`.
+          step: int32 scalar.
+          rate: the learning rate of this step, float64 scalar.
 
         Returns:
           The operations.
@@ -156,18 +161,18 @@ class Jumps:
         return self._release.assign(step, read_value=False)
 
     def since_release(self, step: tf.Tensor) -> Window:
-        """Returns the jumps that bring the rows of all tables to `step`, int32."""
+        """Returns the jumps to `step`, int32, from each step since the last release."""
         first = self._release.read_value()
         both = self._jumps.sparse_read(tf.range(first, step + 1))
         return Window(step, first, both)
 
 
 class LazyTable(Secret):
-    """The states of a table's rows, each as of the step when it was last read. Secret.
+    """The secret states of a table's rows, which are updated only when they are read.
 
-    A row's clock is `t` if its stored state is the state before step `t`. The sum of
-    gradients of step `t` is added to this state (see `Jumps.entering`). The noise of
-    step `t` is added later, together with the noise of the subsequent steps.
+    A row's clock is `t` if its stored state is the state before step `t`. If step `t`
+    has a gradient for the row, it is added to this state. The noise of step `t` is
+    added later, together with the noise of the subsequent steps.
 
     Args:
       weights: the table, float32, shape [rows, columns], at `step`.
@@ -175,7 +180,7 @@ class LazyTable(Secret):
       number: index of the table among the tables that share keys.
       step: the step at which every row is up to date.
       memory: the entries of the rows' states at `step` other than the weights: float32,
-        shape [rows, (m - 1) columns], where m is the number of entries per column. None
+        shape [rows, (m - 1) columns], where m is the number of entries per weight. None
         means zeros.
     """
 
@@ -189,7 +194,7 @@ class LazyTable(Secret):
     ) -> None:
         self.num_rows, self.columns = weights.shape.as_list()
         self.jumps, self._first_block = jumps, number * _TABLE_BLOCKS
-        # The number of float32 values in the state of a row.
+        # The number of float32 values in the states of a row's weights.
         self._width = jumps.entries * self.columns
         self._clocks = tf.Variable(
             tf.fill([self.num_rows], tf.constant(step, tf.int32)), trainable=False
@@ -199,7 +204,7 @@ class LazyTable(Secret):
         self._weights = tf.Variable(weights.read_value(), trainable=False)
         if memory is None:
             memory = tf.zeros([self.num_rows, self._width - self.columns])
-        # The states of all rows: the weights, and the remaining entries.
+        # The states of all rows are stored as the weights and the remaining entries.
         self._states = [self._weights, tf.Variable(memory, trainable=False)]
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
@@ -226,7 +231,7 @@ class LazyTable(Secret):
 
         Args:
           rows: indices of the rows, shape [U], without duplicates.
-          jumps: the jumps to the step.
+          jumps: the jumps to this step, from `Jumps.since_release`.
           key: a key of the generator, uint64, that is used only for these rows, in this
             order, at this step.
 
@@ -258,9 +263,9 @@ class LazyTable(Secret):
 
         Args:
           rows: indices of the rows, shape [U], without duplicates.
-          sums: float32, shape [U, columns].
-          step: int32 scalar.
-          rate: the learning rate, float64 scalar.
+          sums: the sums, float32, shape [U, columns].
+          step: the step, int32 scalar.
+          rate: the learning rate of the step, float64 scalar.
 
         Returns:
           The operations.
@@ -284,8 +289,9 @@ class LazyTable(Secret):
 
         Args:
           into: the variable that receives the weights.
-          jumps: the jumps to the step.
-          key: a key of the generator, uint64, for all rows, at this step.
+          jumps: the jumps to the step of the release, from `Jumps.since_release`.
+          key: a key of the generator, uint64, that the table uses only for this
+            release.
 
         Returns:
           An operation.
@@ -313,16 +319,23 @@ class LazyTable(Secret):
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """Returns how many rows' states fit into `numbers` float32 values, at least 1."""
+        """Returns how many rows have at most `numbers` values in all, but at least 1."""
         return max(1, numbers // self._width)
 
     def _jump(
         self, rows: tf.Tensor, block: tf.Tensor, jumps: Window, key: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the stacked P and L of some rows, and the normals for their jump.
+        """Returns each row's jump, and the standard normals for these jumps.
 
-        The number of rows must be static. The normals start at the table's block with
-        number `block`.
+        Args:
+          rows: indices of the rows, of static shape [U].
+          block: number of the table's block with which the normals begin.
+          jumps: the jumps from all steps since the last release.
+          key: a key of the generator, uint64.
+
+        Returns:
+          P and L of each row's jump, float32, shape [U, 2, m, m]; and the normals,
+          float32, shape [U m columns].
         """
         numbers, block = rows.shape[0] * self._width, block + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
@@ -342,7 +355,15 @@ class LazyTable(Secret):
 def _in_parts(
     part: Callable[[tf.Tensor], tuple[tf.Tensor]], count: tf.Tensor | int
 ) -> Any:
-    """Calls `part(index)`, which returns the next index, for each index below `count`."""
+    """Calls `part` for the indices 0, ..., count - 1, in this order.
+
+    Args:
+      part: function of an index that returns a tuple with the next index.
+      count: number of calls.
+
+    Returns:
+      A tensor that depends on all calls.
+    """
     start = (tf.constant(0),)
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 
@@ -360,10 +381,10 @@ def _jumped(
     The results have the shapes [U, columns] and [U, (m - 1) columns].
 
     Args:
-      entries: number of entries in a row's state, m.
+      entries: number of entries in the state of a weight, m.
       states: states of the U rows or, if `first` is passed, of the whole table. In this
         case, XLA reads the U rows that start at `first` in place.
-      jump: P and L of the U rows, shape [U, 2, m, m].
+      jump: the matrices P and L of each row's jump, shape [U, 2, m, m].
       normals: `U m columns` standard normals.
       first: index of the first row in the table, or None.
     """
@@ -379,9 +400,9 @@ def _jumped(
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
-    """Multiplies matrices [U, m, m] by [U, m, columns].
+    """Multiplies matrices, shape [U or 1, m, m], by states, shape [U, m, columns].
 
-    This is faster than `matmul` because m is small.
+    This is faster than `tf.matmul` because m is small.
     """
     each = range(states.shape[1])
     return tf.add_n([matrices[:, :, j, None] * states[:, j, None] for j in each])
@@ -391,12 +412,19 @@ def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
 def _advanced(
     transition: tf.Tensor, noise: tf.Tensor, products: tf.Tensor, covariances: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns P and Q after one more step, float64, and the jumps (P, L), float32.
+    """Returns the matrices of all jumps after one more step.
 
-    P and Q have shape [steps, m, m]; the jumps have shape [steps, 2, m, m].
+    Args:
+      transition: F of the step, float64, shape [m, m].
+      noise: G of the step, float64, shape [m].
+      products: P of each jump before the step, float64, shape [steps, m, m].
+      covariances: Q of each jump before the step, float64, shape [steps, m, m].
+
+    Returns:
+      P and Q after the step, float64; and P and L, float32, shape [steps, 2, m, m].
     """
     products = _applied(transition[None], products)
-    # Covariances are symmetric.
+    # Q is symmetric, so F Q F^T is F (F Q)^T.
     grown = _applied(transition[None], covariances)
     grown = _applied(transition[None], tf.transpose(grown, [0, 2, 1]))
     grown += noise[:, None] * noise

@@ -1,4 +1,4 @@
-"""Independent standard normals from a counter-based generator."""
+"""Independent standard normals, made from the random words of Philox or ChaCha20."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BLOCK = 4096
 # The number of pairs of normals in a block. Each pair uses one counter value, for which
 # the generator returns four random words.
 _PAIRS = BLOCK // 2
-# The counter values from this one on yield the words that all pairs of a block share. The
-# pairs' own counter values are smaller.
+# The counter value that yields the words that all pairs of block 0 share. Block 1 uses the
+# next value, and so on. The pairs' own counter values are smaller.
 _SHARED = 1 << 63
 # The number of blocks that one vectorized call generates without XLA. The intermediate
 # results of so many blocks fit into the processor's cache.
@@ -70,11 +70,13 @@ def weighted_normals(
     materialized.
 
     Args:
-      step_keys: uint64, shape [terms, 2] or [terms, 5], see `standard_normals`.
+      step_keys: keys of Philox, uint64, shape [terms, 2], or of ChaCha20, uint64, shape
+        [terms, 5], as in `standard_normals`.
       weights: float32, shape [terms].
-      num_normals: see `standard_normals`.
-      first_block: see `standard_normals`.
-      jit_compile: see `standard_normals`.
+      num_normals: number of normals per key, a Python integer.
+      first_block: index of the first block of 4096 normals.
+      jit_compile: True to compile the generator with XLA; False for graphs that are
+        executed without XLA.
     """
     num_blocks = -(-num_normals // BLOCK)
     pairs = (compiled_blocks if jit_compile else _blocks_in_chunks)(num_blocks)
@@ -93,10 +95,11 @@ class WordSource(NamedTuple):
     """A source of random words: four words per step key and counter.
 
     Attributes:
-      four: function of a key, shape [key_words], and counters, uint64, any shape.
-        Returns four uint32 tensors of words. Intended for XLA.
-      in_a_row: function of a key, the first counter and the number of counters. Returns
-        the same words as int32, shape [num_counters, 4]. Faster without XLA.
+      four: function of a key, shape [key_words], and counters, uint64, any shape, that
+        returns four uint32 tensors of words. It is intended for XLA.
+      in_a_row: function of a key, the first counter and the number of counters, that
+        returns the same words as int32, shape [num_counters, 4]. It is faster than
+        `four` without XLA.
       of_many_operations: True if even a few words need so many TensorFlow ops that XLA
         is faster.
     """
@@ -119,13 +122,17 @@ def source_of(step_keys: tf.Tensor) -> WordSource:
     return _SOURCES[step_keys.shape[-1]]
 
 
-# A function from keys, weights and the first block to pairs of normals, complex64.
+# A function of step keys, their weights and the index of the first block. It returns the
+# weighted sum over the keys of the normals of some blocks: pairs of normals, complex64.
 _Blocks = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @functools.cache
 def compiled_blocks(num_blocks: int) -> _Blocks:
-    """Returns a function that generates pairs of normals with XLA, shared by all models."""
+    """Returns a function that generates `num_blocks` blocks of normals with XLA.
+
+    All models share this function.
+    """
     compiled = compiled_pairs(num_blocks)
 
     def pairs(
@@ -156,8 +163,8 @@ def compiled_blocks(num_blocks: int) -> _Blocks:
 def compiled_pairs(num_blocks: int) -> Callable[..., tf.Tensor]:
     """Returns an XLA program that generates weighted sums of pairs of normals.
 
-    Its arguments are the step keys, the weights, the first block, and the shared parts
-    of all blocks.
+    Its arguments are the step keys, their weights, the index of the first block, and the
+    result of `_shared_parts` for all `num_blocks` blocks.
     """
 
     def pairs(
@@ -189,7 +196,11 @@ def compiled_pairs(num_blocks: int) -> Callable[..., tf.Tensor]:
 
 
 def _blocks_in_chunks(num_blocks: int) -> _Blocks:
-    """Returns a function that generates pairs of normals in chunks, without XLA."""
+    """Returns a function that generates `num_blocks` blocks of normals without XLA.
+
+    It generates a few blocks at a time, so that intermediate results fit into the
+    processor's cache.
+    """
     chunk = min(num_blocks, _CHUNK)
     num_chunks = -(-num_blocks // chunk)
 
@@ -213,7 +224,8 @@ def _blocks_in_chunks(num_blocks: int) -> _Blocks:
         return tf.map_fn(
             of_chunk,
             tf.range(num_chunks),
-            parallel_iterations=8,  # Run on several threads.
+            # The chunks are generated on several threads.
+            parallel_iterations=8,
             fn_output_signature=tf.complex64,
         )
 
@@ -223,7 +235,11 @@ def _blocks_in_chunks(num_blocks: int) -> _Blocks:
 def _shared_parts(
     step_keys: tf.Tensor, first_block: tf.Tensor, num_blocks: int
 ) -> tf.Tensor:
-    """Returns the `shared_part` of each key's blocks, shape [terms, num_blocks]."""
+    """Returns the term of `box_muller.shared_part` for each key and each block.
+
+    Returns:
+      float32, shape [terms, num_blocks].
+    """
     counter = first_block + tf.constant(_SHARED, tf.uint64)
     in_a_row = source_of(step_keys).in_a_row
     terms = range(step_keys.shape[0])
@@ -234,7 +250,11 @@ def _shared_parts(
 
 @functools.cache
 def _compiled_shared(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns an XLA program that computes `_shared_parts` for one key."""
+    """Returns an XLA program that computes the term of `box_muller.shared_part`.
+
+    Its arguments are one step key and the index of the first block. It returns the terms
+    of `num_blocks` blocks, float32, shape [num_blocks].
+    """
 
     def parts(step_key: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
         counter = first_block + tf.constant(_SHARED, tf.uint64)

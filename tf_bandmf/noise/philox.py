@@ -1,4 +1,4 @@
-"""Philox, the counter-based generator of random words, in integer arithmetic."""
+"""Philox, a counter-based generator of random words, in TensorFlow's integer arithmetic."""
 
 from __future__ import annotations
 
@@ -70,6 +70,11 @@ def philox_in_a_row(
 ) -> tf.Tensor:
     """Computes the words of `philox` for consecutive counters with TensorFlow's kernel.
 
+    Args:
+      step_key: uint64, shape [2]: the key, and the upper half of the counter.
+      counter: the lower half of the first counter, uint64 scalar.
+      num_counters: number of counters.
+
     Returns:
       int32, shape [num_counters, 4].
     """
@@ -77,6 +82,7 @@ def philox_in_a_row(
         shape=[num_counters, 4],
         key=step_key[:1],
         counter=tf.stack([counter, step_key[1]]),
-        alg=1,  # tf.random.Algorithm.PHILOX, never "auto_select"
+        # The number 1 means `tf.random.Algorithm.PHILOX` on every device.
+        alg=1,
         dtype=tf.int32,
     )

@@ -20,9 +20,10 @@ from tf_bandmf.noise.shared import shared_function
 # `sum_k weights[k] z[steps[k]]`, float32, shape [size], where `z[i]` are the standard
 # normals of step `i`. They are the same in every call.
 Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-# The number of terms in one compiled program, in general and on a GPU. A loop adds the
-# remaining terms: one at a time in general, and two at a time on a GPU. For more than two
-# terms on a GPU, XLA would create several kernels and store the random words in memory.
+# The noise of a step is a sum over several steps. One compiled program adds up to four
+# terms of this sum, or two on a GPU. A loop adds the remaining terms: one at a time, or
+# two at a time on a GPU. For more than two terms on a GPU, XLA would create several
+# kernels and store the random words in memory.
 _TERMS, _TERMS_OF_GPU = 4, 2
 _ONE = [1.0]
 
@@ -33,7 +34,7 @@ Row = tuple[tf.Tensor, Updates]
 
 
 class Recurrence(abc.ABC):
-    """Computes `(C^-1 Z)[step]` from normals and a few stored vectors.
+    """Computes a step's noise, row `step` of `C^-1 Z`, from normals and stored vectors.
 
     Each entry of the noise depends only on the entries of the normals and of the stored
     vectors with the same index, so a part of the noise can be computed without the rest.
@@ -69,9 +70,10 @@ class Recurrence(abc.ABC):
 
 
 class Regeneration(Recurrence):
-    """Computes `y[i] = sum_j N[i, i-j] z[i-j]`, `N = C^-1`; regenerates earlier normals.
+    """Computes the noise `y[i] = sum_j N[i, i-j] z[i-j]` from regenerated normals.
 
-    It stores no vectors. `N` is banded, or a full triangle if the strategy is dense.
+    The matrix `N = C^-1` is banded, or a full triangle if the strategy is dense. No
+    vectors are stored.
     """
 
     def __init__(self, rows: _Rows) -> None:
@@ -80,7 +82,7 @@ class Regeneration(Recurrence):
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights, terms = self._rows.at(step), self._rows.terms
-        # Negative steps are replaced by 0. Their weights from `_Rows.at` are 0.
+        # Negative steps are replaced by 0, and have weight 0.
         steps = tf.maximum(step - tf.range(terms, dtype=tf.int64), 0)
         at_once = _TERMS_OF_GPU if device_kind() == "GPU" else 1
         together = min(terms, at_once if at_once > 1 else _TERMS)
@@ -104,9 +106,9 @@ class Regeneration(Recurrence):
 
 
 class KeptNormals(Recurrence):
-    """Computes the noise of `Regeneration`, to float precision, from stored normals.
+    """Computes the same noise as `Regeneration`, but from stored normals.
 
-    Slot `i % memory_vectors` of the buffer holds `z[i]`.
+    The two agree to float precision. Row `i % memory_vectors` of the buffer is `z[i]`.
     """
 
     def __init__(self, rows: _Rows) -> None:
@@ -117,7 +119,7 @@ class KeptNormals(Recurrence):
         weights = self._rows.at(step)
 
         def slot(j: tf.Tensor | int) -> tf.Tensor:
-            # Slots that no step has written yet contain zeros.
+            # Rows of the buffer that no step has written yet are zero.
             return (step - tf.cast(j, tf.int64)) % self.memory_vectors
 
         fresh = normals(step[None], tf.constant(_ONE))
@@ -140,7 +142,8 @@ def _plus_terms(
 ) -> tf.Tensor:
     """Adds the terms `begin, ..., end - 1` to a total, in this order.
 
-    Term `j` belongs to the step `step - j`; terms of negative steps are zero.
+    Term `j` belongs to the step `step - j`; terms of negative steps are zero. The call
+    `add(j, total)` returns the total with the `at_once` terms from `j` on added.
     """
     if end <= _TERMS and at_once == 1:
         for j in range(begin, end):
@@ -155,7 +158,7 @@ def _plus_terms(
     )[1]
 
 
-# XLA compiles each function with this decorator to one pass that copies no variables. All
+# A decorator for functions that XLA compiles to one pass that copies no variables. All
 # models share the compiled program.
 _compiled = shared_function(jit_compile=True)
 
@@ -175,10 +178,11 @@ def _sum(
 
 
 class RingBuffer(Recurrence):
-    """Forward substitution with a banded `C`; stores its last `bands - 1` outputs.
+    """Computes the noise of a banded `C` by forward substitution.
 
-    `y[i] = (z[i] - sum_{0<j<bands} C[i, i-j] y[i-j]) / C[i, i]`. Slot
-    `i % memory_vectors` of the buffer holds `y[i]`.
+    The noise is `y[i] = (z[i] - sum_{0<j<bands} C[i, i-j] y[i-j]) / C[i, i]`. Row
+    `i % memory_vectors` of the buffer is `y[i]`, so the buffer holds the last
+    `bands - 1` outputs.
     """
 
     def __init__(self, rows: _Rows, jit_compile: bool) -> None:
@@ -191,7 +195,7 @@ class RingBuffer(Recurrence):
         if not self.memory_vectors:
             return normals(step[None], 1.0 / weights), ()
         slot = tf.reshape(step % self.memory_vectors, [1])
-        # Slot s was last written 1 + (step - 1 - s) mod memory_vectors steps ago.
+        # Row s of the buffer was written 1 + (step - 1 - s) mod memory_vectors steps ago.
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
         past = tf.gather(weights, (step - 1 - slots) % self.memory_vectors + 1)
         fresh = normals(step[None], tf.constant(_ONE))
@@ -214,12 +218,12 @@ def _solution(
 
 
 class GeometricBuffers(Recurrence):
-    """The recurrence of a buffered linear Toeplitz strategy: one buffer `s[m]` per decay.
+    """Computes the noise of a buffered linear Toeplitz strategy.
 
-    The entries of `C^-1` below the diagonal are sums of geometric sequences. With its
-    normals `z`, each step computes the noise
-    `y = z + sum_m inverse_output_scales[m] s[m]`, then updates
-    `s[m] = inverse_decays[m] s[m] + z`; see `matrices.BufferedToeplitz`.
+    The entries of `C^-1` below the diagonal are sums of geometric sequences, so the
+    noise needs one stored vector `s[m]` for each sequence. With its normals `z`, each
+    step computes the noise `y = z + sum_m inverse_output_scales[m] s[m]`, and then
+    updates `s[m] = inverse_decays[m] s[m] + z`; see `matrices.BufferedToeplitz`.
     """
 
     def __init__(self, sums: matrices.GeometricSums) -> None:
@@ -270,13 +274,13 @@ def recurrence_of(
     elif isinstance(streaming, matrices.ForwardSubstitution):
         made = RingBuffer(_Rows(streaming), jit_compile)
     else:
-        raise TypeError(f"No recurrence for {type(streaming).__name__}.")
+        raise TypeError(f"There is no recurrence for {type(streaming).__name__}.")
     made.row_scale = streaming.row_scale
     return made
 
 
 class _Rows:
-    """Rows of a banded or dense lower triangular matrix, with one row per step.
+    """The rows of a banded or dense lower triangular matrix, one row for each step.
 
     Args:
       streaming: the method that computes the noise; it provides the rows.

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# The powers of two from 8 to 2^27. `near_length` rounds up to a multiple of one of
-# them.
+# The powers of two from 8 to 2^27, to multiples of which `near_length` rounds up.
 _UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
 # The graph collections that the graph of a function shares with the outer graph instead
@@ -39,7 +38,7 @@ def shared_function(
       **options: options of `tf.function`.
 
     Returns:
-      The function.
+      The shared `tf.function`, or a decorator if `function` is omitted.
     """
     if function is None:
         return functools.partial(shared_function, **options)
