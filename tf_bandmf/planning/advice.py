@@ -68,8 +68,10 @@ class RunSetting:
     """A choice of sampling, mechanism and batch size that `advise` compares.
 
     Attributes:
-      sampling, mechanism: names, as `tf_bandmf.plan` takes them.
-      batch_size, num_steps: sizes of the run.
+      sampling: name of the sampling, as for `tf_bandmf.plan`.
+      mechanism: name of the mechanism, as for `tf_bandmf.plan`.
+      batch_size: examples per step.
+      num_steps: n, the number of steps of the run.
       progress: how far the weights can move in the run, given the noise that the budget
         requires; see `learning_rates.progress`. `advise` recommends the setting with
         the most progress.
@@ -111,7 +113,8 @@ class Advice(RunSetting):
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """Returns a new Keras optimizer with the advised arguments."""
-        import keras  # This is the only method that needs Keras.
+        # Keras is imported here because no other method needs it.
+        import keras
 
         make = getattr(keras.optimizers, self.optimizer_name)
         return make(**self.optimizer_arguments)
@@ -174,9 +177,9 @@ def advise(
         the batch size, because `make_private(model, microbatch_size=...)` processes one
         part of the batch at a time.
       sampling: names of the permitted samplings, from "fixed-order", "shuffled",
-        "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins" (an
-        estimate). A sampling is preferred to the ones before it only if it makes over
-        3% more progress.
+        "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins" (whose
+        epsilon is an estimate). A sampling is preferred to the ones before it only if it
+        makes over 3% more progress.
       mechanism: the mechanism, as in `tf_bandmf.plan`. A closed-form mechanism is also
         used to compare batch sizes.
 
@@ -337,7 +340,11 @@ def _calmest(table: Comparison) -> Row | None:
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
-    """Chooses among the best settings of the samplings; returns it and the reason."""
+    """Chooses a setting among the best settings of the samplings, which `best` maps.
+
+    Returns:
+      The chosen setting, and the reason for the choice of its sampling.
+    """
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:

@@ -1,9 +1,11 @@
 """Builds a `Plan` from a privacy budget and a description of how data is used.
 
-plan = tf_bandmf.plan(epsilon=4, delta=1e-6, num_examples=60_000, batch_size=512,
-                      epochs=10)
-head, whole = tf_bandmf.split(4, 1e-6, [0.3, 0.7], [{"epochs": 4}, {"epochs": 8}],
-                              num_examples=60_000, batch_size=512)
+    plan = tf_bandmf.plan(epsilon=4, delta=1e-6, num_examples=60_000, batch_size=512,
+                          epochs=10)
+    head, whole = tf_bandmf.split(4, 1e-6, [0.3, 0.7], [{"epochs": 4}, {"epochs": 8}],
+                                  num_examples=60_000, batch_size=512)
+
+`split` divides one budget among several runs on the same data.
 """
 
 from __future__ import annotations
@@ -133,7 +135,8 @@ def plan(
         wanted = None if is_auto else [mechanism.strip().removesuffix(":max")]
         strategy = Search(workload, data, budget, objective).best(wanted)
     else:
-        use = data.participation(1)  # not cyclic
+        # The sampling is not cyclic, so it does not depend on the number of bands.
+        use = data.participation(1)
         strategy = registry.build_strategy(name, workload, use, **options)
     strategy = strategy.in_float32()
     participation = data.participation(strategy.matrix.bands)
@@ -144,9 +147,11 @@ def plan(
         guarantee = accountant.guarantee(noise_stddev, delta)
         if guarantee.epsilon > LARGEST_EPSILON * (1.0 + 1e-9):
             raise no_privacy(noise_stddev, delta, LARGEST_EPSILON)
-        check_budget(guarantee.epsilon, delta, None, None)  # warns of a large epsilon
+        # This call warns of a large epsilon.
+        check_budget(guarantee.epsilon, delta, None, None)
     else:
-        assert epsilon is not None  # check_budget
+        # `check_budget` ensures that the caller passed epsilon or a noise multiplier.
+        assert epsilon is not None
         made = accountant.calibrate(float(epsilon), delta)
         guarantee = made.guarantee
         noise_multiplier = multiplier_of(made.noise_stddev, sensitivity)
@@ -230,7 +235,8 @@ def split(
         lengths, if a run has a budget of its own, or if no noise level meets the
         budget.
     """
-    from tf_bandmf.planning.composition import compose  # slow to import
+    # Importing this module is slow, because it imports dp-accounting.
+    from tf_bandmf.planning.composition import compose
 
     check_budget(epsilon, delta, None, None)
     if not shares or not all(0.0 < share < math.inf for share in shares):

@@ -53,7 +53,8 @@ _COST_OF_KEPT = 0.05
 # Maps each objective to the attribute of `Row` that it minimizes, and to the printed
 # name of this error.
 _COLUMNS = {"mean": ("rmse", "RMSE"), "max": ("max_se", "MaxSE")}
-# The tolerance on log(1 - fraction) in the search for the best fraction parameter.
+# The tolerance on log(1 - x) in the search for the best value x of a parameter that is
+# below 1, such as lambda.
 _COARSE = {"xatol": 0.1}
 # Some families have a refinement: a slower family whose error is a few percent smaller.
 # "auto" does not try a refinement if the error of the original family exceeds the
@@ -79,8 +80,8 @@ class Row:
         it.
       sensitivity_is_exact: False if `sensitivity` is an upper bound.
       noise_multiplier: `noise_stddev` divided by `sensitivity`, as in a plan.
-      noise_stddev: noise standard deviation on the raw C (not scaled to sensitivity 1),
-        for l2_norm_clip = 1.
+      noise_stddev: noise standard deviation for the raw C (not scaled to sensitivity 1)
+        and l2_norm_clip = 1.
       is_rough: True if the noise is accurate only to one percent, because exact
         accounting is slow.
       converged: True if the optimizer converged, or the mechanism has a closed form.
@@ -91,7 +92,7 @@ class Row:
       memory_vectors: number of model-sized vectors that are stored between steps.
       regenerations_per_step: maximum number of earlier noise vectors that a step
         regenerates.
-      seconds: time in which the strategy was found.
+      seconds: seconds in which the strategy was found.
       strategy: the strategy, optimized just enough to rank the rows; None if the row was
         restored from a file.
     """
@@ -131,11 +132,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A table with a row per mechanism, and reasons why other mechanisms have none.
+    """A table with one row for each usable mechanism, and the reasons to exclude others.
 
     Attributes:
       title: title of the table.
-      rows: one row for each usable mechanism, with a choice of all parameters.
+      rows: one row for each usable mechanism, with the chosen values of its parameters.
       excluded: for each mechanism without a row, its name and the reason.
       objective: "mean" if the best row minimizes the RMSE, "max" for the MaxSE.
     """
@@ -190,7 +191,7 @@ class Comparison:
         return phrase("best row", kind, more=more, **facts)
 
     def _label(self, row: Row) -> str:
-        """Returns a row's mechanism, with the sampling if the table covers several."""
+        """Returns a row's mechanism, with its sampling if the rows differ in sampling."""
         is_one = len({other.sampling for other in self.rows}) == 1
         return row.mechanism if is_one else f"{row.mechanism} ({row.sampling})"
 
@@ -257,14 +258,15 @@ def compare(
       epsilon: epsilon of the budget, > 0; requires delta. Without a budget, the noise
         multiplier is 1.
       delta: delta of the budget, in [1e-20, 1).
-      num_examples: m, as for `tf_bandmf.plan`.
-      batch_size: B, as for `tf_bandmf.plan`.
-      epochs: k, as for `tf_bandmf.plan`.
-      num_steps: n, as for `tf_bandmf.plan`.
-      sampling: as for `tf_bandmf.plan`, or several names, whose rows are in one table.
-        A sampling whose adjacency differs from the first sampling's adjacency has no
-        rows, because its numbers are not comparable.
-      workload: as for `tf_bandmf.plan`.
+      num_examples: m, size of the training set.
+      batch_size: B, examples per step.
+      epochs: k, passes over the data.
+      num_steps: n, the number of steps; only with a `Participation`.
+      sampling: name or `Participation`, as for `tf_bandmf.plan`; or several names, whose
+        rows are in one table. A sampling whose adjacency differs from the first
+        sampling's adjacency has no rows, because its numbers are not comparable.
+      workload: the linear map by which the optimizer turns noisy gradients into models,
+        as for `tf_bandmf.plan`.
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_memory_vectors: maximum number of model-sized vectors that the noise may store
         between steps. By default, the maximum is 31 if this function chooses the number
@@ -309,7 +311,15 @@ def compare(
 def _each(
     what: str, given: Iterable[Any], make: Callable[[Any], Any]
 ) -> tuple[list[Any], dict[str, str]]:
-    """Calls `make` for each item of `given`; returns the results and the errors.
+    """Calls `make` for each item of `given`, and goes on if a call raises an error.
+
+    Args:
+      what: what the items are, for the error message.
+      given: the items.
+      make: function of one item.
+
+    Returns:
+      The results, and a dictionary from the items that failed to the error messages.
 
     Raises:
       ValueError: if `make` fails for all items.
@@ -339,8 +349,9 @@ class Search:
       data: how the run uses the data.
       budget: epsilon and delta; None to compare at noise multiplier 1.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_memory_vectors: see `compare`; with None, the maximum is 31 and applies only
-        if the search chooses the number of bands or buffers.
+      max_memory_vectors: maximum number of model-sized vectors that the noise may store
+        between steps; with None, the maximum is 31 and applies only if the search
+        chooses the number of bands or buffers.
 
     Raises:
       ValueError: if an argument is invalid.
@@ -371,7 +382,10 @@ class Search:
 
     @property
     def _is_searched(self) -> bool:
-        """True if the noise depends on more than the strategy's sensitivity."""
+        """True if the best parameters must be searched.
+
+        This is so if the noise depends on more than the strategy's sensitivity.
+        """
         is_noisy = self.data.is_cyclic or self.data.sampling.is_simulated
         return self.budget is not None and is_noisy
 
@@ -413,7 +427,8 @@ class Search:
         """Returns the best strategy, fully optimized, with the table in its diagnostics."""
         table = self.table(mechanisms)
         strategy = table.best().strategy
-        assert strategy is not None  # Only rows from a file have no strategy.
+        # Only rows that were restored from a file have no strategy.
+        assert strategy is not None
         family = registry.family_of(strategy.family)
         if self._is_drafted(family):
             _, options = registry.parse(table.mechanism)
@@ -454,9 +469,9 @@ class Search:
     def _best(self, family: Family, options: Mapping[str, Any]) -> Row:
         """Returns the row with the best values of all omitted parameters.
 
-        The function searches for a second parameter only if the noise depends on more
-        than the sensitivity; otherwise the family computes the best value. It tries
-        only the maximum number of bands if additional bands never increase the error.
+        A parameter below 1, such as lambda, is searched only if the noise depends on
+        more than the sensitivity; otherwise the family computes the best value. Only the
+        maximum number of bands is tried if additional bands never increase the error.
 
         Args:
           family: family of the mechanism.
@@ -483,7 +498,10 @@ class Search:
         return row(bisect.bisect_left(every[:-1], True, key=rises))
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
-        """Returns parameters of a family that refines `of`, taken from the row of `of`.
+        """Returns parameters of the family `name`, a refinement of the family `of`.
+
+        With cyclic sampling, the number of bands is taken from the row of `of`. In all
+        other cases, no parameter is specified.
 
         Raises:
           ValueError: if the error of `of` is more than 10% above the smallest error.
@@ -501,7 +519,7 @@ class Search:
         return {"bands": coarse[0].bands} if self.data.is_cyclic else {}
 
     def _most_bands(self, family: Family) -> int:
-        """Returns the maximum number of bands for this memory, run and sampling."""
+        """Returns the maximum number of bands that memory, run and sampling permit."""
         n, limit, sampling = self.workload.num_steps, self._limit, self.data.sampling
         if family.banded == "inverse":
             limit = max(MEMORY_VECTORS, limit)
@@ -516,19 +534,23 @@ class Search:
         return max(most, 1)
 
     def _sizes(self, family: Family) -> list[int]:
-        """Returns the numbers of bands, or the only number of buffers, to try."""
+        """Returns the numbers of bands to try, or one number of buffers.
+
+        Raises:
+          ValueError: if no number is possible.
+        """
         most = self._most_bands(family) if family.has_bands else 1
         if most < 2 and self._limit < 1:
-            raise ValueError("it stores at least one vector.")
+            raise ValueError("max_memory_vectors must be at least 1.")
         if not family.has_bands:
             return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
-            raise ValueError("only one band fits. Use identity.")
+            raise ValueError("Only one band is possible. Use identity.")
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]
-        # With the best gamma, more bands never increase the error of bifr either, and
-        # each number of bands takes long to try.
+        # More bands never increase the error of an optimized family, nor that of "bifr"
+        # with the best gamma. In a long run, trying one number of bands takes long.
         is_long = self.workload.num_steps > LONG_RUN and len(family.numbers) > 1
         return [most] if family.is_optimized or is_long else sizes
 
@@ -537,17 +559,24 @@ class Search:
     ) -> Row:
         """Returns the row with the best value of a parameter that is below 1.
 
-        The family computes the best value without amplification. With amplification,
-        smaller values are better (arXiv:2601.22334, section 5.1). The search uses a
-        logarithmic scale, because fractions close to 1 matter most, and a coarse
-        tolerance, because each evaluation needs a simulation.
+        The family computes the value that is best without amplification. With
+        amplification, smaller values are better (arXiv:2601.22334, section 5.1), so they
+        are searched: on a logarithmic scale of their distance from 1, because values
+        close to 1 matter most, and with a coarse tolerance, because each evaluation
+        needs a simulation.
+
+        Args:
+          family: family of the mechanism.
+          name: name of the parameter, such as "lambda_".
+          options: the parameters that are already chosen.
         """
         best = self._strategy(family, options, is_draft=False)
         largest = best.parameters[name.rstrip("_")]
         if not self._is_searched:
             given = {**options, name: _three_digits(largest)}
             return self._candidate(family, given)
-        from scipy import optimize  # slow to import
+        # Importing SciPy's optimizers is slow, so they are imported only if needed.
+        from scipy import optimize
 
         made = list[Row]()
 
@@ -557,7 +586,8 @@ class Search:
                 with np.errstate(all="ignore"):
                     made.append(self._candidate(family, given))
             except (ValueError, ArithmeticError):
-                # For example, with gamma near 1, C overflows or has negative entries.
+                # Some values are impossible. For example, if the gamma of "bifr" is near
+                # 1, the matrix C overflows or has negative entries.
                 return math.inf
             return math.log(self._value(made[-1]))
 
@@ -565,7 +595,8 @@ class Search:
         optimize.minimize_scalar(
             log_error, bounds=bounds, method="bounded", options=_COARSE
         )
-        if not made:  # repeats the error
+        # If no value is possible, this call raises the error.
+        if not made:
             return self._candidate(family, {**options, name: 0.0})
         return min(made, key=self._value)
 
@@ -586,7 +617,15 @@ class Search:
     def _strategy(
         self, family: Family, options: Mapping[str, Any], is_draft: bool
     ) -> Strategy:
-        """Builds a strategy; for cyclic sampling, the data has one part per band."""
+        """Builds a strategy from values of all its parameters.
+
+        With cyclic sampling, the data has one part per band.
+
+        Args:
+          family: family of the mechanism.
+          options: the values of its parameters.
+          is_draft: True to optimize the strategy just enough to rank it.
+        """
         participation = self.data.participation(options.get("bands", 1))
         if self.data.is_cyclic:
             participation.check_accounting(self.workload.num_steps)
@@ -648,7 +687,10 @@ class Search:
 
 
 def _three_digits(value: float) -> float:
-    """Rounds a value so that `1 - value` has three digits, for short names."""
+    """Rounds a value so that `1 - value` has three digits.
+
+    The value is part of a mechanism's name, which is thus short.
+    """
     return float(f"{1.0 - float(f'{1.0 - value:.3g}'):.8g}")
 
 

@@ -239,7 +239,11 @@ class Release:
         )
 
     def proven(self) -> Release:
-        """Returns the release without simulated values, if other bounds are known."""
+        """Returns the release with a guarantee that does not depend on a simulation.
+
+        A run with a simulated epsilon becomes the Gaussian mechanism without
+        amplification that bounds it. All other releases are returned unchanged.
+        """
         is_certain = self.kind != "estimate" and not self.risk
         if is_certain or self.noise_multiplier is None or self.is_gaussian:
             return self
@@ -259,7 +263,10 @@ class Release:
         return 2.0 * self.epsilon, min(delta, 1.0)
 
     def gaussian_noise(self, replaced: bool) -> float | None:
-        """Returns the noise multiplier if the release is Gaussian, or None."""
+        """Returns the noise multiplier of a Gaussian mechanism that bounds the release.
+
+        The result is None if no such mechanism is known.
+        """
         noise = self.noise_multiplier
         if self.is_gaussian:
             squares = (n / piece.noise_multiplier**2 for piece, n in self.pieces)
@@ -285,7 +292,11 @@ class Release:
         return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
 
     def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
-        """Returns the release as (sampled) Gaussian queries; None if not possible."""
+        """Returns the Gaussian queries that the release consists of, or None.
+
+        The queries may be on samples of the data. The result is None if the release has
+        other parts, or if its queries do not determine the guarantee for this adjacency.
+        """
         queries = self.kinds
         if not queries or None in queries:
             return None
@@ -298,7 +309,10 @@ class Release:
         return tuple(queries) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
 
     def loss(self, replaced: bool, interval: float) -> Loss:
-        """Returns a privacy loss that dominates every mechanism with these bounds."""
+        """Returns a privacy loss that dominates every mechanism with this release's bounds.
+
+        The loss is discretized with the given interval.
+        """
         whole = None
         if self.event is not None:
             replaces = self.adjacency != "zero-out"
@@ -352,7 +366,14 @@ def _event_of(value: Any) -> Any:
 
 
 class Bound(NamedTuple):
-    """A joint epsilon with accountant, kind and confidence, as in `Guarantee`."""
+    """A joint epsilon, and how it was obtained.
+
+    Attributes:
+      epsilon: the joint epsilon.
+      accountant: name of the method that computed epsilon.
+      kind: "exact", "bound" or "estimate".
+      confidence: joint confidence of simulated bounds, or None.
+    """
 
     epsilon: float
     accountant: str
@@ -384,7 +405,7 @@ class JointGuarantee:
 
     @property
     def adjacency(self) -> str:
-        """The definition of neighboring data sets; see `compose`."""
+        """The definition of neighboring data sets that the joint guarantee is for."""
         if not self.replaced:
             return ZERO_OUT
         is_only = any(part.adjacency == "replace-one" for part in self.parts)
@@ -496,12 +517,18 @@ class JointGuarantee:
 
     @functools.cached_property
     def gaussian_noise(self) -> float | None:
-        """The noise multiplier of the unamplified joint Gaussian mechanism, or None."""
+        """The noise multiplier of one Gaussian mechanism that bounds all releases.
+
+        It does not include amplification, and is None if a release has no such bound.
+        """
         return _noise_of(self.parts, self.replaced)
 
     @functools.cached_property
     def stated(self) -> tuple[float, float] | None:
-        """The basic composition of all guarantees; None if a release has none."""
+        """The sums of the releases' epsilons and deltas, by basic composition.
+
+        The value is None if a release states no (epsilon, delta).
+        """
         pairs = [part.stated(self.replaced) or (None, None) for part in self.parts]
         epsilon, delta = (_sum(column) for column in zip(*pairs))
         return None if epsilon is None or delta is None else (epsilon, delta)
@@ -561,8 +588,8 @@ class JointGuarantee:
         # The discretization interval is `_INTERVAL` times a power of two.
         coarser = max(0, math.ceil(math.log2(self._expected() / _FINE)))
         proven = tuple(part.proven() for part in self.parts)
-        # Releases with simulated values are also tried as Gaussian mechanisms without
-        # amplification.
+        # A bound that does not depend on a simulation may be smaller or more certain, so
+        # it is computed, too.
         for parts in dict.fromkeys((self.parts, proven)):
             loss = _composed_loss(parts, self.replaced, _INTERVAL * 2.0**coarser)
             value = float(loss.get_epsilon_for_delta(delta - _ROUNDING))
@@ -615,14 +642,21 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _noise_of(parts: Iterable[Release], replaced: bool) -> float | None:
-    """Returns the noise multiplier of the composed Gaussian mechanisms, or None."""
+    """Returns the noise multiplier of the composition of Gaussian mechanisms.
+
+    The mechanisms are those of `Release.gaussian_noise`. The result is None if a release
+    has no such mechanism.
+    """
     noises = (part.gaussian_noise(replaced) for part in parts)
     precision = _sum(None if noise is None else noise**-2 for noise in noises)
     return 1.0 / math.sqrt(precision) if precision else None
 
 
 def _certainty(parts: tuple[Release, ...]) -> tuple[str, float | None]:
-    """Returns the kind and the confidence of the joint epsilon of these releases."""
+    """Returns the kind of a joint epsilon, "bound" or "estimate", and its confidence.
+
+    The confidence is None for an estimate, and if no bound is simulated.
+    """
     risk = math.fsum(part.risk for part in parts)
     if any(part.kind == "estimate" for part in parts) or risk > 0.5:
         return "estimate", None

@@ -57,11 +57,11 @@ SPREAD = 0.14
 # The moving average of the weights spans this fraction of the steps.
 _REMEMBERED = 0.1
 _SQUARES = ("squarederror", "mse")
-# The clip norm for each kind of loss, and substrings of the names of such losses. With
-# a Poisson loss and clip norm 1, models predict counts that are too small: because the
-# residuals are skewed, the mean clipped gradient vanishes near the median instead of
-# the mean. Labels are assumed to be divided by their typical size. See
-# `benchmarks/advice`.
+# Maps a kind of loss to its clip norm, followed by parts of the names of such losses.
+# Counts need a large clip norm: with a Poisson loss and clip norm 1, models predict
+# counts that are too small, because the residuals are skewed, so the mean clipped
+# gradient vanishes near the median instead of the mean. The clip norm for counts assumes
+# labels that are divided by their typical size. See `benchmarks/advice`.
 _CLIPS: dict[str, tuple[Any, ...]] = {
     "counts": (10.0, "poisson"),
     "two classes": (3.0, "binarycrossentropy"),
@@ -86,7 +86,11 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
 
 
 def noise_of(plan: Plan) -> float:
-    """Returns s, as in `noise_in_models`, for a plan with an expected batch size."""
+    """Returns s, the noise per coordinate of a model relative to an update of norm 1.
+
+    Args:
+      plan: a plan with an expected batch size.
+    """
     size, momentum = plan.expected_batch_size or 0.0, plan.workload.momentum or 0.0
     return noise_in_models(plan.rmse(), size, momentum)
 
@@ -122,6 +126,10 @@ def progress(rate: float, num_steps: int) -> float:
 
     SGD with momentum beta makes steps of full length only after about 1 / (1 - beta)
     steps, so a short run moves less than the learning rate times the number of steps.
+
+    Args:
+      rate: the learning rate for gradients that are divided by the clip norm.
+      num_steps: n, the number of steps of the run.
     """
     missed = MOMENTUM * (1.0 - MOMENTUM**num_steps) / (1.0 - MOMENTUM)
     return rate * (num_steps - missed)
@@ -154,8 +162,9 @@ def expected_share(
     """Returns a model's expected improvement, relative to training without privacy.
 
     The share is P / (P + 0.12 sqrt(k d)), where P is the `progress` with the
-    recommended learning rate for classification, and k is the result of `_excess`. The
-    formula was fitted to the tasks of `benchmarks/advice`.
+    recommended learning rate for classification, and k >= 1 is the ratio of the clip
+    norm to the typical gradient norm. The formula was fitted to the tasks of
+    `benchmarks/advice`.
 
     Args:
       noise: s, the result of `noise_in_models`.

@@ -58,12 +58,18 @@ class Measurements:
 
     @property
     def norm(self) -> float:
-        """The maximum norm of a contribution with counts, divided by l2_norm_clip."""
+        """The bound on the norm of an example's clipped gradient and counts together.
+
+        It is relative to l2_norm_clip.
+        """
         return 1.0 / math.sqrt(1.0 - self.counts)
 
     @property
     def mu(self) -> float:
-        """The mu (1 / noise multiplier) of all evaluations; 0 without evaluations."""
+        """The value `mu = 1 / sigma` of all evaluations as one Gaussian mechanism.
+
+        It is 0 without evaluations.
+        """
         if self.noise_multiplier is None:
             return 0.0
         return math.sqrt(self.evaluations) / self.noise_multiplier

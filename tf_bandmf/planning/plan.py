@@ -99,7 +99,7 @@ class Plan:
         gradients; None if the code that uses the plan has its own divisor.
       accountant: name of the accountant that computed (epsilon, delta) from
         noise_multiplier.
-      kind: "exact", "bound" or "estimate"; see `accounting.guarantee.Guarantee`.
+      kind: how certain epsilon is: "exact", "bound" or "estimate".
       adjacency: definition of neighboring data sets.
       confidence: confidence of a simulated bound, or None.
       test_seed: None, or a seed from which noise is generated FOR TESTS ONLY: anyone
@@ -235,7 +235,8 @@ class Plan:
         It is the noise multiplier times the sensitivity. For "identity" (C = I), it is
         the noise of each step's sum: the noise multiplier of TF Privacy and Opacus.
         """
-        assert self.sensitivity is not None  # set by __post_init__
+        # `__post_init__` has computed the sensitivity if the caller passed none.
+        assert self.sensitivity is not None
         return self.noise_multiplier * self.sensitivity.value
 
     @property
@@ -347,7 +348,10 @@ class Plan:
         return self._with_noise_of(self.accounting(confidence))
 
     def _with_noise_of(self, accountant: Accountant, **changes: Any) -> Plan:
-        """Returns this plan with the noise that `accountant` needs for the budget."""
+        """Returns this plan with the noise that `accountant` needs for the budget.
+
+        The `changes` are values of other fields of the new plan.
+        """
         assert self.sensitivity is not None
         made = accountant.calibrate(self.epsilon, self.delta)
         noise = multiplier_of(made.noise_stddev, self.sensitivity.value)
@@ -492,10 +496,10 @@ class Plan:
     ) -> dict[str, Any]:
         """Returns Keras optimizer arguments: learning rate, momentum, weight averaging.
 
-        Example:
-        `keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))`. The
-        learning rate follows the rule in `planning.learning_rates`; the momentum is the
-        momentum of the workload.
+            keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))
+
+        The learning rate follows the rule in `planning.learning_rates`. The momentum is
+        that of the plan's workload.
 
         Args:
           num_parameters: d, the number of trainable weights of the model.

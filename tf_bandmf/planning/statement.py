@@ -127,15 +127,16 @@ class PrivacyStatement:
             if epsilon < 700.0:
                 bounds.append(math.exp(epsilon) * accused + delta)
         if self.mu is not None and 0.0 < accused < 1.0:
-            from scipy.special import ndtri  # slow to import
+            # Importing SciPy is slow, so it is imported only if needed.
+            from scipy.special import ndtri
 
             bounds.append(_normal(float(ndtri(accused)) + self.mu))
         return min(bounds)
 
     def right(self) -> float:
-        """The maximum share of correct guesses if half of the people took part."""
-        # This is (1 + total variation distance) / 2; the distance is the maximum of
-        # `found(accused) - accused`.
+        """Returns the maximum share of correct guesses if half of the people took part."""
+        # The result is (1 + d) / 2, where d, the total variation distance, is the maximum
+        # of `self.found(accused) - accused` over all values of `accused`.
         shifts = [(math.tanh(0.5 * epsilon), delta) for epsilon, delta in self._pairs()]
         distance = min(shift + delta * (1.0 - shift) for shift, delta in shifts)
         if self.mu is not None:
@@ -315,14 +316,21 @@ class PrivacyCard:
 
 
 def _listed(heading: str, form: str, points: _Points) -> str:
-    """Returns a heading, and a line with number, title and text for each point."""
+    """Returns a heading, followed by one line for each point.
+
+    Args:
+      heading: the heading.
+      form: format string of a line, for the number, title and text of a point.
+      points: pairs (title, text).
+    """
     lines = [form.format(i, *point) for i, point in enumerate(points, start=1)]
     return "\n".join([heading, *lines])
 
 
 def _normal(x: float) -> float:
     """Returns the probability that a standard normal variable is at most x."""
-    from tf_bandmf.accounting import tails  # needs SciPy
+    # Importing SciPy, which this module needs, is slow.
+    from tf_bandmf.accounting import tails
 
     return float(tails.lower_tail(x))
 

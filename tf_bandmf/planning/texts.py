@@ -20,5 +20,8 @@ def phrase(section: str, name: str, /, **facts: Any) -> str:
 
 
 def phrases(section: str, /, **facts: Any) -> dict[str, str]:
-    """Returns a dictionary of all texts of a section of texts.ini."""
+    """Returns all texts of a section of texts.ini, with `facts` in their placeholders.
+
+    The result is a dictionary from the names of the texts to the texts.
+    """
     return {name: phrase(section, name, **facts) for name in _TEXTS[section]}
