@@ -172,7 +172,7 @@ class BatchSchedule:
 
     @functools.cached_property
     def _draw_base(self) -> np.ndarray:
-        """Returns the seed of all random choices other than sampling, int64, shape [2].
+        """The seed of all random choices other than sampling, int64, shape [2].
 
         Such choices are the random numbers of `map`, and which rows of a user are used.
         """
@@ -252,7 +252,13 @@ class BatchSchedule:
     def _part(
         self, step: int, number: int, num_parts: int
     ) -> tuple[np.ndarray, np.int64]:
-        """Returns the example indices in one part of a batch, and its padded size."""
+        """Returns the example indices of one part of a batch, and this part's padded size.
+
+        Args:
+          step: step of the run.
+          number: index of the part.
+          num_parts: number of parts of the batch.
+        """
         indices = self.example_indices(step)
         size = self.padded_batch_size if self._padded else indices.size
         if indices.size > size:
@@ -269,14 +275,18 @@ class BatchSchedule:
         """Yields the example indices of each step, for custom loops that fetch examples.
 
         Raises:
-          ValueError: see `dataset`.
+          ValueError: if the schedule cannot start at `first_step`.
         """
         self._check_start(first_step)
         for step in range(first_step, self.num_steps):
             yield IndexBatch(step, self.example_indices(step))
 
     def _check_start(self, first_step: int) -> None:
-        """Raises ValueError if this schedule cannot start at `first_step`."""
+        """Raises ValueError if this schedule cannot start at `first_step`.
+
+        This is so if the step does not exist, or if the run drew its earlier steps from
+        another seed.
+        """
         if not 0 <= first_step <= self.num_steps:
             raise ValueError(
                 f"first_step must be in [0, {self.num_steps}], found {first_step}."
@@ -316,7 +326,8 @@ class BatchSchedule:
         """Returns the same batches, with every loss multiplied by its class weight.
 
         Args:
-          class_weight: see `sampling.changes.ClassWeights`.
+          class_weight: dictionary from class numbers to weights, finite and >= 0; see
+            `sampling.changes.ClassWeights`.
 
         Returns:
           A separate schedule. A run that started with other weights cannot continue

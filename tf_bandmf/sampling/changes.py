@@ -1,8 +1,8 @@
-"""Changes that are made to rows in addition to `map`: ranges and class weights.
+"""Changes that `plan.batches` and `fit` make to rows: declared ranges and class weights.
 
 A declared range is public: `fit` may compare it with the model before the first step,
-and a record outside its range contributes nothing to a run. Class weights scale
-examples, and depend only on the target of each example.
+and a record outside the range contributes nothing to a run. A class weight scales the
+contribution of an example, and depends only on the example's target.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Ranges:
                 f'{{"x": (0, 255), "y": (0, 9)}}, found {ranges!r}.'
             )
         self.digest = f"ranges {sorted(ranges.items())}".encode()
-        # Tuples of key, tensor name (None for all tensors), minimum and maximum.
+        # Each tuple consists of "x" or "y", a tensor's name (None for all tensors), the
+        # minimum and the maximum.
         self._limits: list[tuple[str, Any, float, float]] = []
         for key, given in ranges.items():
             pairs: Any = [(None, given)]
@@ -81,9 +82,14 @@ class Ranges:
 
 
 def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
-    """Returns each row's numbers in one tensor or all tensors, float64, shape [N, any].
+    """Returns the numbers of each row, float64, shape [N, any].
 
     float64 represents the numbers of all common dtypes exactly.
+
+    Args:
+      content: contents of N rows.
+      key: "x" or "y".
+      name: name or index of one tensor in x or y, or None for all tensors.
     """
     try:
         part = content[key] if name is None else content[key][name]

@@ -158,7 +158,7 @@ class Examples:
         return change
 
     def weighted(self, class_weight: Mapping[int, float]) -> Examples:
-        """Returns these examples with class weights; see `ClassWeights`."""
+        """Returns these examples, whose contributions are scaled by class weights."""
         other = copy.copy(self)
         vars(other).pop("digest", None)
         other.changes = [*self.changes, ClassWeights(class_weight)]
@@ -206,6 +206,11 @@ class Examples:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Chooses at most K rows of each user, at random if a user has more.
 
+        Args:
+          base: the seed of the run's random numbers, int64, shape [2].
+          units: indices of the users, int64, shape [N].
+          step: step of the run.
+
         Returns:
           Ids of the rows, shape [N, K], padded with the user's first row; and a mask
           that is False for padding, shape [N, K].
@@ -227,7 +232,7 @@ class Examples:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Returns a hash of the examples and their order."""
+        """A hash of the examples, of their order, and of the changes to their rows."""
         digest = hashlib.blake2b(digest_size=32)
         self.source.update_digest(digest.update)
         for change in self.changes:

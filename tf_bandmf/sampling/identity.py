@@ -31,11 +31,11 @@ import tensorflow as tf
 
 # Keys of a batch (a dictionary) for its contents.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
-# Batch key, only if an example consists of up to K rows: a mask that is False for
-# padding, bool, shape [N, K].
+# Only batches whose examples consist of up to K rows have this key: a mask that is False
+# for padding, bool, shape [N, K].
 ROWS = "rows"
-# Batch key: the maximum share of the clip norm that each example may contribute, in [0,
-# 1].
+# Only batches with class weights have this key: the maximum share of the clip norm that
+# each example may contribute, in [0, 1].
 SHARE = "share"
 CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
 FINGERPRINT = "fingerprint"
@@ -93,10 +93,12 @@ def _flat(leaf: tf.Tensor) -> tf.Tensor:
 
 def _by_value(leaf: tf.Tensor) -> tf.Tensor:
     exact = tf.cast(leaf, tf.float64)
-    if leaf.dtype.size > 2 and leaf.dtype != tf.float32:  # float32 holds the rest
+    # float32 represents the numbers of all other dtypes exactly.
+    if leaf.dtype.size > 2 and leaf.dtype != tf.float32:
         rounded = tf.cast(tf.cast(exact, tf.float32), tf.float64)
         exact = tf.where(tf.round(exact) == exact, exact, rounded)
-    return exact + 0.0  # removes negative zeros
+    # Adding 0.0 turns negative zeros into zeros.
+    return exact + 0.0
 
 
 def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
@@ -188,7 +190,10 @@ def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
-    """Returns pairs of path and tensor; a list and a tuple have the same paths."""
+    """Returns a pair of path and tensor for each tensor of a structure.
+
+    A path consists of keys and indices, so a list and a tuple have the same paths.
+    """
     if isinstance(value, (list, tuple)):
         value = dict(enumerate(value))
     if not isinstance(value, Mapping):

@@ -105,7 +105,10 @@ class Mapped:
         self.digest = b"mapped" + b"".join(map(bytes_of, made))
 
     def _arguments(self) -> list[str]:
-        """Returns the names of the arguments without defaults, and `seed` if present."""
+        """Returns the names of the function's arguments.
+
+        Arguments with default values are left out, except `seed`.
+        """
         if not callable(self._function):
             raise TypeError(
                 f"map must be a function of one example, or a Keras layer (import "
@@ -113,7 +116,8 @@ class Mapped:
             )
         try:
             parameters = inspect.signature(self._function).parameters.values()
-        except ValueError:  # C functions have no signature
+        except ValueError:
+            # Some functions that are implemented in C have no signature.
             return ["x"]
         named = [p for p in parameters if p.default is p.empty or p.name == "seed"]
         names = [p.name for p in named if p.kind < p.VAR_POSITIONAL or p.name == "seed"]
@@ -164,7 +168,11 @@ class Mapped:
         return tf.nest.map_structure(common, *results)
 
     def _one(self, content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:
-        """Applies the function to one example: returns `x`, and `y` if it takes `y`."""
+        """Applies the function to one example, and returns the parts that it makes.
+
+        The function makes `x`, and also `y` if it takes `y`. A function that parses
+        records may make all parts of an example.
+        """
         keys = (INPUTS, TARGETS)[: 1 + self.with_targets]
         if keys[-1] not in content:
             raise TypeError(
@@ -233,7 +241,8 @@ def _each_that_works(
     numbered = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
         lambda place, row: (place, function(row)), num_parallel_calls=tf.data.AUTOTUNE
     )
-    # An additional row that always succeeds keeps the batch from being empty.
+    # The row `blank` is appended because `get_single_element` needs a batch, and there
+    # would be none if the function failed on all rows.
     ended = numbered.ignore_errors().concatenate(
         tf.data.Dataset.from_tensors((count, blank))
     )

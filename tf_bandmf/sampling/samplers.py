@@ -66,6 +66,12 @@ def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarr
 
     Words at or above the largest multiple of `bound` that is at most 2^64 are skipped.
 
+    Args:
+      words: source of the random words.
+      step: the step that uses the integers.
+      count: how many integers to return.
+      bound: upper bound, not included, > 0.
+
     Returns:
       int64, shape [count]; a smaller count returns a prefix.
     """
@@ -113,7 +119,8 @@ class Trials:
             powers.append(powers[-1] * (one - q) >> 128)
         last = powers[-1]
         blocks = [last]
-        while blocks[-1] * 150 > one:  # about exp(-5)
+        # The table ends where P(a >= i) falls below 1 / 150, about exp(-5).
+        while blocks[-1] * 150 > one:
             blocks.append(blocks[-1] * last >> 128)
         # The cut points are P(a >= i) and P(b >= i) times 2^64 for i = 1, 2, ..., in
         # reverse order.
@@ -122,7 +129,13 @@ class Trials:
         self._within = np.array(within, np.uint64)
 
     def successes(self, words: Words, step: int, size: int) -> np.ndarray:
-        """Returns ascending indices of the successes among `size` trials, int64."""
+        """Returns the indices of the successes among `size` trials, ascending, int64.
+
+        Args:
+          words: source of the random words.
+          step: the step that uses the words.
+          size: number of trials.
+        """
         if 2 * self._limit > 1 << 64:
             return np.flatnonzero(words(step, size) <= np.uint64(self._limit - 1))
         count = math.ceil(1.01 * size * self._q) + 16
@@ -259,12 +272,13 @@ class RestSampler(Sampler):
         self._trials = Trials(batch, total - batch * (separation - 1))
         self._recent: dict[int, np.ndarray] = {}
         self._next = -1
-        self._lock = threading.Lock()  # tf.data draws steps in parallel
+        # tf.data may draw several steps at the same time.
+        self._lock = threading.Lock()
 
     def example_indices(self, step: int) -> np.ndarray:
         with self._lock:
             if self._next < 0 or (step < self._next and step not in self._recent):
-                # `_free` is the first step at which each example no longer rests.
+                # `_free` contains the first step at which each example can be drawn.
                 self._free, self._next, self._recent = self._first_free(), 0, {}
             while (now := self._next) <= step:
                 tried = self._trials.successes(self._words, now, self._total)
@@ -277,8 +291,7 @@ class RestSampler(Sampler):
     def _first_free(self) -> np.ndarray:
         drawn, b = self._words(WHOLE_RUN, self._total), self._separation
         edges = [(self._batch * j << 64) // self._total for j in range(1, b)]
-        # If b batches contain all examples, the last interval of random words ends at
-        # 2^64, which uint64 cannot represent.
+        # An edge of 2^64 is lowered by 1, because uint64 cannot represent 2^64.
         limits = np.array([min(edge, (1 << 64) - 1) for edge in edges], np.uint64)
         cells = np.searchsorted(limits, drawn, side="right")
         return ((cells + 1) % b).astype(np.int32)

@@ -84,7 +84,10 @@ class ExampleSource(abc.ABC):
 
     @abc.abstractmethod
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Returns the arrays of N >= 1 rows; marks unreadable rows and zeros them."""
+        """Reads N >= 1 rows and returns their arrays, with zeros for unreadable rows.
+
+        Unreadable rows are marked as failed.
+        """
 
     def rows(self, indices: np.ndarray) -> list[np.ndarray]:
         """Returns the arrays of rows, followed by a mask of the readable rows.
@@ -129,7 +132,7 @@ class ExampleSource(abc.ABC):
         return self._hashes[1, self._is_seen], self._has_nan[self._is_seen]
 
     def records(self) -> np.ndarray:
-        """Returns the record hashes of the rows that were read; see `identity`."""
+        """Returns the hashes of the input values of all rows that were read, int64."""
         return self._hashes[0, self._is_seen]
 
     def probed(self) -> np.ndarray:
@@ -249,7 +252,7 @@ class IndexedExamples(ExampleSource):
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         if not self._failed[indices].any():
-            # A single invalid row makes the whole call fail.
+            # If a row is invalid, this call fails, and the rows are read one by one.
             with contextlib.suppress(Exception):
                 return self._checked(self._content(indices))
         if len(indices) == 1:
@@ -294,7 +297,8 @@ class TFRecordExamples(ExampleSource):
         if isinstance(files, (str, os.PathLike)):
             files = [files]
         self.parse, self._files = parse, [os.fspath(file) for file in files]
-        # The file number, the offset of the first byte, and the length of each record.
+        # Each tuple contains the number of the file, and the offset and length of the
+        # bytes of a record.
         places: list[tuple[int, int, int]] = []
         shown = tqdm.tqdm(self._files, desc="finding the records", delay=2.0)
         for number, file in enumerate(shown):
@@ -477,7 +481,8 @@ def said_of(error: BaseException) -> str:
     description must be raised `from None`.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    # C functions have no stack frame, so an error in `int` is attributed to its caller.
+    # A function in C, such as `int`, has no stack frame, so its error seems to come from
+    # the line that calls it. If this line contains `raise`, this library made the error.
     last = frames[-1]
     if last.filename.startswith(_OURS) and "raise " in (last.line or ""):
         return f"{type(error).__name__}: {error}"
@@ -488,13 +493,19 @@ def said_of(error: BaseException) -> str:
 
 
 def rows_with_nan(leaves: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns whether each of N >= 1 rows contains NaN; shape [] if none has floats."""
+    """Returns whether each of N >= 1 rows contains NaN, bool, shape [N].
+
+    If no leaf has a float dtype, the result is False, shape [].
+    """
     floats = (leaf.reshape(len(leaf), -1) for leaf in leaves if leaf.dtype.kind == "f")
     return np.any([np.isnan(leaf).any(axis=1) for leaf in floats], axis=0)
 
 
 def classes_of(content: dict[str, Any]) -> np.ndarray:
-    """Returns classes from class numbers or one-hot targets; zeros for all others."""
+    """Returns the class number of each example, int64, shape [N].
+
+    Targets that are neither class numbers nor one-hot vectors count as class 0.
+    """
     targets: Any = content.get(TARGETS)
     count = len(tf.nest.flatten(content)[0])
     if not isinstance(targets, np.ndarray) or targets.dtype.kind not in "iubf":

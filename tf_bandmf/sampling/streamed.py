@@ -27,6 +27,7 @@ from tf_bandmf.sampling.sources import (
     said_of,
 )
 
+# The number of single examples that are read as one block.
 _AT_ONCE = 256
 VOUCHED_ROWS = (
     "Examples come from uninspected Python code: whoever trained the model vouches that "
@@ -97,7 +98,7 @@ class StreamedExamples(ExampleSource):
         _warn_of_order(np.concatenate(labels))
 
     def _new_pass(self) -> Iterator[dict[str, Any]]:
-        """Yields the contents of the examples, in order."""
+        """Yields the content of each example, in the order of the data set."""
         place = 0
         try:
             for block in self._begin():
@@ -184,7 +185,7 @@ def _blocks_of_dataset(
             "them, for example by dataset.map and RaggedTensor.to_tensor(shape=...)."
         )
     depth, functions = _made_by(dataset)
-    # The outermost batches of a data set are split into examples.
+    # If the elements of the data set are batches, they are split into examples.
     is_batched = depth > 0
     for function, name, seen in functions:
         # tf.data also calls internal functions, for example to split sparse batches.
