@@ -36,7 +36,7 @@ class RunAudit:
         return any(result.contradicts for result in results if result is not None)
 
     def __str__(self) -> str:
-        """Human-readable summary."""
+        """Returns a line with the result of each audit."""
         none = "none: the plan's guarantee assumes that the batches are secret."
         white = self.white_box or none
         return f"Black box: {self.black_box}\nWhite box: {white}"
@@ -115,7 +115,8 @@ def audit_run(
         )
     rng = np.random.default_rng(seed)
     included = np.zeros(chosen.size, bool)
-    # Fair coins, tossed again until not all of them agree.
+    # Fair coins decide which canaries take part. They are tossed again until at least one
+    # canary takes part and at least one does not.
     while included.all() or not included.any():
         included = rng.random(chosen.size) < 0.5
     observer = _Observer(model, data, chosen, included)
@@ -130,7 +131,8 @@ class _Observer:
     def __init__(self, model: Any, data: Any, canaries: Any, included: Any) -> None:
         self._model, self._plan, self._data = model, model.optimizer.plan, data
         self._canaries, self._included = canaries, included
-        # Noisy sums minus expected sums; and (step, gradient) pairs of each canary.
+        # `_released` contains the noisy sum of each step minus its expected sum.
+        # `_gradients` maps each canary to pairs of a step and its clipped gradient there.
         self._released: list[np.ndarray] = []
         self._gradients: dict[int, list[tuple[int, np.ndarray]]] = {
             int(example): [] for example in canaries
@@ -190,8 +192,10 @@ class _Observer:
     def white_box(self, confidence: float) -> AuditResult:
         """Audits by the scores of the matched filter.
 
-        The log-likelihood ratio of a canary is `<S, W - S / 2>` for its signal
-        `S = C g / noise_stddev` and the whitened `W = C y / noise_stddev`.
+        Let `y` be the noisy sums minus the expected contributions of all other examples.
+        A canary with clipped gradients `g` adds the signal `S = C g / noise_stddev` to
+        `W = C y / noise_stddev`, whose noise is white. The score of the canary is its
+        log-likelihood ratio `<S, W - S / 2>`.
         """
         dense = self._plan.strategy.matrix.to_dense()
         gram = dense.T @ dense / self._plan.noise_stddev**2

@@ -21,8 +21,8 @@ from tensorflow.python.framework.func_graph import FuncGraph as FuncGraph
 from tensorflow.python.ops import control_flow_v2_func_graphs as _control_flow
 from tensorflow.python.util import compat
 
-# Graph classes of loop bodies and conditions; their first input is the iteration
-# number.
+# The graph classes of loop bodies and loop conditions. The first input of such a graph is
+# the iteration number.
 LOOP_GRAPHS = (_control_flow.WhileBodyFuncGraph, _control_flow.WhileCondFuncGraph)
 BRANCH_GRAPHS = (_control_flow.CondBranchFuncGraph,)
 
@@ -87,7 +87,7 @@ def nodes_of(op: Any) -> Iterator[Any]:
 
 
 def _definition(graph: Any, name: str) -> Any:
-    """Finds a function's definition in a graph or an outer graph; else None."""
+    """Returns a function's definition from a graph or its outer graphs, or None."""
     while graph is not None:
         function = graph._get_function(name)
         if function is not None:
@@ -104,9 +104,9 @@ def origin(handle: Any) -> Any:
 
 
 def captured(tensor: Any) -> Any | None:
-    """Returns the outer tensor that a graph captured as this input.
+    """Returns the outer tensor that the graph of `tensor` captured as this input.
 
-    Returns None for an argument, and for a tensor outside of all graphs.
+    Returns None if `tensor` is an argument of the graph, or in no graph.
     """
     graph = getattr(tensor, "graph", None)
     for external, internal in getattr(graph, "captures", ()):

@@ -19,7 +19,8 @@ from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
 from keras.src.models.functional import Functional as Functional
 from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
 
-# Attributes that Keras sets on tensors; their values are per-example tensors, too.
+# Attributes that Keras adds to tensors. Their values are tensors with one row for each
+# example, too.
 MASK, LOGITS = "_keras_mask", "_keras_logits"
 EXTRAS = (MASK, LOGITS)
 # Entries of Keras' `global_state` that make up the context of a call.
@@ -29,12 +30,18 @@ CALL_CONTEXT, AUTOCAST_SCOPE = "current_call_ctx", "autocast_scope"
 def all_layers(
     layer: keras.Layer, include_self: bool = True, recursive: bool = True
 ) -> list[Any]:
-    """Returns a layer or model, and all layers inside it."""
+    """Returns a layer or model, and all layers inside it.
+
+    Args:
+      layer: the layer or model.
+      include_self: False to leave out `layer` itself.
+      recursive: False to leave out the layers inside inner layers.
+    """
     return list(layer._flatten_layers(include_self=include_self, recursive=recursive))
 
 
 def adapted_layers(layer: keras.Layer) -> list[Any]:
-    """Returns the layers whose statistics or vocabulary come from data."""
+    """Returns the layers whose statistics or vocabulary `adapt` takes from data."""
     return list(filter(_was_adapted, all_layers(layer)))
 
 
@@ -71,12 +78,12 @@ def remat_mode(layer: keras.Layer) -> Any:
 
 
 def kernel_of(layer: keras.Layer) -> Any:
-    """The kernel variable of a dense or convolution layer, without its adapter."""
+    """The kernel variable of a dense or convolution layer, without the LoRA adapter."""
     return layer._kernel
 
 
 def embeddings_of(layer: keras.Layer) -> Any:
-    """The table variable of an `Embedding` layer, without its adapter."""
+    """The table variable of an `Embedding` layer, without the LoRA adapter."""
     return layer._embeddings
 
 
@@ -153,7 +160,8 @@ def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     """Returns whether the weight decay of an optimizer would apply to a variable."""
-    if hasattr(optimizer, "_is_excluded_from_weight_decay"):  # Keras 3.16 and later
+    # This method exists since Keras 3.16.
+    if hasattr(optimizer, "_is_excluded_from_weight_decay"):
         return not optimizer._is_excluded_from_weight_decay(variable)
     return bool(optimizer._use_weight_decay(variable))
 

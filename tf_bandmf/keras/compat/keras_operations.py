@@ -1,4 +1,6 @@
-"""Keras modules and functions that are called with symbolic tensors.
+"""The Keras functions that are intercepted when a model is called on symbolic tensors.
+
+Such a call shows whether the examples of a batch stay independent of each other.
 
 Tests that fail if it breaks: `tests/keras/clipping/independence/test_table.py`.
 """
@@ -17,12 +19,13 @@ from keras.src.ops import core, image, linalg, math, nn, numpy
 from keras.src.ops import operation as operation
 from tensorflow.python.ops import cond, control_flow_switch_case, while_loop
 
-# Since Keras 3.16, backend operations are in its module `ops`, and loops in `rnn`.
+# Since Keras 3.16, the backend has its operations in the module `ops`, and its loops in
+# the module `rnn`.
 _BACKEND = getattr(backend, "ops", backend)
 RECURRENT = backend.rnn if inspect.ismodule(backend.rnn) else backend
 # Modules that define operations.
 MODULES = (numpy, nn, core, math, linalg, image, activations)
-# Branch and loop functions; these run eagerly if their condition is known.
+# The functions for branches and loops. They run eagerly if their condition is known.
 BRANCHES = (
     (cond, "cond"),
     (while_loop, "while_loop"),
@@ -33,14 +36,23 @@ BRANCHES = (
 
 
 def names_in(code: Any) -> set[str]:
-    """Returns the names that code uses, including its nested functions."""
+    """Returns the global names and attributes that a code object uses.
+
+    The result includes the names in nested functions.
+    """
     names = set(getattr(code, "co_names", ()))
     return names.union(*map(names_in, getattr(code, "co_consts", ())))
 
 
 @functools.cache
 def of_the_backend() -> list[tuple[Any, str, Any]]:
-    """Lists backend functions that layers call, as (module, name, operation)."""
+    """Lists the functions of Keras' backend that also exist as Keras operations.
+
+    Layers may call them directly.
+
+    Returns:
+      Tuples of a backend module, a function's name in it, and the operation.
+    """
     b = _BACKEND
     return [
         (module, name, getattr(ops, name))

@@ -25,9 +25,10 @@ from tensorflow.python.eager import context
 
 @contextlib.contextmanager
 def optimized_once() -> Iterator[None]:
-    """Returns a context in which this thread's functions are optimized in one round.
+    """Returns a context in which TensorFlow optimizes graphs in one round, in this thread.
 
-    Other TensorFlow settings do not change.
+    Optimizations that find nothing in a step are turned off. TensorFlow's other settings
+    remain as they are.
     """
     here = context.context()
     before = here.function_call_options

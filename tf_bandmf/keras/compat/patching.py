@@ -2,9 +2,9 @@
 
 Each replacement installs a dispatcher. It calls the replacement in one thread; in all
 other threads, it calls what it replaced: the original function or an earlier dispatcher.
-If a dispatcher's context ends while a later dispatcher is installed, it passes all calls
-on until the later one is removed. So the original function is restored in whichever order
-threads leave their contexts.
+If a dispatcher's context ends while a later dispatcher is installed, the earlier one
+passes all calls on until the later one is removed. So the original function is restored
+in whichever order threads leave their contexts.
 
 Tests that fail if it breaks: `tests/keras/compat/test_patching.py`.
 """
@@ -19,7 +19,8 @@ from typing import Any
 
 _LOCK = threading.Lock()
 _ABSENT = object()
-# For each dispatcher whose context ended before a later one's: what it replaced.
+# Maps each dispatcher whose context ended while a later dispatcher was installed to the
+# function that it had replaced.
 _DONE: dict[Any, Any] = {}
 
 

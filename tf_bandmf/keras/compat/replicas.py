@@ -18,10 +18,10 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 def unscaled_losses() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which this thread does not divide losses by replicas.
+    """Returns a context in which Keras does not divide losses by the number of replicas.
 
-    Multiplying losses by the number of replicas instead would be wrong for losses that
-    return a scalar, which Keras does not divide.
+    The context applies to this thread. To multiply the losses by the number of replicas
+    instead would be wrong for losses that return a scalar, which Keras does not divide.
     """
     return patched(loss_module, "scale_loss_for_distribution", lambda _, value: value)
 

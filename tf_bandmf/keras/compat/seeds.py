@@ -1,10 +1,11 @@
 """Replays the random numbers of a layer, example by example.
 
-The fallback rule runs a layer a second time, on each example alone. A random layer must
-then draw the same numbers as in the forward pass; otherwise, the gradient would belong
-to a different function. Draws depend on the drawn shape, so they cannot be repeated for
-one example of a batch. Instead, layers that draw run on each example alone in the
-forward pass, too, with one seed per example and draw.
+To compute per-example gradients of a layer without a special rule, the layer runs a
+second time, on each example alone. A random layer must then draw the same numbers as in
+the forward pass; otherwise, the gradient would belong to a different function. Draws
+depend on the drawn shape, so they cannot be repeated for one example of a batch.
+Instead, layers that draw run on each example alone in the forward pass, too, with one
+seed per example and draw.
 
 The body of a loop is traced once but runs many times, so the iteration number is folded
 into the seed. TensorFlow passes this number as the first argument of the body function.
@@ -70,13 +71,13 @@ def seeds_from(
 ) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which Keras' seed generators return the seeds of a function.
 
-    The generators keep their state. In loops, the iteration number is folded into each
-    seed.
+    The state of the generators does not change. In loops, the iteration number is folded
+    into each seed.
 
     Args:
       draw: function that returns a seed of shape [2]; called once per traced draw.
-      graph: if given, a `tf.function` that is traced within this graph must not draw: it
-        raises RuntimeError.
+      graph: if given, a draw in a `tf.function` that is traced within this graph raises
+        RuntimeError.
     """
 
     def seed(*_: Any, **__: Any) -> tf.Tensor:
@@ -86,7 +87,7 @@ def seeds_from(
 
 
 def _narrow(seed: tf.Tensor) -> tf.Tensor:
-    """The seed as int32."""
+    """Returns the numbers of a seed modulo 2^31 - 1, as int32."""
     return tf.cast(tf.math.floormod(seed, tf.cast(2**31 - 1, seed.dtype)), tf.int32)
 
 

@@ -52,7 +52,10 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
 
 
 def _squeeze(original: Callable[[Any], Any], pfor_input: Any) -> Any:
-    """Squeezes only axes of the example, never the batch axis, as TensorFlow may."""
+    """Squeezes axes of the examples, but never the batch axis.
+
+    TensorFlow's own conversion may squeeze a batch axis of length 1.
+    """
     shape = pfor_input.op.inputs[0].shape
     if pfor_input.get_attr("squeeze_dims") or not shape.is_fully_defined():
         return original(pfor_input)
