@@ -20,7 +20,11 @@ def tree(folder):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Builds a copy of the sources; returns the copy, its former files, the output."""
+    """Copies the sources, and builds a wheel and an sdist from the copy.
+
+    Returns the copy's folder, a list of its files before the builds, and the folder of
+    the built files.
+    """
     pytest.importorskip("wheel")
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:

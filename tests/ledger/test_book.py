@@ -254,7 +254,8 @@ def test_what_is_not_meant_is_refused(file_ledger, tmp_path):
     ledger.add_dataset("patients", **budget, unit="one patient")
     with pytest.raises(ValueError, match="Use another name"):
         ledger.add_dataset("patients", **budget, unit="one visit")
-    ledger.add_dataset("patients", **budget, unit="one patient")  # unchanged
+    # Adding the data set again with equal arguments changes nothing.
+    ledger.add_dataset("patients", **budget, unit="one patient")
     for bad in ("sqlite://", "mysql://a/b", "privacy.db"):
         with pytest.raises(ValueError, match="URL"):
             tf_bandmf.Ledger(bad)

@@ -17,7 +17,7 @@ PROGRAM = pathlib.Path(__file__).with_name("racing_runs.py")
 
 
 def told(url, plan, what, count):
-    """Runs racing_runs.py; returns the lines that it prints, the ledger's answers."""
+    """Runs racing_runs.py; returns the lines it prints, one per ledger's answer."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     options = {"env": environment, "timeout": 900}
     lines = printed(PROGRAM, url, plan, what, count, **options).splitlines()
@@ -116,7 +116,7 @@ def test_a_full_disk_refuses_the_run(url, tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
         assert ledger.balance("patients").runs == begun
         if refused > begun:
-            # Without the size limit, the ledger accepts runs again.
+            # Now that the limit on the file size is lifted, the ledger accepts runs.
             ledger.begin(plan, run_name(f"again {number}"))
             begun += 1
     assert refused >= 3 and begun >= 3

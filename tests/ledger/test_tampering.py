@@ -65,7 +65,8 @@ def test_what_was_changed_is_seen(attack, filled):
     change(filled, *ATTACKS[attack].split("; "))
     assert len(filled.verify()) == 1
     fresh = tf_bandmf.Ledger(filled._store.url.render_as_string(False))
-    if attack != "added":  # Entries that follow the newest valid one are not read.
+    # An added row is not read, because it follows the newest entry of the data set.
+    if attack != "added":
         with pytest.raises(DamagedLedgerError):
             bound_plan(fresh, epsilon=0.1)
     with pytest.raises(LedgerError):

@@ -42,10 +42,16 @@ def reference_philox(key, counter):
 
 
 def reference_pair(words, shared_words):
-    """Returns a pair of normals, from its own random words and those of its block."""
+    """Returns a pair of normals, computed in float64.
+
+    Args:
+      words: the four random words of this pair.
+      shared_words: the two random words that all pairs of a block share.
+    """
     a, b, c, angle = words
     first, second = shared_words
-    units = (a & LOW) << 124  # in units of 2^-156
+    # The uniform number, in units of 2^-156.
+    units = (a & LOW) << 124
     units += ((b & LOW) << 93) + ((c & LOW) << 62)
     units += ((first & LOW) << 31) + (second & LOW)
     t = math.ldexp(2 * units + 1, -157)
@@ -140,8 +146,8 @@ def words(*values):
     return tf.constant(np.array(values, np.uint32).view(np.int32))
 
 
-# For each of the five words of a radius: the index of the first bit that it sets in the
-# uniform number.
+# Five random words determine the uniform number of a radius. These are the indices of
+# the first bit that each of them sets in this number.
 FIRST_BITS = (1, 32, 63, 94, 125)
 
 
@@ -161,10 +167,11 @@ def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     rest = 2.0 ** (k - 157)  # The generator adds half a unit, 2^-157, to u.
     np.testing.assert_allclose(square, edge - 2.0 * math.log1p(-rest), rtol=2.0**-22)
     assert math.sqrt(square[0]) <= box_muller.LARGEST_NORMAL * (1.0 + 2.0**-22)
-    if k == 1:
-        return  # If k = 1, the other sign bit gives u > 1/2.
     # With the other sign bit, the radius is that of `1 - u`. These are the smallest
-    # radii, and some of them are flushed to zero.
+    # radii, and some of them are flushed to zero. For k = 1, the test stops here,
+    # because the other sign bit gives u > 1/2.
+    if k == 1:
+        return
     near_one = words((LOW >> zeros[0]) | 0x80000000)
     small = box_muller.squared_radius(
         near_one, *inside[1:3], box_muller.shared_part(*inside[3:])

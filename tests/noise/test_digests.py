@@ -68,7 +68,8 @@ def test_pieces_are_hashed_apart_and_then_together(sizes):
     cut = [rng.normal(size=size).astype("f4") for size in sizes]
     key, more = digest_key(bytes(32), "plan"), np.array([1, 2, 3], "i4")
     digest = keyed_digest(tf.constant(key), [tf.constant(p) for p in cut], more)
-    # The last number of a piece of odd length is hashed after all pieces.
+    # If a piece has an odd number of 32-bit numbers, its last number is hashed at the
+    # end, after the numbers of all pieces.
     np.testing.assert_array_equal(digest, reference(key, cut, more))
 
 

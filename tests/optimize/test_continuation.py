@@ -11,7 +11,7 @@ FEW, BANDS = 512, 4
 
 @pytest.fixture(scope="module")
 def long_runs():
-    """Returns strategies: a Toeplitz start, five iterations later, and the optimum."""
+    """Returns strategies: the Toeplitz start, five iterations later, the optimum."""
     workload = workloads.prefix_sum(4 * FEW)
     start = strategies.optimized_banded(workload, BANDS, max_iterations=0)
     five = strategies.optimized_banded(workload, BANDS, start=start, max_iterations=5)
@@ -19,7 +19,7 @@ def long_runs():
 
 
 # Only the most recent optimization problem stays traced. Therefore, this fixture
-# requests `long_runs`, which makes all long problems first.
+# requests `long_runs`, so that all long problems are solved before this one.
 @pytest.fixture(scope="module")
 def columns(long_runs):
     actual = strategies.optimized_banded(

@@ -22,7 +22,10 @@ TOLERANCE = Fraction(1, 2**25)
 
 
 def fixed(words_of_step):
-    """Returns a source of the given words; its key -1 stands for the whole run."""
+    """Returns a source of random words that returns the given words of each step.
+
+    The words of the whole run are those of step -1 (`WHOLE_RUN`).
+    """
     return lambda step, count: np.array(words_of_step[step][:count], np.uint64)
 
 
@@ -46,7 +49,8 @@ def gaps_of(trials):
             int(trials.successes(fixed({0: [*pair, *[LARGEST] * 4096]}), 0, 1000)[0])
             for pair in [(a, b), (last_a, last_b), (a, last_b)]
         }
-        assert len(places) == 1  # All words of a cell give the same result.
+        # All pairs of words from these two cells give the same result.
+        assert len(places) == 1
         law[places.pop()] += Fraction((last_a - a + 1) * (last_b - b + 1), 1 << 128)
     return law
 
@@ -155,7 +159,8 @@ def test_fixed_size_takes_every_subset_of_its_part_equally_often(batch):
     for numbers in itertools.product(range(4), repeat=5):
         wanted = min(batch, 4 - batch)
         if len(set(numbers)) < wanted:
-            continue  # By symmetry, further words choose the rest uniformly.
+            # The remaining examples are drawn by further words, uniformly by symmetry.
+            continue
         words = fixed({7: [*numbers, *list(range(4)) * 20]})
         chosen = FixedSizeSampler(words, 9, batch, 2).example_indices(7)
         assert set(chosen % 2) == {1}
@@ -214,8 +219,9 @@ def test_who_rests_is_not_taken_and_nobody_else_is_left_out(separation):
     for rest, tried in itertools.product(
         range(separation), itertools.product([False, True], repeat=steps)
     ):
-        # A quarter of all random words chooses each length of the initial rest. The
-        # remaining words choose no rest.
+        # Each length of the initial rest is chosen by a quarter of all random words.
+        # The remaining words choose no rest. The test uses the first and the last word
+        # of each quarter.
         cell = separation - 1 if rest == 0 else rest - 1
         for word in (cell * quarter, (cell + 1) * quarter - 1):
             sampler = RestSampler(

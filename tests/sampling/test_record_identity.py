@@ -87,7 +87,7 @@ def test_values_count_and_not_dtypes():
     ]
     for hashes in same[1:]:
         np.testing.assert_array_equal(hashes, same[0])
-    # These integers are distinguished, although some are equal in float32.
+    # All three records have different hashes, although some are equal in float32.
     assert len(set(same[0].tolist())) == 3
     small = np.array([[0, 1], [1, 0]])
     for dtype in (tf.bool, tf.uint8, tf.float16, tf.bfloat16, tf.float32):

@@ -27,7 +27,8 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
     actual = strategies.optimized_banded_inverse(workload, participation, 4)
-    assert actual.family == "bandinv"  # its name in `tf_bandmf.plan`
+    # This is the name by which `tf_bandmf.plan` knows the family.
+    assert actual.family == "bandinv"
     assert actual.diagnostics["converged"]
     rmse = actual.rmse(workload, participation)
     assert rmse < 13.402731
