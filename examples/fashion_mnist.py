@@ -47,7 +47,13 @@ def load_data(directory: str | None) -> comparison.Data:
 
 
 def read_idx(directory: str, name: str, header: int) -> np.ndarray:
-    """Returns the bytes after the header of an IDX file, which may be compressed."""
+    """Returns the content of an IDX file, which may be compressed with gzip.
+
+    Args:
+      directory: folder of the file.
+      name: name of the file, without the suffix .gz.
+      header: number of bytes of the header, which are skipped.
+    """
     for suffix, opener in (("", open), (".gz", gzip.open)):
         path = os.path.join(directory, name + suffix)
         if os.path.exists(path):

@@ -23,10 +23,10 @@ EPSILON, DELTA = 4.0, 1e-6
 WEEKS, STEPS = 52, 40
 # The batch size for 20,000 new records per week, or for new data of 20,000 users.
 BATCH = 500
-# The length in weeks of the window of records, for rows of the table that use a window.
+# In some rows of the table, a week uses the records of this many most recent weeks.
 WINDOW = 4
-# The program chooses the best of these strategies, which have a closed form. Optimized
-# strategies may be even better.
+# The program chooses the best of these strategies, which are given by formulas. A
+# strategy from numerical optimization may be even better.
 CANDIDATES = ("identity", "lambda_cgd", "bisr:4", "bisr:32", "bsr:8", "bsr:32")
 # The noise multiplier of a mechanism that spends the budget of the whole year.
 YEAR = gaussian.calibrate_noise_stddev(EPSILON, DELTA)
@@ -47,12 +47,18 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
       uses: number of steps in which the mechanism uses the data of one record or user.
       separation: minimum number of steps between two uses of one record or user.
       shares: number of identical mechanisms that share the yearly budget.
+
+    Returns:
+      The root mean square of the errors, the mechanism's name, the error of each weekly
+      release, and the plan.
     """
     candidates = []
     for name in CANDIDATES:
         family, _, bands = name.partition(":")
         if bands and int(bands) > separation and family != "bisr":
-            continue  # Overlapping columns would add sensitivity.
+            # The columns of the strategy matrix for the steps of one record or user
+            # would overlap, which would increase the sensitivity.
+            continue
         plan = tf_bandmf.plan(
             name,
             noise_multiplier=YEAR * math.sqrt(shares),
@@ -67,7 +73,16 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
 
 
 def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
-    """Returns the weekly errors, mechanism and epsilon if each week has its own plan."""
+    """Computes the errors if each week has its own plan.
+
+    Args:
+      shares: number of weekly plans that share the yearly budget.
+      batches: batch size in each week, shape [WEEKS].
+      continued: if True, a week continues from the model of the week before.
+
+    Returns:
+      The error of each week's model, the mechanism's name, and the plan's epsilon.
+    """
     _, name, (last,), plan = best(STEPS, 1, STEPS, shares)
     after = last / batches
     # If training continues, each week starts from the previous week's model, which
@@ -78,7 +93,16 @@ def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
 
 
 def whole_year(uses: int, separation: int, batch: int) -> tuple:
-    """Returns the weekly errors, mechanism and epsilon if one run spans all weeks."""
+    """Computes the errors if one run spans all weeks.
+
+    Args:
+      uses: number of steps that use the data of one record or user.
+      separation: minimum number of steps between two uses of one record or user.
+      batch: batch size.
+
+    Returns:
+      The error of each week's model, the mechanism's name, and the plan's epsilon.
+    """
     _, name, released, plan = best(WEEKS * STEPS, uses, separation, 1)
     return released / batch, name, plan.epsilon
 

@@ -68,7 +68,7 @@ def shell(url: str, name: str) -> None:
 
 
 def main(path: str) -> None:
-    """Runs two shells that make their plans before a run starts, then a third."""
+    """Runs two shells that make plans before either starts a run, and then a third."""
     url = f"sqlite:///{os.path.abspath(path)}"
     tf_bandmf.Ledger(url).add_dataset(DATASET, epsilon=5.0, delta=1e-6)
     command = [sys.executable, __file__, path]

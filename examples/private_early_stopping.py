@@ -56,6 +56,13 @@ class Best(keras.callbacks.Callback):
 def train(plan: tf_bandmf.Plan, data: Data, factor: float, epochs: int, seed: int):
     """Trains a model, and evaluates it privately if the plan reserves budget for this.
 
+    Args:
+      plan: plan for training, with or without private evaluations.
+      data: the three splits of the data.
+      factor: factor by which the recommended learning rate is multiplied.
+      epochs: number of epochs.
+      seed: seed of the initial weights.
+
     Returns:
       The test accuracy after the last epoch, the test accuracy after the epoch with the
       best private accuracy, and the number of this epoch.

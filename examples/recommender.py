@@ -46,9 +46,13 @@ SELECTION_SHARE, MOST_COUNTED = 0.05, 10
 
 
 class Way(NamedTuple):
-    """A training method: a row of the printed table.
+    """A training method, which is a row of the printed table.
 
-    The field `selects` is True if items are selected privately before training.
+    Attributes:
+      mechanism: the plan's mechanism; None to train without privacy.
+      sampling: the plan's sampling; None to train without privacy.
+      rate: the learning rate.
+      selects: True if items are selected privately before training.
     """
 
     mechanism: str | None
@@ -69,7 +73,7 @@ WAYS = {
 
 
 class Users(NamedTuple):
-    """Users with their items. The id 0 means "no item".
+    """Users with their items, each of which has an id >= 1. The id 0 means "no item".
 
     Attributes:
       items: items of each user, [users, HISTORY + 1] int32, padded on the right.
@@ -283,7 +287,9 @@ def hit_rate(scores_for: Callable[[np.ndarray], np.ndarray], held_out: Users) ->
 
 
 def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
-    """Returns the plan of a training method, and all releases, which cost `EPSILON`.
+    """Returns the plan of a training method, and the list of all its releases.
+
+    Together, the releases cost at most `EPSILON`.
 
     If items are selected before training, the selection is a Gaussian mechanism with a
     share of the budget, and the plan gets the rest of the budget. This rest is found by
