@@ -23,7 +23,7 @@ EPSILON, DELTA = 4.0, 1e-6
 WEEKS, STEPS = 52, 40
 # The batch size for 20,000 new records per week, or for new data of 20,000 users.
 BATCH = 500
-# In some rows of the table, a week uses the records of this many most recent weeks.
+# In some rows of the table, each week trains on the records of this many recent weeks.
 WINDOW = 4
 # The program chooses the best of these strategies, which are given by formulas. A
 # strategy from numerical optimization may be even better.
@@ -73,7 +73,7 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
 
 
 def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
-    """Computes the errors if each week has its own plan.
+    """Computes the noise in the released models if each week has its own plan.
 
     Args:
       shares: number of weekly plans that share the yearly budget.
@@ -81,7 +81,8 @@ def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
       continued: if True, a week continues from the model of the week before.
 
     Returns:
-      The error of each week's model, the mechanism's name, and the plan's epsilon.
+      The standard deviation of the noise in each week's model, the mechanism's name,
+      and the plan's epsilon.
     """
     _, name, (last,), plan = best(STEPS, 1, STEPS, shares)
     after = last / batches
@@ -93,7 +94,7 @@ def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
 
 
 def whole_year(uses: int, separation: int, batch: int) -> tuple:
-    """Computes the errors if one run spans all weeks.
+    """Computes the noise in the released models if one run spans all weeks.
 
     Args:
       uses: number of steps that use the data of one record or user.
@@ -101,7 +102,8 @@ def whole_year(uses: int, separation: int, batch: int) -> tuple:
       batch: batch size.
 
     Returns:
-      The error of each week's model, the mechanism's name, and the plan's epsilon.
+      The standard deviation of the noise in each week's model, the mechanism's name,
+      and the plan's epsilon.
     """
     _, name, released, plan = best(WEEKS * STEPS, uses, separation, 1)
     return released / batch, name, plan.epsilon

@@ -20,7 +20,7 @@ PLANS = {
 
 
 class Made:
-    """Computes a run's noise by `RoundNoise` and, to compare, by `NoiseGenerator`."""
+    """Generates noise with `RoundNoise` and, for comparison, with `NoiseGenerator`."""
 
     def __init__(self, plan, size=D, state=None):
         self.plan, self.size, self.noise = plan, size, RoundNoise(plan, size)

@@ -65,8 +65,9 @@ Exchange = Callable[[Request, Add], Replies]
 class FederatedAveraging:
     """A server for federated averaging in NumPy, which implements `rounds.Engine`.
 
-    Formal guarantee: see `tf_bandmf_federated.tff.learning.build_fed_avg`, which has the
-    same mechanism: `(sum of clipped updates + stddev C^-1 Z) / clients_per_round`.
+    Formal guarantee: the same as that of `build_fed_avg` for TensorFlow Federated,
+    because the mechanism is the same. The direction of a round's step is
+    `(sum of clipped updates + stddev (C^-1 Z)[round]) / clients_per_round`.
 
     Args:
       plan: plan with `MinSep` participation.

@@ -36,7 +36,7 @@ class Bounded(NamedTuple):
     Attributes:
       update: float32 arrays.
       factor: number in [0, 1]. A factor of 1.0 leaves the arrays unchanged. A factor of
-        0.0 replaces all values, even NaN, by zero.
+        0.0 replaces all values, even NaN, with zero.
       is_finite: True if all values and the norm are finite. If False, the update adds
         nothing to the sum.
       was_clipped: True if the norm exceeded the clip norm.

@@ -15,7 +15,7 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import may_take_part
 from tf_bandmf_federated.ledger import Ledger
 
-# The ledger is searched for at least this many devices at a time.
+# The histories of at least this many devices are read from the ledger at a time.
 _LOOKED_UP = 2_000
 
 

@@ -34,7 +34,7 @@ _BITS = 24
 _FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
 # Number of coordinates that are added at a time.
 _FOLDED = 1 << 16
-# The maximum exponent of the clip norm, so that float32 can also represent the unit.
+# The clip norm is between 2^-80 and 2^80, so that float32 can also represent the unit.
 _LARGEST_EXPONENT = 80
 
 

@@ -1,4 +1,4 @@
-"""Log lines for the operator, one per round, with device counts and the epsilon so far.
+"""Makes the operator's log lines: one per round, with counts and the epsilon so far.
 
 The counts are exact, so the guarantee does not cover them. Do not publish these lines.
 """

@@ -320,7 +320,7 @@ class Ledger(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Closes the ledger after an error, because memory and file may then differ."""
+        """Closes the ledger after an error, because its attributes may be wrong then."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -411,7 +411,12 @@ class Ledger(contextlib.AbstractContextManager):
             )
 
     def _take(self, entry: dict[str, Any], digest: str) -> None:
-        """Updates this object's attributes after an entry was read or written."""
+        """Updates this object's attributes after an entry was read or written.
+
+        Args:
+          entry: the entry.
+          digest: SHA-256 of this entry and all entries before it.
+        """
         self._digest = digest
         kind, number = entry["entry"], entry["round"]
         if kind == "run":

@@ -1,4 +1,4 @@
-"""Clips a client's update, or replaces it by zeros if the client must not take part."""
+"""Clips a client's update, or replaces it with zeros if it must not be in the sum."""
 
 from __future__ import annotations
 
