@@ -92,7 +92,7 @@ class Row:
       memory_vectors: number of model-sized vectors that are stored between steps.
       regenerations_per_step: maximum number of earlier noise vectors that a step
         regenerates.
-      seconds: seconds in which the strategy was found.
+      seconds: time that it took to find the strategy, in seconds.
       strategy: the strategy, optimized just enough to rank the rows; None if the row was
         restored from a file.
     """
@@ -545,7 +545,7 @@ class Search:
         if not family.has_bands:
             return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
-            raise ValueError("Only one band is possible. Use identity.")
+            raise ValueError("This run permits only one band. Use identity.")
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]
@@ -689,7 +689,7 @@ class Search:
 def _three_digits(value: float) -> float:
     """Rounds a value so that `1 - value` has three digits.
 
-    The value is part of a mechanism's name, which is thus short.
+    The value becomes part of the mechanism's name, which should be short.
     """
     return float(f"{1.0 - float(f'{1.0 - value:.3g}'):.8g}")
 

@@ -69,9 +69,9 @@ _LARGE = 400.0
 # `_FINE`; it is coarser for larger epsilons. For epsilons above `_LARGEST`, privacy
 # losses are not composed.
 _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
-# `_ROUNDING` bounds the absolute error of delta if dp-accounting's Fourier transforms
-# compose releases, according to a measurement with 450 queries. These transforms are
-# not used for deltas up to `_SMALLEST`.
+# If releases are composed with dp-accounting's Fourier transforms, the absolute error of
+# delta is at most `_ROUNDING`, according to a measurement with 450 queries. These
+# transforms are not used for deltas up to `_SMALLEST`.
 _ROUNDING, _SMALLEST = 1e-12, 2e-12
 # For deltas below this, different queries are composed with tilted transforms, whose
 # errors are relative to delta. For larger deltas, the transforms of dp-accounting

@@ -171,7 +171,11 @@ def tuning_cost(
 def _trials(
     plan: Plan,
 ) -> Iterator[tuple[str, float | None, Callable[[float], float]]]:
-    """Yields bounds on one trial: method, confidence, epsilon as a function of delta."""
+    """Yields the known bounds on the privacy loss of one trial.
+
+    Each bound is a tuple of the name of the method, the confidence (None if the bound is
+    certain), and a function from delta to epsilon.
+    """
     use = plan.participation
     # Replacing an example has twice the sensitivity of zeroing it out; see
     # `Plan.zcdp_rho`.

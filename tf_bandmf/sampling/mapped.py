@@ -132,7 +132,12 @@ class Mapped:
     def __call__(
         self, rows: dict[str, Any], seeds: Callable[[], tf.Tensor]
     ) -> dict[str, Any]:
-        """Returns the rows after applying the function to each row separately."""
+        """Applies the function to each row separately, and returns the changed rows.
+
+        Args:
+          rows: contents of N rows.
+          seeds: function that returns the seeds of the rows, int64, shape [N, 2].
+        """
         one_row = lambda row: self._traced(*row)  # noqa: E731
         made, works = _each_that_works(one_row, (rows, seeds()), self._spec)
         return with_weights({**rows, **made}, works)

@@ -1,7 +1,7 @@
 """Makes Keras' random functions return the same draws for all examples, in one thread.
 
 The self-check compares the gradients of a batch with the gradients of single examples.
-Without these functions, a random layer would draw different masks in the two passes.
+With ordinary random functions, a layer would draw different masks in the two passes.
 
 Tests that fail if it breaks: `tests/keras/compat/test_fixed_draws.py`, which calls each
 of the functions named here.

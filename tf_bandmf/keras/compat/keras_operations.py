@@ -23,7 +23,7 @@ from tensorflow.python.ops import cond, control_flow_switch_case, while_loop
 # the module `rnn`.
 _BACKEND = getattr(backend, "ops", backend)
 RECURRENT = backend.rnn if inspect.ismodule(backend.rnn) else backend
-# Modules that define operations.
+# The modules that define Keras' operations and activation functions.
 MODULES = (numpy, nn, core, math, linalg, image, activations)
 # The functions for branches and loops. They run eagerly if their condition is known.
 BRANCHES = (
