@@ -319,7 +319,10 @@ class LazyTable(Secret):
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """Returns how many rows have at most `numbers` values in all, but at least 1."""
+        """Returns the number of rows whose states have at most `numbers` values together.
+
+        The result is at least 1.
+        """
         return max(1, numbers // self._width)
 
     def _jump(

@@ -230,9 +230,9 @@ class BatchSchedule:
                 content[PART] = tf.stack([number, num_parts])
             return identity.with_fingerprint({**content, **ids, STEP: step})
 
-        # Two batches are made in parallel only if functions change their rows: reading
-        # rows is not parallel. A data set that is read in its own order cannot make
-        # batches in parallel.
+        # Making two batches in parallel saves time only if functions change their rows,
+        # because rows are read for one batch at a time. It is impossible if the data set
+        # is read in its own order.
         parallel = 2 if examples.changes and not examples.source.in_order else None
         # This pipeline gains nothing from autotuning, and stopping the autotuner takes
         # up to a second.

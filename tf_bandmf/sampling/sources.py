@@ -511,7 +511,7 @@ def classes_of(content: dict[str, Any]) -> np.ndarray:
     if not isinstance(targets, np.ndarray) or targets.dtype.kind not in "iubf":
         return np.zeros(count, np.int64)
     if targets.size == count:
-        # Binary targets are often the floats 0.0 and 1.0.
+        # Class numbers may be floats: binary targets are often 0.0 and 1.0.
         is_whole = np.mod(targets, 1) == 0
         return np.where(is_whole, targets, 0).reshape(-1).astype(np.int64)
     if targets.ndim == 2 and targets.size:

@@ -154,7 +154,7 @@ class _Observer:
             if plan.participation.is_amplified:
                 model.optimizer.apply_noisy(model.private_gradients(batch))
                 continue
-            # Factors that multiply the coordinates of gradients before clipping.
+            # The scales multiply the coordinates of gradients before clipping.
             scales = model.optimizer.scales()
             factors = plan.expected_batch_size * (
                 1.0 if scales is None else _flat(scales)

@@ -38,7 +38,7 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
     """
     thread = threading.get_ident()
     with _LOCK:
-        # The function may be inherited from a class.
+        # If the owner inherits the function from its class, `before` is absent.
         before = _place(owner).get(name, _ABSENT)
         original = getattr(owner, name) if before is _ABSENT else before
 
