@@ -114,7 +114,7 @@ def _extremes(records, rng):
 
 
 def _changed(record: Any, kind: type, change: Any) -> Any:
-    """Applies `change` to all tensors of a record whose dtype is of this kind."""
+    """Applies `change` to the tensors of a record whose dtype is a subtype of `kind`."""
 
     def changed(part):
         if not np.issubdtype(part.dtype, kind):

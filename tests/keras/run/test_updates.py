@@ -46,12 +46,12 @@ class Halving(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def of_another_program():
-    """Stores a tensor of another traced program in `kept`, as a layer could."""
+    """Appends a tensor of another traced program to the list `kept`, as a layer could."""
     tf.function(kept.append, autograph=False).get_concrete_function(tf.ones([4, 3]))
 
 
 def of_the_host():
-    """Stores an eager batch in `kept`, as Python code could."""
+    """Appends an eager batch to the list `kept`, as Python code could."""
     kept.append(tf.ones([400, 3]))
 
 

@@ -98,7 +98,10 @@ def terms(rng, count, size, form, nearness):
 
 @st.composite
 def pairs(draw):
-    """Draws the seed, form, exponent and relative distance of the terms of a case."""
+    """Draws a case: a seed, and the forms, exponents and nearness of two factors.
+
+    An exponent e scales a factor by 10^e; a nearness n is a distance of 10^n.
+    """
     forms = st.sampled_from(["unrelated", "alike", "opposite", "ties"])
     exponent = st.floats(-30, 30)
     return (

@@ -71,7 +71,10 @@ def recurrent():
 
 
 def of_one(items):
-    """Yields, for each layer, the input and output tensors of one branch of a model."""
+    """Yields the input and output tensors of a model's branches, one for each layer.
+
+    Each item consists of the name of the layer, its arguments and its input shape.
+    """
     for name, arguments, shape in items:
         layer = getattr(layers, name)(**arguments)
         inputs = keras.Input(shape)

@@ -250,7 +250,8 @@ def print_and_read(path):
 
 def segments(x, segment_sum):
     """Sums each example's time steps by category; some categories are out of range."""
-    category = tf.cast(tf.round(x[:, :, 0]), tf.int32)  # Can be above 2.
+    # There are three segments, but a category can be above 2.
+    category = tf.cast(tf.round(x[:, :, 0]), tf.int32)
     return tf.map_fn(lambda e: segment_sum(e[0], e[1], 3), (x, category), x.dtype)
 
 
