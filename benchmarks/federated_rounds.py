@@ -22,7 +22,8 @@ import tf_bandmf
 import tf_bandmf_federated
 
 CLIENTS, WIDTH, ROUNDS, SEPARATION = 20, 1000, 2052, 342
-NOT_COUNTED = 2  # Warm-up turns, because TFF compiles at the first call.
+# The first turns are not counted, because TFF compiles at the first call.
+NOT_COUNTED = 2
 OURS = ("lambda_cgd", "bisr:4", "blt")
 
 

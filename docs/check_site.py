@@ -78,7 +78,8 @@ def wrong_links(site: pathlib.Path) -> list[str]:
     pages = {
         path.resolve(): Page(path.read_text("utf-8"))
         for path in site.rglob("*.html")
-        if "_static" not in path.parts  # templates of the theme
+        # `_static` contains templates of the theme.
+        if "_static" not in path.parts
     }
     problems = []
     for path, page in sorted(pages.items()):

@@ -123,7 +123,7 @@ def lines_of(folder: pathlib.Path) -> tuple[int, int]:
 
 
 def counts_of(root: pathlib.Path) -> dict[str, int]:
-    """Returns the number of code lines in each folder that has a ceiling."""
+    """Returns the number of code lines in each folder that `CEILINGS` limits."""
     counts = {}
     for name in CEILINGS:
         patterns = ELSEWHERE.get(name, [f"tf_bandmf/{name}/**/*.py"])
@@ -164,7 +164,7 @@ def table() -> str:
 
 
 def room_of(path: pathlib.Path) -> str:
-    """Returns the name of the room that a file belongs to."""
+    """Returns the room of a file: its folder or, if that has subfolders, the file."""
     folder = path.parent
     inner = [f for f in folder.iterdir() if f.is_dir() and f.name != "__pycache__"]
     place = path.with_suffix("") if inner else folder
@@ -172,7 +172,7 @@ def room_of(path: pathlib.Path) -> str:
 
 
 def arrows_of(folder: pathlib.Path) -> dict[str, set[str]]:
-    """Maps each room of a folder to the rooms that it imports at run time."""
+    """Maps each room (see `room_of`) to the rooms that it imports at run time."""
     files = sorted(folder.rglob("*.py"))
     arrows: dict[str, set[str]] = {room_of(path): set() for path in files}
     for path in files:
@@ -216,7 +216,7 @@ def _file_of(name: str) -> pathlib.Path | None:
 
 
 def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
-    """Returns the floor of each room; the lowest floor is 1.
+    """Returns each room's floor, the length of its longest chain of imports, from 1.
 
     Raises:
       ValueError: if rooms have cyclic imports.
@@ -225,7 +225,7 @@ def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
 
     def floor(room: str, way: tuple[str, ...] = ()) -> int:
         if room in way:
-            raise ValueError(f"A circle: {' -> '.join((*way, room))}.")
+            raise ValueError(f"Imports are cyclic: {' -> '.join((*way, room))}.")
         if room not in floors:
             below = [floor(other, (*way, room)) for other in arrows[room]]
             floors[room] = 1 + max(below, default=0)
@@ -238,7 +238,7 @@ def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
 
 def traced() -> str:
     """Lists the files and functions that `fit` and its first two steps call."""
-    # A local import, because only this function needs the package and TensorFlow.
+    # These imports are local because only this function needs Keras and the package.
     import keras
     import numpy as np
 

@@ -43,7 +43,8 @@ class Grid:
         rates = sorted(self.scores)
         scores = [float(np.mean(self.scores[one])) for one in rates]
         at = np.interp(math.log(rate), np.log(rates), scores)
-        for end, inner in ((0, 1), (-1, -2)):  # extrapolate beyond the grid
+        # Beyond either end of the grid, scores are extrapolated.
+        for end, inner in ((0, 1), (-1, -2)):
             if (rate - rates[end]) * (rates[end] - rates[inner]) > 0:
                 slope = (scores[end] - scores[inner]) / math.log(
                     rates[end] / rates[inner]

@@ -56,7 +56,14 @@ def compiled(
 def run(
     task: tasks_lib.Task, epsilon: float, way: str, factor: float
 ) -> dict[str, object]:
-    """Trains a model once; returns the run's row for the results file."""
+    """Trains a model once; returns the run's row for the results file.
+
+    Args:
+      task: the data, the model, its loss and its metric.
+      epsilon: the epsilon of a private run.
+      way: the method of training: "plain", "advised", "momentum" or "adam".
+      factor: the factor by which the base learning rate is multiplied.
+    """
     if way == "plain":
         model = compiled(task, keras.optimizers.Adam(0.003 * factor))
         model.fit(task.x, task.y, batch_size=64, epochs=task.epochs, verbose=0)

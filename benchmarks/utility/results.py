@@ -14,7 +14,7 @@ import numpy as np
 import tf_bandmf
 
 HERE = pathlib.Path(__file__).parent
-# The last training examples, this many, are held out to choose the settings.
+# The number of training examples, the last ones, that are held out to choose settings.
 VALIDATION = 10_000
 
 COLUMNS = (

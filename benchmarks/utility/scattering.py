@@ -39,7 +39,10 @@ def scattering(images: np.ndarray) -> np.ndarray:
 class _Filters:
     """The (real) Fourier transforms of the low-pass filter and of the wavelets.
 
-    `psi[j][angle]` has full resolution; `coarse` has half the resolution.
+    Attributes:
+      phi: the low-pass filter.
+      phi_coarse: the low-pass filter for images of half the resolution.
+      psi: the wavelets, by scale and angle: `psi[j][angle]`.
     """
 
     def __init__(self, size: int) -> None:
@@ -109,7 +112,7 @@ def _fold(transformed: np.ndarray) -> np.ndarray:
 
 
 def _low_frequencies(transformed: np.ndarray) -> np.ndarray:
-    """Keeps the lower half of the frequencies, multiplied by 4 for `_fold`."""
+    """Returns the lower half of the frequencies, times 4, which `_fold` divides by."""
     size = transformed.shape[-1]
     kept = np.ones(size, np.float32)
     kept[size // 4 : size // 4 + size // 2] = 0.0

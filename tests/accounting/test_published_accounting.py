@@ -14,7 +14,10 @@ USERS = 342_477
 
 
 def test_appendix_f5():
-    """b = 2 bands give 1,000 queries at q = 2%; 100 bands give no amplification."""
+    """2 bands give 1,000 queries with q = 2%; 100 bands give no amplification.
+
+    The run has 2,000 steps with batches of 500 of 50,000 examples.
+    """
     two = tf_bandmf.CyclicPoisson(50_000, 500, 2)
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 2).matrix
     actual = CyclicPoissonAccountant.of_strategy(matrix, 2, two.sampling_probability)

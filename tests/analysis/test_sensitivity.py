@@ -130,7 +130,7 @@ def test_the_bound_for_scaled_toeplitz_columns_holds_for_overlapping_columns():
 
 
 def test_lemma_8_needs_the_columns_own_norms():
-    """Lemma 8 is applied only if each column's scale is the inverse of its norm."""
+    """Lemma 8 of arXiv:2601.22334 is applied only if all columns have the norm 1."""
     n = 9
     normalized = families.lambda_cgd(n, 0.9, column_normalized=True)
     assert normalized.sensitivity(MinSep(3)).method.endswith("Lemma 8")
@@ -166,7 +166,8 @@ def test_shorter_ways_of_long_runs_select_the_same(shape, b, k, monkeypatch):
 def test_a_million_participations_take_no_dynamic_program():
     began = time.process_time()
     assert patterns.vec_sens(np.ones(10**6), 1, 10**6) == 1e6
-    assert time.process_time() - began < 20.0  # A dynamic program would take hours.
+    # The dynamic program would take hours, so `vec_sens` must use a closed form.
+    assert time.process_time() - began < 20.0
 
 
 @SETTINGS

@@ -59,8 +59,8 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
                 assert "epsilon" in str(error) or "delta must be" in str(error), error
                 continue
             assert actual.kind in ("exact", "bound")
-            # Columns of C have a norm of at least 1, so a single step reveals no more
-            # than the whole run.
+            # `floor_of` assumes a contribution of norm 1, and the columns of C have a
+            # norm of at least 1. Therefore the result is not above the run's delta.
             assert floor_of(participation, noise, actual.epsilon) <= delta * (1 + 1e-9)
             assert actual.epsilon >= before
             before = actual.epsilon

@@ -118,7 +118,7 @@ def ended(child, read_end):
 
 
 def check_uses(uses):
-    """Checks that all steps used one key, and each step's noise met only one sum."""
+    """Checks that all steps used one key, and added their noise to only one sum."""
     keys = {use[0] for use in uses}
     assert len(keys) == 1, f"{len(keys)} keys"
     sums = collections.defaultdict(set)

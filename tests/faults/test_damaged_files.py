@@ -20,7 +20,8 @@ ENTRY = 32
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
     """Interrupts a run after STEPS steps; returns its plan and its folder."""
-    admission.forget()  # Clears the record of other tests' runs on this data.
+    # Other tests' runs on this data are forgotten.
+    admission.forget()
     plan, folder = make_plan(), tmp_path_factory.mktemp("interrupted")
     with pytest.raises(Crash):
         make_model(plan).fit(

@@ -16,7 +16,10 @@ _SHORTEST = 7
 
 
 def forms_of_bytes(secret):
-    """Returns forms of secret bytes: raw, reversed, in text encodings, as numbers."""
+    """Returns the forms in which a file may contain secret bytes.
+
+    The forms are raw and reversed bytes, text encodings, and numbers.
+    """
     words = np.frombuffer(secret[: len(secret) // 8 * 8], "<u8")
     forms = {secret, secret[::-1], secret[:8], secret[8:16][::-1]}
     half = secret[: max(8, len(secret) // 2)]
@@ -44,7 +47,10 @@ def forms_of_bytes(secret):
 
 
 def forms_of_floats(row):
-    """Returns forms of the first entries of a secret vector: raw bytes and texts."""
+    """Returns the forms in which a file may contain the first entries of a vector.
+
+    The forms are raw bytes and texts.
+    """
     row = np.asarray(row, np.float32)
     forms = {row[:4].tobytes(), row[:4].astype("<f8").tobytes(), row[4:8].tobytes()}
     for pattern in ("{!r}", "{:.8g}", "{:.8e}", "{:.17g}", "{:.7f}"):

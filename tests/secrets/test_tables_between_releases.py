@@ -38,7 +38,8 @@ class InMidEpoch(keras.callbacks.Callback):
         parts = np.split(states, table.jumps.entries, axis=1)
         self.hidden = parts[0][np.any(parts[0] != public, axis=1)]
         self.memory = [part[np.any(part != 0.0, axis=1)] for part in parts[1:]]
-        write_model(model, folder)  # Saving also releases the tables.
+        # Saving also releases the tables.
+        write_model(model, folder)
         self.public = model.get_layer("items").embeddings.numpy()
         np.save(folder / "weights.npy", np.concatenate(model.get_weights(), axis=None))
         for number, variable in enumerate(model.variables + model.optimizer.variables):
@@ -135,7 +136,8 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     watch = InMidEpoch(shared)
     callbacks = [
         *[releases] * settings.get("releases", False),
-        watch,  # This must run before callbacks that save and thereby release.
+        # `watch` must run before callbacks that save, because saving releases tables.
+        watch,
         keras.callbacks.ModelCheckpoint(shared / "{batch}.keras", save_freq=1),
         keras.callbacks.TensorBoard(shared / "board", 1, True, update_freq="batch"),
         keras.callbacks.CSVLogger(shared / "log.csv"),

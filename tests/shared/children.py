@@ -55,7 +55,7 @@ def finish(child, read_end):
 
 
 def killer(moment):
-    """Returns a decorator that kills the process at call number `moment`, from 1."""
+    """Returns a decorator that kills the process at the `moment`-th call (from 1)."""
     left = [moment]
 
     def counted(real):

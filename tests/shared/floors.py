@@ -32,8 +32,10 @@ def gaussian(norm, noise, log_threshold):
 def one_step(probability, noise, epsilon):
     """Returns the delta of one step, which bounds the delta of all steps from below.
 
-    An example is in the step with probability q, which is 1 if the order is public:
-    `(1 - q) N(0) + q N(1) - e^eps N(0) = q (N(1) - K N(0))`, `K = (e^eps - 1 + q) / q`.
+    An example is in the step with probability q, which is 1 if the order is public.
+    With N(m) the normal density of mean m, delta is the integral of the positive part
+    of `(1 - q) N(0) + q N(1) - e^eps N(0) = q (N(1) - K N(0))`, where
+    `K = (e^eps - 1 + q) / q`.
     """
     with mpmath.workdps(DIGITS):
         q = mpmath.mpf(probability)

@@ -27,20 +27,20 @@ def _poisson(count, mean):
 
 
 def monobit(words):
-    """Tests that there are about as many ones as zeros (section 2.1)."""
+    """Tests that there are about as many ones as zeros (NIST, section 2.1)."""
     drawn = bits(words)
     z = (2.0 * drawn.sum() - drawn.size) / np.sqrt(drawn.size)
     return float(2.0 * special.ndtr(-abs(z)))
 
 
 def block_frequency(words):
-    """Tests that half of the bits in each block of 4096 bits are ones (section 2.2)."""
+    """Tests that half of the bits in 4096-bit blocks are ones (NIST, section 2.2)."""
     ones = bits(words).reshape(-1, 4096).sum(1)
     return float(stats.chi2.sf(np.sum((ones - 2048.0) ** 2) / 1024.0, ones.size))
 
 
 def runs(words):
-    """Tests the number of runs of equal bits (section 2.3)."""
+    """Tests the number of runs of equal bits (NIST, section 2.3)."""
     drawn = bits(words)
     changes = int(np.sum(drawn[1:] != drawn[:-1]))
     z = (changes - 0.5 * (drawn.size - 1)) / np.sqrt(0.25 * (drawn.size - 1))
@@ -57,14 +57,14 @@ def bit_positions(words):
 
 
 def serial(words):
-    """Tests that pairs of neighboring bytes are uniform (section 2.11)."""
+    """Tests that pairs of neighboring bytes are uniform (NIST, section 2.11)."""
     part = words.astype("<u4").view(np.uint8).astype(np.int64)
     counts = np.bincount(256 * part[0::2] + part[1::2], minlength=65536)
     return float(_two_sided(stats.chisquare(counts).pvalue))
 
 
 def spectral(words):
-    """Tests the largest spectral amplitude (section 2.6 counts large amplitudes)."""
+    """Tests the largest spectral amplitude (NIST, section 2.6, counts large ones)."""
     signal = 2.0 * bits(words[: 2**14]).astype(np.float64) - 1.0
     power = np.abs(np.fft.rfft(signal))[1:-1] ** 2 / signal.size
     # The spectral powers are independent and exponential. The p-value comes from the
@@ -73,7 +73,7 @@ def spectral(words):
 
 
 def matrix_rank(words):
-    """Tests the ranks of 32 x 32 matrices over GF(2) (section 2.5; Marsaglia)."""
+    """Tests the ranks of 32 x 32 matrices over GF(2) (NIST, section 2.5; Marsaglia)."""
     rows = words.reshape(-1, 32).copy()
     rank = np.zeros(len(rows), int)
     for column in range(32):

@@ -25,7 +25,8 @@ class ByIndex:
         return self.row(index)
 
 
-class InBatches(getattr(keras.utils, "PyDataset", object)):  # Keras 2 has none
+# Keras 2 does not have `PyDataset`.
+class InBatches(getattr(keras.utils, "PyDataset", object)):
     """A `PyDataset` that divides a structure of arrays into batches of equal size."""
 
     def __init__(self, arrays, size):

@@ -8,7 +8,7 @@ from tf_bandmf.sampling.examples import Examples
 
 
 def small_plan(mechanism, num_examples, batch_size, epochs, **more):
-    """Makes a plan of the given size; see `planned`."""
+    """Makes a plan for data of this size; `more` are arguments of `planned`."""
     sizes = {"num_examples": num_examples, "batch_size": batch_size, "epochs": epochs}
     return planned(mechanism, **{**sizes, **more})
 
@@ -18,7 +18,12 @@ def planned(
 ):
     """Makes a plan, by default with epsilon 4 at delta 1e-5.
 
-    Also accepts options that are applied to the finished plan.
+    Args:
+      mechanism: the mechanism for `tf_bandmf.plan`.
+      test_seed: the test seed of the finished plan.
+      generator: the noise generator of the finished plan.
+      confidence: if not None, the finished plan gets a bound with this confidence.
+      use: further arguments of `tf_bandmf.plan`.
     """
     budget = {} if "noise_multiplier" in use else {"epsilon": 4.0}
     plan = tf_bandmf.plan(mechanism, **{"delta": 1e-5, **budget, **use})

@@ -271,7 +271,7 @@ class Accountant(abc.ABC):
         claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
         if claim not in self.claims:
             raise ValueError(
-                f"Guarantees must be {self.claims[0]}, found {claim}: make a new plan."
+                f"The plan must claim {self.claims[0]}, found {claim}. Make a new one."
             )
         if not self.confirms(noise_stddev, guarantee):
             raise ValueError(

@@ -10,8 +10,8 @@ from tf_bandmf.workloads import is_number as is_number
 
 _LARGEST_NUMBER = sys.float_info.max
 # The minimum delta of a plan. The noise generator (`noise.box_muller`) omits the outer
-# tails of the normal distribution. Their probability is below a thousandth of this
-# delta. So is the probability of guessing the generator's 128-bit key.
+# tails of the normal distribution. Both their probability and the probability of
+# guessing the generator's 128-bit key are below a thousandth of this delta.
 SMALLEST_DELTA = 1e-20
 # The maximum epsilon of a plan (a larger epsilon is meaningless), and the maximum
 # epsilon that an accountant returns for a delta other than the plan's.
@@ -87,7 +87,7 @@ def check_planned_delta(delta: Any) -> None:
 
 
 def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
-    """Returns the error to raise for noise with an epsilon above the limit."""
+    """Returns the error to raise if the noise gives an epsilon above the limit."""
     return ValueError(
         f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > {limit:g} "
         f"at delta = {delta}. Add noise."

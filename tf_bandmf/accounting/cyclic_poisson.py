@@ -57,7 +57,7 @@ class ComposedQueries(Accountant):
       given: the queries, with `noise` in units of `noise_stddev`.
 
     Attributes:
-      kinds: the distinct queries of `given`, each with the total count of its equals.
+      kinds: the distinct queries of `given`, with the counts of equal queries added.
     """
 
     claims: tuple[tuple[str, str, str], ...] = ((NAME, "bound", ZERO_OUT),)

@@ -117,7 +117,8 @@ def betting_upper_bound(
     which the mean wealth is at least `1 / beta`.
 
     The bound increases with every value. Therefore, if the values decrease as epsilon
-    increases, a bound on their mean can be solved for epsilon without a union bound.
+    increases, the bound decreases, too, and the epsilon at which it reaches a given
+    delta can be found without a union bound.
 
     Args:
       values: N independent and identically distributed draws >= 0, shape [N].

@@ -24,8 +24,8 @@ from __future__ import annotations
 import numpy as np
 
 # The barrier method ends when the upper and the lower bound differ by _BARRIER times
-# the mean of the X_ii. As they differ by `mu k`, the final mu is _BARRIER / k times
-# this mean.
+# the mean diagonal entry of the k x k Gram matrix. As they differ by `mu k`, the final
+# mu is _BARRIER / k times this mean.
 _BARRIER = 1e-9
 # For each value of its parameter mu, the barrier method takes at most
 # _MOST_NEWTON_STEPS Newton steps. It stops earlier if the Newton decrement, a measure
@@ -56,19 +56,19 @@ def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
 
 
 def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]:
-    """Minimizes the barrier function of each Gram matrix X at the final mu.
+    """Minimizes `sum(y) - mu log det(diag(y) - X)` over y for each Gram matrix X.
 
-    The module's docstring defines the barrier function, its minimizer y and the matrix
-    G. The function runs Newton's method, damped as the theory of self-concordant
-    functions prescribes, for a geometric sequence of mu from 1 to `barrier`, with a
-    ratio of about 1/10.
+    The function runs Newton's method, damped as the theory of self-concordant functions
+    prescribes, for a geometric sequence of mu from 1 to `barrier` (as fractions of the
+    mean of X_ii), with a ratio of about 1/10.
 
     Args:
       grams: Gram matrices, shape [number of patterns, k, k].
       barrier: the final mu as a fraction (below 1) of the mean of X_ii.
 
     Returns:
-      y, shape [number of patterns, k], and G, shape [number of patterns, k, k].
+      The minimizer y for the final mu, shape [number of patterns, k], and the matrix
+      `G = mu (diag(y) - X)^-1`, scaled to `G_ii = 1`, shape [number of patterns, k, k].
     """
     k = grams.shape[-1]
     scale = np.trace(grams, axis1=1, axis2=2)[:, None] / k
