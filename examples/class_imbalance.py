@@ -88,7 +88,16 @@ def trained(
 
 
 def measured(y: np.ndarray, p: np.ndarray, threshold: float) -> list[float]:
-    """Returns the mean probability, balanced accuracy, and area under the ROC curve."""
+    """Computes three metrics of predicted probabilities.
+
+    Args:
+      y: the labels, [m].
+      p: the predicted probabilities of label 1, [m].
+      threshold: label 1 is predicted where `p` exceeds this threshold.
+
+    Returns:
+      The mean probability, the balanced accuracy, and the area under the ROC curve.
+    """
     return [
         float(p.mean()),
         float(sklearn.metrics.balanced_accuracy_score(y, p > threshold)),

@@ -1,7 +1,7 @@
 """After kills at random moments, no noise is reused, and no device is asked too early.
 
-The test runs this file as a program that forks a child process for each kill. Each child
-starts TensorFlow itself.
+The test runs this file as a program that forks a child process for each kill. Each
+child starts TensorFlow itself.
 """
 
 import asyncio

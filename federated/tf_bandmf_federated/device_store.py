@@ -126,6 +126,10 @@ class DeviceStore:
     def keep(self, request: str, contribution: Sequence[np.ndarray]) -> None:
         """Stores the answer to a request; call this before the answer is sent.
 
+        Args:
+          request: the digest of the request, as for `begin`.
+          contribution: the arrays of the answer.
+
         Raises:
           ValueError: if the device has begun another request in the meantime.
         """

@@ -320,7 +320,7 @@ class Ledger(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Closes the ledger after an error, because its attributes may be wrong then."""
+        """Closes the ledger after an error, since its attributes may then be wrong."""
         try:
             yield
         except sqlite3.DatabaseError as error:

@@ -203,7 +203,7 @@ class Deployment:
         return "\n".join(report.read_text().splitlines()[-12:])
 
     def end(self) -> None:
-        """Kills all processes that are still running."""
+        """Kills all processes of the deployment that are still running."""
         for name in list(self.processes):
             self.kill(name)
 

@@ -287,6 +287,10 @@ class PrivateFedAvg(Strategy):
     def _wait(self, available: int, eligible: int) -> bool:
         """Asks nodes for their device names, and waits for eligible devices.
 
+        Args:
+          available: number of devices that have sent their names.
+          eligible: number of these devices that may take part in the round.
+
         Returns:
           True if the caller should search for eligible devices again.
 
