@@ -148,7 +148,7 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Returns the digest of a varying number of words, including their count.
 
     Args:
-      key: see `digest_key`.
+      key: from `digest_key`, or the same bits as 64-bit words.
       words: int32, shape [size].
 
     Returns:

@@ -122,8 +122,8 @@ def source_of(step_keys: tf.Tensor) -> WordSource:
     return _SOURCES[step_keys.shape[-1]]
 
 
-# A function of step keys, their weights and the index of the first block. It returns the
-# weighted sum over the keys of the normals of some blocks: pairs of normals, complex64.
+# A function of step keys, their weights and the index of the first block. It generates
+# the normals of each key, and returns their weighted sum as pairs of numbers, complex64.
 _Blocks = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -164,7 +164,7 @@ def compiled_pairs(num_blocks: int) -> Callable[..., tf.Tensor]:
     """Returns an XLA program that generates weighted sums of pairs of normals.
 
     Its arguments are the step keys, their weights, the index of the first block, and the
-    result of `_shared_parts` for all `num_blocks` blocks.
+    numbers that the pairs of each block share, shape [terms, num_blocks].
     """
 
     def pairs(
@@ -235,7 +235,9 @@ def _blocks_in_chunks(num_blocks: int) -> _Blocks:
 def _shared_parts(
     step_keys: tf.Tensor, first_block: tf.Tensor, num_blocks: int
 ) -> tf.Tensor:
-    """Returns the term of `box_muller.shared_part` for each key and each block.
+    """Returns the number that all pairs of a block share, for each key and block.
+
+    Such a number is the result of `box_muller.shared_part` for two random words.
 
     Returns:
       float32, shape [terms, num_blocks].
@@ -250,10 +252,10 @@ def _shared_parts(
 
 @functools.cache
 def _compiled_shared(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns an XLA program that computes the term of `box_muller.shared_part`.
+    """Returns an XLA program that computes the number that all pairs of a block share.
 
-    Its arguments are one step key and the index of the first block. It returns the terms
-    of `num_blocks` blocks, float32, shape [num_blocks].
+    Its arguments are one step key and the index of the first block. It returns the
+    numbers of `num_blocks` blocks, float32, shape [num_blocks].
     """
 
     def parts(step_key: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:

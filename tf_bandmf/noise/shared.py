@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# The powers of two from 8 to 2^27, to multiples of which `near_length` rounds up.
+# `near_length` rounds up to a multiple of one of these powers of two, from 8 to 2^27.
 _UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
 # The graph collections that the graph of a function shares with the outer graph instead

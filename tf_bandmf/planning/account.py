@@ -1,4 +1,4 @@
-"""The account of a plan: a ledger's data set whose budget the plan's runs spend."""
+"""The account of a plan: the data set in a ledger whose budget the plan's runs spend."""
 
 from __future__ import annotations
 

@@ -340,7 +340,10 @@ def _calmest(table: Comparison) -> Row | None:
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
-    """Chooses a setting among the best settings of the samplings, which `best` maps.
+    """Chooses one of the samplings' best settings.
+
+    Args:
+      best: maps the name of each sampling to its best setting.
 
     Returns:
       The chosen setting, and the reason for the choice of its sampling.

@@ -595,8 +595,8 @@ class Search:
         optimize.minimize_scalar(
             log_error, bounds=bounds, method="bounded", options=_COARSE
         )
-        # If no value is possible, this call raises the error.
         if not made:
+            # Without a possible value, an error that says why is raised here.
             return self._candidate(family, {**options, name: 0.0})
         return min(made, key=self._value)
 

@@ -228,7 +228,7 @@ class Release:
 
     @functools.cached_property
     def kinds(self) -> list[tilted.Query | None]:
-        """The `pieces` as Gaussian queries; None for a piece of any other kind."""
+        """The Gaussian query of each of the `pieces`; None for a piece of another kind."""
         return [event_losses.query_of(*piece) for piece in self.pieces]
 
     @functools.cached_property

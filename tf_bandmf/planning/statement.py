@@ -144,7 +144,7 @@ class PrivacyStatement:
         return 0.5 * (1.0 + distance)
 
     def _pairs(self) -> Iterator[tuple[float, float]]:
-        """Yields the stated (epsilon, delta), and more pairs for a single run."""
+        """Yields the stated (epsilon, delta) and, for a single run, others that hold."""
         yield self.epsilon, self.guarantee.delta
         for plan in () if self.runs else self.plans:
             if plan.guarantee == self.guarantee and not plan.participation.is_simulated:
@@ -329,7 +329,7 @@ def _listed(heading: str, form: str, points: _Points) -> str:
 
 def _normal(x: float) -> float:
     """Returns the probability that a standard normal variable is at most x."""
-    # Importing SciPy, which this module needs, is slow.
+    # This import is slow, because the module imports SciPy.
     from tf_bandmf.accounting import tails
 
     return float(tails.lower_tail(x))

@@ -138,7 +138,8 @@ def remember(
     schedule_id: int, records: Callable[[], np.ndarray], remarks: tuple[str, ...]
 ) -> None:
     """Stores a schedule's record hashes, and its remarks for privacy statements."""
-    # A schedule with the same id may have read the same examples from another source.
+    # If a schedule with this id has read the same examples from another source, the
+    # record hashes of that source are kept.
     first, said = _KNOWN.get(schedule_id, (records, ()))
     _KNOWN[schedule_id] = first, tuple(dict.fromkeys((*said, *remarks)))
 
