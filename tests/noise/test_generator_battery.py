@@ -29,7 +29,7 @@ def one_step():
 
 
 def many_steps():
-    """Returns random words of 256 steps, which have the same counters but own keys."""
+    """Returns random words of 256 steps, with the same counters but different keys."""
     each = QUARTER // 256
     parts = [np.stack(philox(tf.constant(key), counters(0, each)), 1) for key in KEYS]
     return np.stack(parts, 1).ravel()

@@ -39,7 +39,7 @@ def _system(kind, update):
 
 
 def _eager(kind, update):
-    """Returns the weights as linear functions of the normals z, shape [n + 1, n]."""
+    """Returns each step's weights as linear functions of the normals, [n + 1, n]."""
     noising = np.linalg.inv(_MATRICES[kind].to_dense())
     weights, velocity = np.zeros([2, _STEPS + 1, _STEPS])
     for t in range(_STEPS):

@@ -17,7 +17,7 @@ def rows_of(dense, bands):
 
 
 def feasible(c, separation):
-    """Scales C: the squared norms of columns i, i + b, ... sum to 1 for each i."""
+    """Scales C so that the squared norms of columns i, i + b, ... sum to 1."""
     n = len(c)
     squared = np.zeros(separation)
     np.add.at(squared, np.arange(n) % separation, (c**2).sum(axis=0))

@@ -1,4 +1,4 @@
-"""`advise` predicts correctly, and advises the settings that it predicts are best."""
+"""`advise` makes correct predictions, and recommends the settings predicted as best."""
 
 import math
 

@@ -106,8 +106,8 @@ def test_replacements_and_several_releases():
     assert "which of two possible records" in points["What that means for one person"]
     joint = tf_bandmf.compose([tf_bandmf.Release(rho=0.1)])
     said = joint.statement(1e-5, unit="one user")
-    # A release of which only rho is known need not be a Gaussian mechanism, so no mu is
-    # stated for it.
+    # If only the rho of a release is known, the release need not be a Gaussian
+    # mechanism, so no mu is stated for it.
     assert said.mu is None and "1 other release(s)" in said.covered
 
 

@@ -69,7 +69,7 @@ def test_amplified_runs_compose_by_their_privacy_loss():
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-14])
 def test_poisson_runs_of_one_kind_are_one_longer_run(delta):
-    """Two equal runs with Poisson sampling compose to a run that is twice as long.
+    """Two equal runs with Poisson sampling cost as much as one that is twice as long.
 
     Their amplification counts even at delta = 1e-14, for which numerical convolutions
     would be too inaccurate.

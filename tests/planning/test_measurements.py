@@ -102,7 +102,7 @@ def test_statement_card_and_ledger_cover_it():
     patients = Dataset("patients", "0" * 64, BOTH.unit, "zero-out")
     square = lambda plan, steps=None: of_plan(plan, patients, steps).zcdp(False)  # noqa: E731
     assert square(BOTH) == pytest.approx(square(PLAN), rel=1e-6)
-    # If a run ends early, the ledger assumes that it made all its evaluations.
+    # If a run ends early, the ledger assumes that the run made all its evaluations.
     alone = planned(epsilon=None, noise_multiplier=BOTH.noise_multiplier)
     expected = square(alone, 20) + square(BOTH) - square(alone)
     assert square(BOTH, 20) == pytest.approx(expected, rel=1e-6)

@@ -159,7 +159,7 @@ def test_fixed_size_takes_every_subset_of_its_part_equally_often(batch):
     for numbers in itertools.product(range(4), repeat=5):
         wanted = min(batch, 4 - batch)
         if len(set(numbers)) < wanted:
-            # The remaining examples are drawn by further words, uniformly by symmetry.
+            # Further words would choose the missing examples, uniformly by symmetry.
             continue
         words = fixed({7: [*numbers, *list(range(4)) * 20]})
         chosen = FixedSizeSampler(words, 9, batch, 2).example_indices(7)

@@ -52,7 +52,7 @@ def test_every_epoch_and_every_example_has_its_own_random_numbers():
     batches = contents(make_plan().batches(x, np.arange(M), map=jitter))
     noise = np.concatenate([b["x"] for b in batches]).reshape(2 * M, -1)
     assert len(np.unique(noise[:, 0])) == 2 * M
-    # The 384 added numbers have about the mean and the standard deviation of normals.
+    # The mean and standard deviation of the 384 added numbers are about 0 and 1.
     assert abs(noise.mean()) < 0.2 and 0.8 < noise.std() < 1.2
     np.testing.assert_array_equal(
         np.sort(np.concatenate([b["y"] for b in batches])),

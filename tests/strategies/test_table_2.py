@@ -45,7 +45,7 @@ def optimum_of_equal_norms():
     ],
 )
 def test_table_2(build, sensitivities, errors):
-    """Sensitivities and errors agree with the published digits of columns A and B."""
+    """Sensitivities and errors agree with the digits in the table's columns A and B."""
     strategy = build()
     scale = strategy.sensitivity(FIXED)
     assert scale.is_exact

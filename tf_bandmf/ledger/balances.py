@@ -62,7 +62,7 @@ class Balance:
     Attributes:
       dataset: the data set.
       budget: the data set's current budget.
-      costs: the privacy cost of each run or other release, a tuple of releases.
+      costs: for each run or other release, a tuple of the parts of its privacy cost.
     """
 
     dataset: Dataset

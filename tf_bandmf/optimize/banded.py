@@ -35,7 +35,7 @@ _NAMED = (objectives.MEAN, objectives.MAX)
 
 
 class _Problem:
-    """The optimization problem: its variables, and errors as functions of the variables.
+    """An optimization problem: a strategy and its errors, as functions of variables.
 
     If all columns of the strategy C have norm 1, the variables `y` are the entries below
     the diagonal, divided by the diagonal and by a scale `s_j` of the column: column `j`

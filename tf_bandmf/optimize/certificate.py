@@ -103,7 +103,8 @@ def lower_bound(
       gram_band: entry `[i, j]` is `H[i, i-j]`, shape [n, bands]. In this and the next two
         arguments, entries left of the matrix are ignored.
       rows: entry `[i, j]` is `C[i, i-j]`, shape [n, bands].
-      product: entry `[i, j]` is `M[i, i-j]` with `M = C A^-1`, shape [n, w].
+      product: entry `[i, j]` is `M[i, i-j]` with `M = C A^-1`, shape [n, w], where w is
+        the number of diagonals of M.
     """
     n = norms.size
     lower, c, m = (_diagonals(one) for one in (gram_band, rows, product))

@@ -42,7 +42,8 @@ def tfp_optimizer() -> Any:
     try:
         import tensorflow_probability as tfp
 
-        return tfp.optimizer  # This attribute loads a lazily imported module.
+        # Reading this attribute loads a module, which may raise ImportError.
+        return tfp.optimizer
     except ImportError as error:
         raise ImportError(
             f"Optimizing a strategy needs TensorFlow Probability and, with TensorFlow "

@@ -62,7 +62,7 @@ class BMinSepSampling(Cyclic):
         from tf_bandmf.accounting.b_min_sep import check_size
 
         if self.num_parts > 1:
-            # A strategy with one band needs no separation, so check the size for two.
+            # A strategy with one band needs no separation, so assume two bands.
             check_size(num_steps, 2)
 
     def accountant(

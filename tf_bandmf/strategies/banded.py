@@ -54,9 +54,9 @@ def optimized_banded(
     If all columns have norm 1 (`column_normalized`), one strategy is optimal for every
     participation with a min separation of at least `bands`, because the sensitivity for
     k participations is `sqrt(k)` (arXiv:2306.08153, Theorem 2). Otherwise, the result
-    is the best strategy for a fixed epoch order (Appendix B of the same paper). It is
-    slightly better for a fixed epoch order, and slightly worse for other participations
-    with the same min separation.
+    is the best strategy for a fixed epoch order (Appendix B of the same paper). For a
+    fixed epoch order, its error is slightly smaller than with columns of norm 1; for
+    other participations with the same min separation, it is slightly larger.
 
     The problem is convex in `C^T C`, which allows a certificate of optimality. The
     diagnostics contain:

@@ -112,9 +112,13 @@ class _Search:
         return min(best, other, key=self._error)
 
     def from_start(self, initial: np.ndarray) -> Strategy:
-        """Returns the strategy with coefficients `initial`, or a better one.
+        """Searches for better coefficients of `C^-1`, starting from given ones.
 
-        A search from these coefficients of `C^-1`, shape [bands], finds the better one.
+        Args:
+          initial: coefficients of `C^-1` at the start of the search, shape [bands].
+
+        Returns:
+          The strategy with the best coefficients, which may be the initial ones.
         """
         use, n = self._participation, self._workload.num_steps
         sensitivity = SquaredSensitivity(

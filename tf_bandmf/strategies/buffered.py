@@ -273,12 +273,13 @@ def _sum(
 
 
 def _of_output(products: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Returns the inner products of a series with itself and with the decays' entries.
+    """Returns the inner products of a series with itself and with its derivatives.
 
     Args:
       products: the sum of `s[t] s[t]^H` over the steps t of the recurrence, [m, m].
       start: `s[0]`, [m], from `_recurrence`. The last 1 in it is the entry of the
-        series. The entries of the decays follow.
+        series. The entries after it belong to the derivatives with respect to the
+        decays (up to sign).
     """
     output = int(start.sum()) - 1
     return products[output, output:].real

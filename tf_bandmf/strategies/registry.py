@@ -336,7 +336,7 @@ def default_bands(workload: Workload, participation: Participation) -> int:
 
 
 def with_best_bands(build: Callable[..., Strategy]) -> Callable[..., Strategy]:
-    """Extends a function that builds a strategy by a choice of the number of bands.
+    """Returns a builder of strategies that can also choose the number of bands.
 
     Args:
       build: function of the workload, the number of bands and `column_normalized` that
