@@ -49,7 +49,7 @@ from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Sta
 # cached for other noise levels. Chunks are large because a step of a forward pass takes
 # little longer for many draws than for few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
-# The tilts of `certain_tilts` shift the draws by this many standard deviations.
+# The tilts of `certain_tilts` shift the draws by these numbers of standard deviations.
 _CERTAIN_STRENGTHS = tuple(
     s / 20 for s in (2, 4, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 120)
 )

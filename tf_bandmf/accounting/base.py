@@ -243,7 +243,8 @@ class Accountant(abc.ABC):
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
         """Returns the (epsilon, delta) guarantee that a run with this noise satisfies.
 
-        It claims amplification by sampling only if it does not hold without it.
+        The guarantee claims amplification by sampling only if the run would not satisfy
+        it without amplification.
         """
         is_whole = self.whole_delta(epsilon, noise_stddev) <= delta
         name, kind, adjacency = self.claims[-1 if is_whole else 0]

@@ -82,7 +82,7 @@ def check_planned_delta(delta: Any) -> None:
     if delta < SMALLEST_DELTA:
         raise ValueError(
             f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: "
-            f"generated noise lacks tails of smaller probability. Use a larger delta."
+            f"the generated noise lacks the outermost tails. Use a larger delta."
         )
 
 

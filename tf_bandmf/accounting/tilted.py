@@ -195,7 +195,7 @@ class Law:
         return (1.0 - self.query.probability) * float(tails.cells(around)[0][0])
 
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns losses and the logs of their weights, a quadrature over the loss.
+        """Returns the nodes (losses) and log weights of a quadrature over the loss.
 
         The quadrature serves to choose theta, the exponent of the tilt.
         """

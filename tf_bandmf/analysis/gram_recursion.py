@@ -101,11 +101,11 @@ class _Layout:
     def merge(self, diagonal: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
         """Returns the diagonals, shape [n, w], of a matrix that is given as blocks.
 
+        This linear map is the adjoint (the transpose) of `split`.
+
         Args:
           diagonal: the diagonal blocks, shape [N, T, T].
           left: the `m = w - 1` columns to the left of each, shape [N, T, m].
-
-        The function is the adjoint (the transposed linear map) of `split`.
         """
         both = tf.concat([left, diagonal], axis=2)
         flat = tf.reshape(both, [self.num_blocks, -1])

@@ -21,8 +21,8 @@ _CHUNK = 8_000_000
 # need more operations than this.
 _LONG = 50_000_000
 # `vector_contributions` is used only if n k^2 <= _MOST_FOR_VECTORS, for n steps and k
-# participations. This is roughly the number of operations for one matrix inversion per
-# pattern. It processes up to _AT_ONCE patterns in one batch.
+# participations: inverting one matrix per pattern takes roughly n k^2 operations. Up to
+# _AT_ONCE patterns are processed in one batch.
 _MOST_FOR_VECTORS, _AT_ONCE = 5e6, 64
 
 

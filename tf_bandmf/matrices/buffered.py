@@ -133,11 +133,11 @@ class BufferedToeplitz(LowerTriangular):
 
 
 def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
-    """Returns weights that write a BLT matrix's column as a sum of geometric sequences.
+    """Returns the weights of the geometric sequences in a BLT matrix's first column.
 
-    The column is that of the power series
-    `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`. For t >= 1, its
-    coefficient t is `sum_m weights[m] decays[m]^(t - 1)`.
+    The entries of the column are the coefficients of the power series
+    `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`. For t >= 1, entry t is
+    `sum_m weights[m] decays[m]^(t - 1)`.
     """
     residues = np.empty_like(decays)
     for m, decay in enumerate(decays):

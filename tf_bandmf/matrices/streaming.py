@@ -66,7 +66,7 @@ class ForwardSubstitution(Streaming):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regeneration(Streaming):
-    """Regeneration, which computes the noise from earlier normals, generated again.
+    """Regeneration, which generates earlier normals again to compute the noise.
 
     `y[i] = sum_{j<terms} N[i, i-j] z[i-j]` with `N = M^-1`.
 
