@@ -119,7 +119,15 @@ FASHION_MNIST = Task(
 def _tuned(
     name: str, mechanism: str, sampling: str, words: str, rates: tuple[float, ...]
 ) -> Row:
-    """Returns a row with automatic clipping, the moving average, and several rates."""
+    """Returns a row whose strategy is optimized for the task's momentum and decay.
+
+    Args:
+      name: the name of the mechanism.
+      mechanism: the specification of the mechanism.
+      sampling: the sampling for the plan.
+      words: the sampling in words, for the row's name.
+      rates: the learning rates to try.
+    """
     name = f"{name} tuned, {words}"
     return Row(name, mechanism, sampling, learning_rates=rates, matched=True)
 

@@ -19,7 +19,7 @@ SHAPES = (0.0, 0.5, 1.0, 2.0)
 @pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_draws_have_the_distribution_and_the_mean(shape):
-    """Numbers of runs are truncated negative binomial (arXiv:2110.03620, Def. 1)."""
+    """K has a truncated negative binomial distribution (arXiv:2110.03620, Def. 1)."""
     rng, mean, count = np.random.default_rng(3), 6.0, 20_000
     draws = np.array([selection.draw_number(mean, shape, rng) for _ in range(count)])
     assert abs(draws.mean() - mean) < 5.0 * draws.std() / math.sqrt(count)

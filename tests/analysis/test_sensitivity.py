@@ -130,7 +130,7 @@ def test_the_bound_for_scaled_toeplitz_columns_holds_for_overlapping_columns():
 
 
 def test_lemma_8_needs_the_columns_own_norms():
-    """Lemma 8 of arXiv:2601.22334 is applied only if all columns have the norm 1."""
+    """Lemma 8 of arXiv:2601.22334 is applied only if all columns have the same norm."""
     n = 9
     normalized = families.lambda_cgd(n, 0.9, column_normalized=True)
     assert normalized.sensitivity(MinSep(3)).method.endswith("Lemma 8")

@@ -154,7 +154,7 @@ class BMinSepSimulator(Simulator):
         return moved * self.passes.squares
 
     def _log_total(self, tilt: Tilt) -> float:
-        """Returns the log of the normalization constant `Z` of a weighted tilt."""
+        """Returns `log Z`; `Z` normalizes the probabilities of a weighted tilt."""
         weights = self._log_weights(tilt)[None]
         return float(self.passes.log_ratios(weights, [self.passes.probability])[0, 0])
 
@@ -226,7 +226,7 @@ class BMinSepSimulator(Simulator):
     def _draws(
         self, proposal: Proposal, stage: Stage, index: int, number: int
     ) -> _Draws:
-        """Returns the random numbers of one chunk, from the cache if possible."""
+        """Returns the random numbers of one chunk of draws, cached ones if possible."""
         tilts, passes = proposal.tilts, self.passes
         rates = np.array([tilt.probability for tilt in tilts])
         key = (index, number, rates.tobytes(), proposal.shares.tobytes())

@@ -80,7 +80,7 @@ class Proposal:
     shares: np.ndarray
 
     def choose(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """Draws the indices of the tilts for `count` draws, shape [count]."""
+        """Chooses a component for each of `count` draws; returns indices of `tilts`."""
         shares = np.asarray(self.shares) / np.sum(self.shares)
         return generator.choice(len(self.tilts), count, p=shares)
 
@@ -131,11 +131,14 @@ class Simulator(abc.ABC):
 
     @abc.abstractmethod
     def pilot_tilts(self, is_rough: bool = False) -> list[Any]:
-        """Returns the tilts of a pilot run, starting with the target distribution."""
+        """Returns the components of the mixture from which a pilot run draws.
+
+        The first one is the target distribution, and the others are tilts.
+        """
 
     @abc.abstractmethod
     def certain_tilts(self) -> list[Any]:
-        """Returns tilts for which `certain_density` returns a lower bound."""
+        """Returns tilts whose density has a guaranteed bound (`certain_density`)."""
 
     @abc.abstractmethod
     def certain_density(self, tilt: Any) -> tuple[float, float] | None:
@@ -168,16 +171,16 @@ class Simulator(abc.ABC):
         return np.random.Generator(np.random.SFC64(seed))
 
     def rough_runs(self, noise: float) -> list[Run]:
-        """Returns one short run per direction, with draws that suit any epsilon."""
+        """Returns a short run for each direction, with draws that suit any epsilon."""
         return [self.at(noise, add)._pilot(is_rough=True)[1] for add in (False, True)]
 
     def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
-        """Returns one run per direction, each from the best proposal for epsilon."""
+        """Returns a run for each direction, from the best proposal for this epsilon."""
         both = (self.at(noise, add) for add in (False, True))
         return [one.simulate(one.propose(epsilon), stage) for one in both]
 
     def simulate(self, proposal: Proposal, stage: Stage, count: int = 0) -> Run:
-        """Returns a run of at least `count` draws from a proposal."""
+        """Returns a run of at least `count` draws from the proposal's mixture."""
         return self._collected(proposal, stage, max(count, self.num_draws), rows=1)[0]
 
     def largest_value(self, proposal: Proposal, epsilon: float) -> float:

@@ -126,7 +126,7 @@ class Law:
 
     @property
     def is_bounded(self) -> bool:
-        """True if losses are above `log(1 - q)` (if `add`, below `-log(1 - q)`)."""
+        """True if all losses are > `log(1 - q)` (if `add`, < `-log(1 - q)`)."""
         return self.query.probability < 1.0 and not self.query.is_replaced
 
     @property
