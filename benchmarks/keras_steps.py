@@ -197,7 +197,8 @@ def in_turns(
     """Returns median wall and CPU times of calls, and the first call's CPU time."""
     taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in functions}
     first = {}
-    # This does one-time work of TensorFlow, which would slow down the first variant.
+    # A first operation does TensorFlow's one-time work, which would otherwise slow down
+    # the first variant.
     tf.function(lambda x: x @ x)(tf.ones([2, 2]))
     for kind, function in functions.items():
         used = time.process_time()
@@ -216,8 +217,8 @@ def in_turns(
 
 def peak(kind: str, name: str, options: Any) -> None:
     """Prints how many MB of memory running a step adds to the process."""
-    # This loads XLA's compiler, which needs about 100 MB in any process, so the result
-    # does not contain this memory.
+    # Generating noise once loads XLA's compiler, which needs about 100 MB in any
+    # process. Therefore the result does not contain this memory.
     noise.standard_normals(tf.constant([0, 0], tf.uint64), 1)
     step = step_of(kind, name, options)
     before = largest_memory()

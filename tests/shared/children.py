@@ -17,7 +17,10 @@ def printed(*arguments, **options):
 
 
 def fork():
-    """Forks; the child collects no garbage, because it lacks TensorFlow's threads."""
+    """Forks this process. In the child, garbage collection is off.
+
+    Collecting garbage may need TensorFlow's threads, which the child does not have.
+    """
     child = os.fork()
     if child == 0:
         gc.disable()

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 # The maximum number of rows of a strategy that is materialized to compute its full Gram
 # matrix.
 _DENSE_LIMIT = 8_192
-# The same maximum for a scaled Toeplitz strategy. It is lower than _DENSE_LIMIT because
-# `scaled_toeplitz_bound`, which takes only O(n k) operations, is nearly as good as the
-# bound from the full Gram matrix.
+# The maximum number of rows of a scaled Toeplitz strategy that is materialized. It is
+# lower than _DENSE_LIMIT because `scaled_toeplitz_bound`, which takes only O(n k)
+# operations, is nearly as good as the bound from the full Gram matrix.
 _TOEPLITZ_DENSE_LIMIT = 2_048
 # The maximum number of operations for the sensitivity of a banded matrix, or for a
 # bound on it. A computation that would need more is skipped, and another bound is used.
