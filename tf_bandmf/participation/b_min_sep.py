@@ -24,9 +24,8 @@ class BMinSepSampling(Cyclic):
     independently (Dong and Ganesh, arXiv:2602.09338). An example is resting if it
     participated in one of the last `b - 1` steps. Which examples are resting at the
     start is drawn as if the sampler had been running forever. Therefore every step
-    samples `batch_size` examples
-    in expectation: `p = q / (1 - (b - 1) q)` with `q = batch_size / num_examples`. If
-    b = 1, this is Poisson sampling.
+    samples `batch_size` examples in expectation: `p = q / (1 - (b - 1) q)` with
+    `q = batch_size / num_examples`. If b = 1, this is Poisson sampling.
 
     Args:
       num_examples: m, size of the training set.

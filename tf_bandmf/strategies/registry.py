@@ -60,7 +60,7 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Refinement:
-    """The relation of a slow family to a fast one with an only slightly larger error.
+    """The relation of a slow family to a fast one whose error is slightly larger.
 
     The error of the fast family is at most a few percent larger.
 
