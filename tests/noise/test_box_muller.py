@@ -50,7 +50,7 @@ def reference_pair(words, shared_words):
     """
     a, b, c, angle = words
     first, second = shared_words
-    # The uniform number, in units of 2^-156.
+    # `units` is the uniform number in units of 2^-156.
     units = (a & LOW) << 124
     units += ((b & LOW) << 93) + ((c & LOW) << 62)
     units += ((first & LOW) << 31) + (second & LOW)

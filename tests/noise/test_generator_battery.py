@@ -42,7 +42,7 @@ def far_counters():
 
 
 def of_normals():
-    """Returns the leading bits of Phi(z) for float32 normals z, which are uniform."""
+    """Returns the leading bits of the uniform numbers Phi(z) for float32 normals z."""
     z = noise.standard_normals(
         tf.constant(KEYS[2]), 2 * battery.SIZE, jit_compile=False
     )

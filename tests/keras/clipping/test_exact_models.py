@@ -296,7 +296,7 @@ def freeze(layer):
     layer.trainable = False
 
 
-# Each case: a function that makes a layer, a function that changes it, and the number
+# A case consists of a function that makes a layer, a function that changes it, and the number
 # of trainable weights after the change.
 CHANGED = {
     "adapter": (lambda: L.Dense(6), adapt, 5),
