@@ -296,8 +296,8 @@ def freeze(layer):
     layer.trainable = False
 
 
-# A case consists of a function that makes a layer, a function that changes it, and the number
-# of trainable weights after the change.
+# A case consists of a function that makes a layer, a function that changes it, and the
+# number of trainable weights after the change.
 CHANGED = {
     "adapter": (lambda: L.Dense(6), adapt, 5),
     "adapter of a convolution": (lambda: L.Conv1D(3, 2), adapt, 5),
