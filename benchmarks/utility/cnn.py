@@ -103,7 +103,7 @@ class Experiment:
     def train(
         self, row: Row, phase: str, rate: float, seed: int
     ) -> list[dict[str, object]]:
-        """Trains a model once; yields a row of the CSV file for each readout."""
+        """Trains a model once; returns a row of the CSV file for each readout."""
         start = time.process_time()
         task, end = self.task, self.num_train
         train, test = slice(0, end), slice(end, None)
