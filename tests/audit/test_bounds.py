@@ -49,6 +49,16 @@ def test_rates_are_those_of_clopper_and_pearson():
     assert audit.mu_from_rates(100, 100, 100, 100) == 0.0
 
 
+def test_printed_bounds_are_rounded_down():
+    bound = audit.LowerBound(2.9999, "guesses", "nothing")
+    text = str(audit.AuditResult((bound,), 1e-5, 0.95, 100, 50, 2.5))
+    assert text.count("epsilon >= 2.99") == 2 and "CONTRADICTS" in text
+    scores, included = np.repeat([3.0, 0.0], 50), np.repeat([True, False], 50)
+    made = audit.evaluate(scores, included, delta=1e-5, is_gaussian=True).bounds[1]
+    printed = float(made.method.split()[2])
+    assert printed <= made.mu < printed + 0.01
+
+
 @pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_randomized_response_is_bounded_as_often_as_stated(epsilon):

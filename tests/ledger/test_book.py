@@ -212,6 +212,17 @@ def test_budgets_in_rho(ledger):
         ledger.spend("in rho", (1e-3, 1e-9), about="has no rho")
 
 
+def test_a_sampled_run_that_ended_early_gives_rho_back(file_ledger):
+    file_ledger.add_dataset("in rho", rho=1e6)
+    plan = bound_plan(file_ledger, "identity", "in rho", sampling="poisson")
+    file_ledger.begin(plan, run_name(1))
+    assert spent(file_ledger, "in rho") == pytest.approx(plan.zcdp_rho, rel=1e-6)
+    steps = plan.num_steps // 4
+    file_ledger.end(run_name(1), plan=plan, steps=steps, reason="a power cut")
+    left = pytest.approx(plan.zcdp_rho * steps / plan.num_steps, rel=1e-6)
+    assert spent(file_ledger, "in rho") == left
+
+
 @pytest.mark.parametrize(
     ("sampling", "mechanism"),
     [("poisson", "identity"), ("cyclic-poisson", "bsr:4"), ("fixed-order", "bsr:4")],

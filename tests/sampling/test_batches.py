@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from small_plans import planned, small_plan
 
 import tf_bandmf
@@ -29,3 +30,8 @@ def test_wrong_data_are_refused():
         plan.batches(np.zeros((20, 2)), np.zeros(19))
     with pytest.raises(ValueError, match="step"):
         plan.batches(np.zeros(20)).example_indices(12)
+    x, names = np.zeros((20, 2)), np.array(["cat", "dog"] * 10)
+    for given in ((x, names), (lambda: zip(x, names),)):
+        with pytest.raises(TypeError, match="numbers, found strings"):
+            plan.batches(*given)
+    plan.batches(x, names, map=lambda x, name: (x, tf.cast(name == "cat", tf.int32)))

@@ -12,7 +12,7 @@ import math
 from tf_bandmf import matrices
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
-from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
+from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant, check_bands
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
@@ -65,20 +65,15 @@ class BMinSepAccountant(SimulatedAccountant):
         confidence: float | None = None,
         num_draws: int | None = None,
     ) -> None:
-        bands, num_steps = matrix.bands, matrix.num_rows
-        check_size(num_steps, bands)
-        if bands > separation:
-            raise ValueError(
-                f"b-min-sep sampling with b = {separation} needs a strategy with at "
-                f"most {separation} bands, found {bands}. Use fewer bands."
-            )
+        check_size(matrix.num_rows, matrix.bands)
+        check_bands(matrix, separation)
         if not matrix.is_nonnegative():
             raise ValueError(
                 "The accounting of b-min-sep sampling needs a strategy C without "
                 "negative entries, but this one has some. Use CyclicPoisson."
             )
         self._passes = passes = Passes(matrix.as_rows(), separation, rate)
-        fewer = max(_LEAST_DRAWS, _ENTRIES // num_steps)
+        fewer = max(_LEAST_DRAWS, _ENTRIES // matrix.num_rows)
         draws = num_draws or min(NUM_DRAWS, fewer)
         simulator = BMinSepSimulator(passes, draws, seed=0)
         norm = math.sqrt(passes.largest_squared_norm())

@@ -35,19 +35,13 @@ NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
 
 def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
     """Raises ValueError if the strategy has more bands than the data has parts."""
-    if matrix.bands <= num_parts:
-        return
-    if matrix.bands >= matrix.num_rows:
+    if matrix.bands > num_parts:
         raise ValueError(
-            f"Cyclic sampling needs a banded strategy, found {matrix.bands} bands for "
-            f"{matrix.num_rows} steps (as DP-lambda-CGD and BISR have). Use "
-            f"BallsInBins, or a banded strategy (bsr, banded Toeplitz)."
+            f"With num_parts = {num_parts}, C must have at most {num_parts} bands, found "
+            f"{matrix.bands} (lambda_cgd, bisr and blt have one per step): the columns of "
+            f"an example would overlap. Use BallsInBins, fewer bands (bsr, toeplitz), or "
+            f"cyclic sampling with num_parts >= {matrix.bands}."
         )
-    raise ValueError(
-        f"The strategy must not have more bands than there are parts, found "
-        f"{matrix.bands} bands and {num_parts} parts: one example's participations "
-        f"would overlap. Use num_parts >= {matrix.bands}, fewer bands, or BallsInBins."
-    )
 
 
 class ComposedQueries(Accountant):

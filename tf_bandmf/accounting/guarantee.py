@@ -86,20 +86,24 @@ class Calibration:
     guarantee: Guarantee
 
 
+_ROUNDED = {"up": decimal.ROUND_CEILING, "down": decimal.ROUND_FLOOR}
+
+
 class _Formatter(string.Formatter):
-    """Formats like `str.format`, but rounds up where a text has "{value:.6g up}".
+    """Formats like `str.format`, but "{value:.6g up}" rounds up, and " down" down.
 
     Digits after the tenth are ignored, because they are rounding errors.
     """
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        form, _, is_up = format_spec.partition(" ")
-        if is_up:
-            with decimal.localcontext(decimal.Context(rounding=decimal.ROUND_CEILING)):
+        form, _, way = format_spec.partition(" ")
+        if way:
+            with decimal.localcontext(decimal.Context(rounding=_ROUNDED[way])):
                 value = float(format(decimal.Decimal(f"{value:.10g}"), form))
         return super().format_field(value, form)
 
 
 # Fills values into the placeholders of a text, as `str.format` does. Privacy parameters
 # must not be rounded down: fill("epsilon = {:.3g up}", 10.04) is "epsilon = 10.1".
+# Lower bounds must not be rounded up: fill("{:.3g down}", 10.06) is "10".
 fill = _Formatter().format

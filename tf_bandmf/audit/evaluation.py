@@ -9,6 +9,7 @@ import numpy as np
 from scipy import optimize, special
 
 from tf_bandmf.accounting.gaussian import gaussian_epsilon
+from tf_bandmf.accounting.guarantee import fill
 from tf_bandmf.audit.bounds import (
     epsilon_from_guesses,
     epsilon_from_rates,
@@ -21,6 +22,7 @@ from tf_bandmf.audit.bounds import (
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
 # If mu is smaller, Gaussian DP has epsilon = 0 at every relevant delta.
 _SMALLEST_MU = 1e-6
+_least = functools.partial(fill, "{:.3g down}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +84,12 @@ class AuditResult:
         """Returns a report of a few lines with all bounds and the claimed epsilon."""
         lines = [
             f"Audit with {self.num_canaries} canaries, of which {self.num_included} took "
-            f"part: epsilon >= {self.epsilon:.3g} at delta = {self.delta:g} (confidence "
-            f"{self.confidence:g})."
+            f"part: epsilon >= {_least(self.epsilon)} at delta = {self.delta:g} "
+            f"(confidence {self.confidence:g})."
         ]
         lines += [
-            f"  epsilon >= {bound.epsilon:.3g}: {bound.method}. Assumes {bound.assumes}."
-            for bound in self.bounds
+            f"  epsilon >= {_least(one.epsilon)}: {one.method}. Assumes {one.assumes}."
+            for one in self.bounds
         ]
         if self.claimed_epsilon is not None:
             verdict = "CONTRADICTS" if self.contradicts else "does not contradict"
@@ -282,4 +284,4 @@ def _right_guesses(scores: np.ndarray, included: np.ndarray, num_guesses: int) -
 
 def _of_mu(mu: float, delta: float, method: str, assumes: str) -> LowerBound:
     epsilon = 0.0 if mu < _SMALLEST_MU else gaussian_epsilon(1.0 / mu, delta)
-    return LowerBound(epsilon, f"mu >= {mu:.3g} ({method})", assumes, mu)
+    return LowerBound(epsilon, f"mu >= {_least(mu)} ({method})", assumes, mu)

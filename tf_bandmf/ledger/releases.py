@@ -62,9 +62,12 @@ def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
     if steps == 0:
         return Release(epsilon=0.0)
     if steps not in (None, plan.num_steps) and not plan.participation.is_simulated:
-        epsilon = plan.epsilon_after(steps)
-        event = plan.accounting(steps=steps).event(plan.unit_noise_stddev)
-        run = dataclasses.replace(run, epsilon=epsilon, event=event)
+        taken, noise = plan.accounting(steps=steps), plan.unit_noise_stddev
+        bounds = {
+            "event": taken.event(noise),
+            "noise_multiplier": taken.multiplier(noise),
+        }
+        run = dataclasses.replace(run, epsilon=plan.epsilon_after(steps), **bounds)
     return recorded(run, dataset)
 
 

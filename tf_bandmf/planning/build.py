@@ -235,9 +235,6 @@ def split(
         lengths, if a run has a budget of its own, or if no noise level meets the
         budget.
     """
-    # Importing this module is slow, because it imports dp-accounting.
-    from tf_bandmf.planning.composition import compose
-
     check_budget(epsilon, delta, None, None)
     if not shares or not all(0.0 < share < math.inf for share in shares):
         raise ValueError(f"shares must be positive numbers, found {shares!r}.")
@@ -253,6 +250,9 @@ def split(
                 f"The runs share one budget: pass epsilon and delta only to split, "
                 f"found {', '.join(sorted(budget))} for a run."
             )
+    # Importing this module is slow, because it imports dp-accounting.
+    from tf_bandmf.planning.composition import compose
+
     noise = gaussian.calibrate_noise_stddev(epsilon, delta)
     parts = [share / math.fsum(shares) for share in shares]
     arguments: list[dict[str, Any]] = [{**common, **given} for given in runs]

@@ -88,6 +88,11 @@ class Examples:
     ) -> None:
         num_rows = num_examples if users is None else np.shape(users)[0]
         self.source = source = _source_of(x, y, sample_weight, num_rows)
+        if map is None and source.has_text_targets:
+            raise TypeError(
+                "Targets must be numbers, found strings. Replace each class by its number "
+                "in a public list of classes: y = [CLASSES.index(name) for name in y]."
+            )
         self.labels = np.zeros(0, np.int64)
         self.num_examples = source.num_examples
         if not may_overlap:

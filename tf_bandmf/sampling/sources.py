@@ -57,6 +57,7 @@ class ExampleSource(abc.ABC):
       in_order: True if rows can be read only in the order of the data set, which
         permits only `sampling="fixed-order"`.
       may_fail: True if some rows may be unreadable; batches then have sample weights.
+      has_text_targets: True if the targets are strings, which no Keras loss accepts.
       parse: function that turns rows into examples, or None.
       remarks: sentences that the privacy statement of a run on these rows must contain.
     """
@@ -71,6 +72,7 @@ class ExampleSource(abc.ABC):
     def __init__(self, num_examples: int, sample: dict[str, Any]) -> None:
         self.num_examples = num_examples
         self._sample, self._kind = sample, _kind_of(sample)
+        self.has_text_targets = str(self._kind.get(TARGETS)).startswith("object")
         weights = tf.nest.flatten(sample.get(SAMPLE_WEIGHT, ()))
         if any(weight.ndim == 1 for weight in weights):
             self.remarks = (*self.remarks, OF_WEIGHTS)
