@@ -40,7 +40,7 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
             f"With num_parts = {num_parts}, C must have at most {num_parts} bands, found "
             f"{matrix.bands} (lambda_cgd, bisr and blt have one per step): the columns of "
             f"an example would overlap. Use BallsInBins, fewer bands (bsr, toeplitz), or "
-            f"cyclic sampling with num_parts >= {matrix.bands}."
+            f"num_parts >= {matrix.bands} (cyclic-poisson, b-min-sep)."
         )
 
 
