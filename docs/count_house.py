@@ -80,7 +80,7 @@ CEILINGS = {
     "matrices": (799, 850),
     "analysis": (542, 700),
     "cli": (346, 350),
-    "participation": (518, 600),
+    "participation": (521, 600),
     "audit": (466, 480),
     "plots": (190, 190),
     "files": (185, 190),

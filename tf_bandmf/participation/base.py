@@ -130,6 +130,19 @@ class Participation(abc.ABC):
         return "No amplification by sampling is claimed."
 
     @property
+    def steps_per_epoch(self) -> int:
+        """The number of steps of a pass over the data, exact or on average.
+
+        Raises:
+          TypeError: if the caller composes the batches.
+        """
+        if not self.has_schedule:
+            raise TypeError(self.no_schedule())
+        # Every participation with a schedule has `num_examples` and `batch_size`.
+        use: Any = self
+        return -(-use.num_examples // use.batch_size)
+
+    @property
     def num_steps(self) -> int | None:
         """The number of steps of a run, or None if any number is possible."""
         return None

@@ -28,11 +28,6 @@ class WholeEpochs(Participation):
         check_sizes(self, "batch_size", "epochs")
 
     @property
-    def steps_per_epoch(self) -> int:
-        """The number of steps, and therefore of batches, per epoch."""
-        return -(-self.num_examples // self.batch_size)
-
-    @property
     def num_steps(self) -> int:
         return self.epochs * self.steps_per_epoch
 

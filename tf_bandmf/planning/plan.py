@@ -192,10 +192,7 @@ class Plan:
         Raises:
           TypeError: if the caller makes the batches.
         """
-        use: Any = self.participation
-        if not use.has_schedule:
-            raise TypeError(use.no_schedule())
-        return -(-self.num_steps // -(-use.num_examples // use.batch_size))
+        return -(-self.num_steps // self.participation.steps_per_epoch)
 
     @property
     def mechanism(self) -> str:

@@ -108,12 +108,11 @@ class BatchSchedule:
         participation.validate_num_steps(num_steps)
         self.participation, self.num_steps = participation, num_steps
         self.plan_id, self._padded, self._examples = plan_id, padded, examples
-        # Every participation that has a schedule has `num_examples` and `batch_size`.
-        given: Any = participation
-        self.steps_per_epoch = -(-given.num_examples // given.batch_size)
-        if examples.num_examples != given.num_examples:
+        self.steps_per_epoch = participation.steps_per_epoch
+        count = participation.num_examples  # type: ignore[attr-defined]
+        if examples.num_examples != count:
             raise ValueError(
-                f"The plan is for {given.num_examples} examples, found "
+                f"The plan is for {count} examples, found "
                 f"{examples.num_examples} (with users=, each user is one example). Make a "
                 f"plan for this data set."
             )
