@@ -124,12 +124,8 @@ def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
         )
 
     made = cloned(model, replaced)
-    pairs = zip(all_layers(model), all_layers(made), strict=True)
-    for layer, other in pairs:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            for name in ("gamma", "beta"):
-                if getattr(layer, name) is not None:
-                    getattr(other, name).assign(getattr(layer, name))
-        elif not isinstance(layer, keras.Model):
-            other.set_weights(layer.get_weights())
+    for layer, other in zip(all_layers(model), all_layers(made), strict=True):
+        if not isinstance(layer, keras.Model):
+            # The moving mean and variance, which have no counterpart, come last.
+            other.set_weights(layer.get_weights()[: len(other.weights)])
     return made

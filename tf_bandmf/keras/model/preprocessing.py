@@ -133,9 +133,7 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
             has_preprocessing |= isinstance(operation, _PREPROCESSING)
             encoded |= {id(tensor) for tensor in outputs}
             continue
-        for tensor in inputs:
-            if id(tensor) in encoded:
-                frontier.setdefault(id(tensor), tensor)
+        frontier |= {id(tensor): tensor for tensor in inputs if id(tensor) in encoded}
     if not has_preprocessing:
         raise ValueError(
             f"Model {model.name!r} does not begin with preprocessing layers: there is "
