@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 import warnings
@@ -29,19 +30,8 @@ from tf_bandmf.keras.compat.keras_objects import (
 from tf_bandmf.keras.compat.optimizing import optimized_once
 from tf_bandmf.keras.metrics.counts import PrivateCounts
 from tf_bandmf.keras.metrics.evaluation import evaluate_privately
-from tf_bandmf.keras.model import cautions, preparation
-from tf_bandmf.keras.model.callbacks import (
-    each_callback,
-    refuse_shared_folder,
-    restore_backup,
-)
-from tf_bandmf.keras.model.fit_data import (
-    check_passes,
-    check_validation,
-    checked_data,
-    scheduled,
-)
-from tf_bandmf.keras.model.preparation import given
+from tf_bandmf.keras.model import callbacks as callbacks_lib
+from tf_bandmf.keras.model import cautions, fit_data, preparation
 from tf_bandmf.keras.model.preprocessing import of_adapted
 from tf_bandmf.keras.model.programs import Programs
 from tf_bandmf.keras.model.settings import StepSettings
@@ -63,7 +53,6 @@ if TYPE_CHECKING:
 else:
     _Model = object
 
-_STATE = "_tf_bandmf_training"
 # The key of the step's settings within the optimizer's entry of a compile config.
 _STEP = "private_step"
 
@@ -102,10 +91,6 @@ class PrivateTraining(BuiltBefore, _Model):
     summed, and noised as the plan says. Any other attempt to train raises an error
     before it computes anything.
     """
-
-    # Set by Keras.
-    jit_compile: Any
-    train_function: Any
 
     _settings = StepSettings()
 
@@ -157,7 +142,7 @@ class PrivateTraining(BuiltBefore, _Model):
             inner optimizer between two steps.
         """
         optimizer = self._optimizer_for_data()
-        x = checked_data(optimizer.plan, x, y, kwargs)
+        x = fit_data.checked_data(optimizer.plan, x, y, kwargs)
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         callbacks, run = kwargs.get("callbacks"), optimizer.run
         is_schedule = isinstance(x, BatchSchedule)
@@ -165,8 +150,8 @@ class PrivateTraining(BuiltBefore, _Model):
         if self.built or is_distributed(self) or is_schedule:
             self._prepare(x)
         if private_state is not None:
-            refuse_shared_folder(private_state, callbacks)
-            restore_backup(self, callbacks)
+            callbacks_lib.refuse_shared_folder(private_state, callbacks)
+            callbacks_lib.restore_backup(self, callbacks)
         if is_schedule or private_state is not None:
             x = self.begin_run(x, private_state)
         # The first step repeats this check, after callbacks have run.
@@ -174,20 +159,20 @@ class PrivateTraining(BuiltBefore, _Model):
         is_resumed = private_state is not None and run.file.resumed
         batches = x
         if is_schedule:
-            x = scheduled(self, x, kwargs, is_resumed)
+            x = fit_data.scheduled(self, x, kwargs, is_resumed)
         else:
-            check_passes(x, run.plan.participation, kwargs)
+            fit_data.check_passes(x, run.plan.participation, kwargs)
         # This check comes before the comparison of gradients, which would raise an
         # obscure error.
         cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
-        check_validation(self, kwargs)
+        fit_data.check_validation(self, kwargs)
         if self._settings.tables != DENSE:
             # Comes before the caller's callbacks, which therefore see released tables
             # at the end of an epoch.
             releases = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: self.release()
             )
-            kwargs["callbacks"] = [releases, *each_callback(callbacks)]
+            kwargs["callbacks"] = [releases, *callbacks_lib.each_callback(callbacks)]
         cautions.warn(self, x, getattr(batches, "labels", ()), callbacks)
         try:
             with warnings.catch_warnings():
@@ -310,7 +295,7 @@ class PrivateTraining(BuiltBefore, _Model):
           NotImplementedError: on several replicas.
         """
         optimizer = self._optimizer_for_data("private_gradients")
-        batch = given(batch)
+        batch = preparation.given(batch)
         with optimizer.run.turn:
             preparation.build(self, batch)
             if optimizer.run.tables is not None:
@@ -353,7 +338,7 @@ class PrivateTraining(BuiltBefore, _Model):
             logs, spec = None, getattr(iterator, "element_spec", None)
             with run.turn, optimized_once():
                 for _, batch in zip(range(self.steps_per_execution), iterator):
-                    batch = given(batch)
+                    batch = preparation.given(batch)
                     if programs is None:
                         preparation.build(self, batch)
                         run.start()
@@ -432,15 +417,15 @@ class PrivateTraining(BuiltBefore, _Model):
             )
         return optimizer
 
-    @property
+    @functools.cached_property
     def _training(self) -> TrainingState:
         """The model's `TrainingState`, which is not saved in files."""
-        state: TrainingState = self.__dict__.setdefault(_STATE, TrainingState())
-        return state
+        return TrainingState()
 
     def _prepare(self, data: Any) -> None:
         """Builds the model and its optimizer."""
-        preparation.build(self, None if self.built else given(next(iter(data))))
+        batch = None if self.built else preparation.given(next(iter(data)))
+        preparation.build(self, batch)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
