@@ -118,11 +118,11 @@ class LazyTables(Secret):
         around = run.secrets.changing
         self._bring_up_to_date = Program(self._brought_up_to_date, around=around)
         self._release_rows = Program(self._release, around=around)
-        self._released = step
-        self._take_seal()
+        self._note_release()
 
-    def _take_seal(self) -> None:
-        """Stores digests of the variables, to detect later changes."""
+    def _note_release(self) -> None:
+        """Notes the step of a release, and digests of the variables it wrote."""
+        self._released = self._run.step
         self._seal = [digest_of([variable]) for variable in self.variables]
         update = update_of(self._run.inner_optimizer, self.variables[0])
         described = repr([update] * len(self.variables)).encode()
@@ -153,7 +153,7 @@ class LazyTables(Secret):
             # The user's program may have loaded or changed weights since the release.
             for table, variable in zip(self._tables, self.variables):
                 table.replace_weights(tensorflow_value(variable))
-            self._take_seal()
+            self._note_release()
 
     def read(self, x: Any, rows: tf.Tensor | None, step: tf.Tensor) -> None:
         """Adds the noise that rows have missed since they were last read.
@@ -276,8 +276,7 @@ class LazyTables(Secret):
         refuse(self.is_changed, CHANGED)
         self._run.note("releases", self._run.step)
         self._release_rows()
-        self._released = self._run.step
-        self._take_seal()
+        self._note_release()
 
     def accept(self) -> None:
         """Accepts changes of the variables by other code; not called within a step."""
@@ -286,8 +285,7 @@ class LazyTables(Secret):
             self._release_rows()
             for variable, value in zip(self.variables, changed):
                 variable.assign(value)
-            self._released = self._run.step
-            self._take_seal()
+            self._note_release()
 
     def _release(self) -> None:
         step = self._now()
