@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.compat.keras_objects import compiled_arguments
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.conversion import make_private, to_plain
@@ -141,9 +140,8 @@ def fit_privately(
         raise ValueError(
             "y is missing: fit_privately(model, x, y, ...). For an autoencoder, y is x."
         )
-    _build(model, x)
+    _build(model, x)  # comes before the advice, which takes seconds
     check_inputs(model, x)
-    check_supported(model)  # comes before the advice, which takes seconds
     num_weights = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     advice = None
     if plan is None:
@@ -213,13 +211,13 @@ def _number_of(x: Any) -> int:
 
 
 def _build(model: keras.Model, x: Any) -> None:
-    """Builds a model that has no weights yet, from the shapes of arrays."""
-    if model.built:
-        return
-    if not _are_arrays(x):
-        raise ValueError(
-            "The model has no weights yet, and x has no shape to build them from. "
-            "Call the model once on made-up inputs."
-        )
-    rows = tf.nest.map_structure(lambda leaf: np.asarray(leaf[:1]), x)
-    preparation.build_model(model, (rows,))
+    """Builds a model that has no weights yet; refuses models that mix examples."""
+    rows = None
+    if not model.built:
+        if not _are_arrays(x):
+            raise ValueError(
+                "The model has no weights yet, and x has no shape to build them from. "
+                "Call the model once on made-up inputs."
+            )
+        rows = (tf.nest.map_structure(lambda leaf: np.asarray(leaf[:1]), x),)
+    preparation.build_model(model, rows)
