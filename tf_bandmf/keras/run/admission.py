@@ -21,7 +21,6 @@ nothing releases no noisy gradient.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import warnings
 import weakref
@@ -33,10 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.run.noising import SHARED
-from tf_bandmf.planning.composition import compose
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.statement import PrivacyStatement
-from tf_bandmf.planning.texts import phrase
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling import identity
 from tf_bandmf.sampling.identity import CONTENT, FINGERPRINT, content_digest
@@ -261,7 +257,7 @@ def refuse_second(run: Run, schedule_id: int) -> None:
     if run.plan.test_seed is not None:
         return
     is_new = not run.is_additional and run.name not in _RECORDS
-    if is_new and _related(run, schedule_id):
+    if is_new and related(run, schedule_id):
         raise RuntimeError(SECOND_RUN)
     if run.plan.participation.has_secret_sampler:
         if any(other.schedule_id == schedule_id for other in _others(run)):
@@ -272,7 +268,7 @@ def _others(run: Run) -> list[Record]:
     return [other for name, other in list(_RECORDS.items()) if name != run.name]
 
 
-def _related(run: Run, schedule_id: int) -> list[Plan]:
+def related(run: Run, schedule_id: int) -> list[Plan]:
     """Returns the plans of other runs on the same weights or examples."""
     weights = {id(variable) for variable in (*run.variables, *run.weights)}
     examples = identity.records_of(schedule_id)
@@ -282,22 +278,3 @@ def _related(run: Run, schedule_id: int) -> list[Plan]:
         if any(id(reference()) in weights for reference in other.trained)
         or identity.share_examples(identity.records_of(other.schedule_id), examples)
     ]
-
-
-def statement(run: Run, unit: str | None) -> PrivacyStatement:
-    """Returns the plan's statement, or the joint statement if there are other runs.
-
-    Args:
-      run: the run.
-      unit: see `Plan.statement`.
-
-    Raises:
-      ValueError: see `JointGuarantee.statement`.
-    """
-    plan, others = run.plan, _related(run, run.schedule_id)
-    if not others:
-        return plan.statement(unit)
-    names = ", ".join(other.fingerprint[:12] for other in others)
-    remark = phrase("parts", "others", count=len(others), names=names, plan=plan)
-    joint = compose([plan, *others]).statement(unit=unit)
-    return dataclasses.replace(joint, remarks=(remark,))

@@ -39,9 +39,11 @@ from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
 from tf_bandmf.ledger import hooks
 from tf_bandmf.ledger.errors import LedgerError
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.composition import compose
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement, check_line, sentence
+from tf_bandmf.planning.texts import phrase
 from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.identity import remarks_of
 from tf_bandmf.sampling.sources import OF_WEIGHTS
@@ -145,12 +147,11 @@ class Run:
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
         """Returns the variables with noise in each step: all but lazy tables."""
-        lazy = self._lazy()
-        return [variable for variable in variables if id(variable) not in lazy]
+        return [variable for variable in variables if not self._is_lazy(variable)]
 
-    def _lazy(self) -> set[int]:
-        """Returns the `id` of each lazy table."""
-        return set() if self.tables is None else set(map(id, self.tables.variables))
+    def _is_lazy(self, variable: Any) -> bool:
+        tables = () if self.tables is None else self.tables.variables
+        return any(variable is table for table in tables)
 
     def begin(self, variables: Sequence[Any]) -> None:
         """Creates the noise generator and a fresh key; call it in the strategy's scope.
@@ -340,10 +341,9 @@ class Run:
           values: one for each trainable variable of the model, in order; values after
             these are ignored.
         """
-        lazy = self._lazy()
         parts: tuple[list[Any], list[Any]] = [], []
         for variable, value in zip(self.variables, values):
-            parts[id(variable) in lazy].append(value)
+            parts[self._is_lazy(variable)].append(value)
         return parts
 
     def check_variables(self, variables: Sequence[Any]) -> None:
@@ -468,19 +468,26 @@ class Run:
             if self.step:
                 self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
 
-    def statement(
-        self,
-        unit: str | None,
-        remarks: Sequence[str] = (),
-    ) -> PrivacyStatement:
-        """Returns the run's statement; see `PrivateOptimizer.statement`.
+    def statement(self, unit: str | None, remarks: Sequence[str]) -> PrivacyStatement:
+        """Returns the run's statement, or the joint statement if there are other runs.
 
         Args:
           unit: see `Plan.statement`.
           remarks: remarks on the optimizer and the model, to be added to the statement.
+
+        Raises:
+          ValueError: see `PrivateOptimizer.statement`.
         """
-        statement = admission.statement(self, unit)
-        remarks = [*statement.remarks, *remarks, *self._remarks()]
+        plan, others = self.plan, admission.related(self, self.schedule_id)
+        if others:
+            names = ", ".join(other.fingerprint[:12] for other in others)
+            about = {"count": len(others), "names": names, "plan": plan}
+            of_plans = (phrase("parts", "others", **about),)
+            statement = compose([plan, *others]).statement(unit=unit)
+        else:
+            statement = plan.statement(unit)
+            of_plans = statement.remarks
+        remarks = [*of_plans, *remarks, *self._remarks()]
         return dataclasses.replace(
             statement, remarks=tuple(dict.fromkeys(remarks)), proviso=self._proviso()
         )
