@@ -17,7 +17,6 @@ from tf_bandmf.keras.compat.keras_objects import (
     copy_config_mark,
 )
 from tf_bandmf.keras.model.cloning import cloned
-from tf_bandmf.keras.model.preparation import without_dynamic_scale
 from tf_bandmf.keras.model.settings import StepSettings
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
@@ -83,7 +82,6 @@ def make_private(
     given = StepSettings(microbatch_size, tables, alone)
     changes = {k: v for k, v in vars(given).items() if v != getattr(usual, k)}
     settings = dataclasses.replace(getattr(model, "_settings", usual), **changes)
-    optimizer = getattr(model, "optimizer", None)
     is_private = isinstance(model, PrivateTraining)
     chosen = type(model) if is_private else private_class(type(model))
     names = {layer.name for layer in all_layers(model)}
@@ -92,17 +90,17 @@ def make_private(
         raise ValueError(
             f"alone names {', '.join(unknown)}, and the model has no such layer."
         )
-    plain_steps = 0
     if not is_private:
-        if optimizer is not None:
-            model.optimizer = optimizer = without_dynamic_scale(optimizer)
         if model.built:
             check_supported(model)
-        if optimizer is not None and not isinstance(optimizer, PrivateOptimizer):
-            plain_steps = int(keras.ops.convert_to_numpy(optimizer.iterations))
-    model.__class__ = chosen
+        model.__class__ = chosen
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None:
+            model.optimizer = optimizer  # The private class unwraps it.
+            if not isinstance(model.optimizer, PrivateOptimizer):
+                steps = keras.ops.convert_to_numpy(optimizer.iterations)
+                model._training.plain_steps += int(steps)
     model._settings = settings
-    model._training.plain_steps += plain_steps
     model.train_function = None
     return model
 
