@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import pathlib
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -66,8 +66,7 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
     for callback in each_callback(callbacks):
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             for name in ("training_metadata.json", "training_metadata.json.bkp"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(callback.backup_dir, name))
+                pathlib.Path(callback.backup_dir, name).unlink(missing_ok=True)
             callback.set_model(model)
             optimizer = model.optimizer.inner_optimizer
             given = float(optimizer.learning_rate)
@@ -98,13 +97,11 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
     Callbacks' folders are often shared, and `BackupAndRestore` deletes its folder after
     training. Subfolders are refused, too, unless the program runs in one of them.
     """
-    file, here = os.path.realpath(path), os.path.realpath("")
+    file, here = pathlib.Path(path).resolve(), pathlib.Path().resolve()
     for callback in each_callback(callbacks):
         for folder in _folders_of(callback):
-            inside, around = (
-                os.path.commonpath([one, folder]) == folder for one in (file, here)
-            )
-            if os.path.dirname(file) == folder or (inside and not around):
+            is_within = file.is_relative_to(folder) and not here.is_relative_to(folder)
+            if file.parent == folder or is_within:
                 raise ValueError(
                     f"private_state={os.fspath(path)!r} is in the folder of "
                     f"{type(callback).__name__}, which is shared or deleted: whoever "
@@ -112,7 +109,7 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
                 )
 
 
-def _folders_of(callback: Any) -> list[str]:
+def _folders_of(callback: Any) -> list[pathlib.Path]:
     """The folders that a callback writes."""
     folders = [getattr(callback, name, None) for name in ("backup_dir", "log_dir")]
     file = getattr(callback, "filepath", None)
@@ -120,4 +117,4 @@ def _folders_of(callback: Any) -> list[str]:
         # The part before the first placeholder, as in "models/{epoch}/weights.h5".
         folders.append(os.path.dirname(os.fspath(file).split("{", maxsplit=1)[0]))
     paths = [one for one in folders if isinstance(one, (str, os.PathLike))]
-    return [os.path.realpath(one) for one in paths]
+    return [pathlib.Path(one).resolve() for one in paths]
