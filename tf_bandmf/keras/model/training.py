@@ -11,7 +11,6 @@ import functools
 import inspect
 import os
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import keras
@@ -430,11 +429,9 @@ class PrivateTraining(BuiltBefore, _Model):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # Another base class that precedes this mixin may override its methods.
-        ours = vars(PrivateTraining).keys() & STEP_METHODS
-        replaced = [
-            n for n in ours if getattr(cls, n) is not getattr(PrivateTraining, n)
-        ]
-        refuse_own_step(cls, replaced)
+        ours = vars(PrivateTraining)
+        names = ours.keys() & STEP_METHODS
+        refuse_own_step(cls, [n for n in names if getattr(cls, n) is not ours[n]])
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in STEP_METHODS:
@@ -556,22 +553,21 @@ class PrivateTraining(BuiltBefore, _Model):
         self._before_use()
         return super().export(*args, **kwargs)
 
-    @contextlib.contextmanager
-    def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-        """Records a checkpoint in the private state file; yields a path to save it."""
+    def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Any:
+        """Records a checkpoint in the private state file; returns a context to save it.
+
+        The context's value is the path to which Keras saves the checkpoint.
+        """
         self._before_use()
-        if self._run is not None:
-            self._run.note_weights()
-        if self._run is None or self._run.file is None:
-            yield filepath
-            return
-        self._run.file.record()
-        name, replaces = str(filepath), not args and kwargs.get("overwrite", True)
-        if replaces and name.endswith((".keras", ".h5")) and "://" not in name:
-            with private_files.replaced(filepath) as path:
-                yield path
-        else:
-            yield filepath
+        run, name = self._run, str(filepath)
+        if run is not None:
+            run.note_weights()
+        if run is not None and run.file is not None:
+            run.file.record()
+            replaces = not args and kwargs.get("overwrite", True)
+            if replaces and name.endswith((".keras", ".h5")) and "://" not in name:
+                return private_files.replaced(filepath)
+        return contextlib.nullcontext(filepath)
 
     def get_compile_config(self) -> dict[str, Any]:
         """Returns the compile config, with the optimizer that the .h5 writer removes.
