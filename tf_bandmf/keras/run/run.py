@@ -116,12 +116,7 @@ class Run:
     num_evaluations: dict[int, int]
 
     def __init__(
-        self,
-        plan: Plan,
-        inner_optimizer: Any,
-        *,
-        keep_normals: bool = False,
-        is_additional: bool = False,
+        self, plan: Plan, inner_optimizer: Any, keep_normals: bool, is_additional: bool
     ) -> None:
         self.plan = plan
         self.inner_optimizer = inner_optimizer
@@ -481,13 +476,12 @@ class Run:
         plan, others = self.plan, admission.related(self, self.schedule_id)
         if others:
             names = ", ".join(other.fingerprint[:12] for other in others)
-            about = {"count": len(others), "names": names, "plan": plan}
-            of_plans = (phrase("parts", "others", **about),)
-            statement = compose([plan, *others]).statement(unit=unit)
+            said = phrase("parts", "others", count=len(others), names=names, plan=plan)
+            joint = compose([plan, *others]).statement(unit=unit)
+            statement = dataclasses.replace(joint, remarks=(said,))
         else:
             statement = plan.statement(unit)
-            of_plans = statement.remarks
-        remarks = [*of_plans, *remarks, *self._remarks()]
+        remarks = [*statement.remarks, *remarks, *self._remarks()]
         return dataclasses.replace(
             statement, remarks=tuple(dict.fromkeys(remarks)), proviso=self._proviso()
         )
