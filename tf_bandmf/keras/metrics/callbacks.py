@@ -9,10 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.keras.metrics.evaluation import (
-    evaluate_privately,
-    evaluations_left,
-)
+from tf_bandmf.keras.metrics.evaluation import evaluate_privately, evaluations_left
 from tf_bandmf.keras.metrics.metric_sums import batches_of, traced
 from tf_bandmf.keras.metrics.private_metrics import checked
 

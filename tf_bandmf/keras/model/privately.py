@@ -165,12 +165,7 @@ def fit_privately(
     released = to_plain(model)  # made here, so that it fails before training if at all
     private = PrivateOptimizer(optimizer, plan, additional_run=additional_run)
     model.compile(private, **compiling)
-    history = model.fit(
-        batches,
-        epochs=plan.epochs,
-        verbose=verbose,
-        **fit_arguments,
-    )
+    history = model.fit(batches, epochs=plan.epochs, verbose=verbose, **fit_arguments)
     to_plain(model, into=released)
     # With Keras' default optimizer, RMSprop, loading the model would give a warning,
     # because it has no variables before its first step.
