@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
 # Only padded batches have this key: the number of examples that are not padding.
 NUM_EXAMPLES = "num_examples"
-# The error message of a training step whose batch was changed after sampling.
-EDITED = (
-    "The contents of this batch are not those that plan.batches drew for this step: they "
-    "were changed after the batch was made (augmented, mixed, repeated, permuted, cut, "
-    "weighted, or taken from another process). The accountant's analysis only holds for "
-    "the drawn examples. Train on unchanged batches. To change single examples, use "
-    "plan.batches(..., map=function) or layers of the model."
-)
 # The maximum probability that some batch of a run exceeds the padded size.
 _OVERFLOW = 1e-12
 # Only batches that are split among replicas have this key: the index of the part of the

@@ -1,8 +1,10 @@
-"""Checks whether a run may take its next step, and remembers the runs of the process.
+"""Why a batch or a step is refused, and the runs that the process remembers.
 
-The batch must be the one that the accountant assumed for this step. The run's noise and
-its optimizer must be at the same step, and steps of the plan must be left. A second run
-must have been announced with `additional_run=True`.
+The function `checked` has all conditions of a step, in order: the batch must be the one
+that the accountant assumed for this step. The run's noise and its optimizer must be at
+the same step, and steps of the plan must be left. A second run must have been announced
+with `additional_run=True`. The messages stand above the function, in the same order;
+only the message after the plan's last step is in `tf_bandmf.noise.generator`.
 
 Every `PrivateOptimizer` has its own noise key. Two runs with different keys on the same
 data are two releases, whose privacy losses add up even if their plans and code are
@@ -40,12 +42,10 @@ from tf_bandmf.sampling.identity import CONTENT, FINGERPRINT, content_digest
 if TYPE_CHECKING:
     from tf_bandmf.keras.run.run import Run
 
-NOT_ITS_BATCHES = (
-    "The plan's accountant assumes the batches of its own sampler, found {kind}. Use "
-    "model.fit(plan.batches(x, y)), where x and y are arrays of all training examples. "
-    "plan.batches(data) also takes a tf.data.Dataset, a PyDataset, a function that makes a "
-    "generator, tf_bandmf.sampling.TFRecordExamples, or another source of examples. Random "
-    "augmentation goes into plan.batches(..., map=function)."
+# The messages, in the order of the conditions in `checked`.
+OTHER_PLAN = (
+    "The batches belong to another plan than the optimizer. Use the same plan object for "
+    "both: `reserve` and `bounded` return another plan."
 )
 NOT_OF_THIS_STEP = (
     "This batch is not the one that the plan has for this step, or not the part of it that "
@@ -54,22 +54,6 @@ NOT_OF_THIS_STEP = (
     "plan.batches(x, y) from the optimizer's step on, or use "
     "model.fit(plan.batches(x, y))."
 )
-RESTORED = (
-    "The optimizer and its noise are at different steps: the optimizer was restored from a "
-    "file, which has no noise key, or a step was interrupted. Further training would add "
-    "noise that the plan did not account for. Resume from the newest checkpoint with the "
-    "run's private state file, which must exist: model.fit(batches, private_state=path). "
-    "Or start a new run with a new PrivateOptimizer and its own budget."
-)
-LATE = (
-    "These gradients and the optimizer are at different steps: the gradients were applied "
-    "before, or are not those of the last step. Apply the result of "
-    "model.private_gradients(batch) once, before the next step."
-)
-OTHER_PLAN = (
-    "The batches belong to another plan than the optimizer. Use the same plan object for "
-    "both: `reserve` and `bounded` return another plan."
-)
 OTHER_DATA = (
     "The run began with other data, or with the same data in another order, or in a custom "
     "loop with batches whose sample does not follow from the run's key: the accountant's "
@@ -77,14 +61,27 @@ OTHER_DATA = (
     "with. Begin a custom loop with batches = "
     "model.begin_run(plan.batches(x, y), private_state)."
 )
-RETURNED = (
-    "A batch returned sooner, or more often, than {use} permits: the numbers of the plan "
-    "do not hold for its examples. Give fit data in which no example returns so soon, or "
-    "make a plan with the min_separation and max_participations of these data."
+EDITED = (
+    "The contents of this batch are not those that plan.batches drew for this step: they "
+    "were changed after the batch was made (augmented, mixed, repeated, permuted, cut, "
+    "weighted, or taken from another process). The accountant's analysis only holds for "
+    "the drawn examples. Train on unchanged batches. To change single examples, use "
+    "plan.batches(..., map=function) or layers of the model."
 )
-_IDS = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID
-# The schedule id of a run whose batches the caller makes, without a schedule.
-NO_SCHEDULE = -1
+NOT_ITS_BATCHES = (
+    "The plan's accountant assumes the batches of its own sampler, found {kind}. Use "
+    "model.fit(plan.batches(x, y)), where x and y are arrays of all training examples. "
+    "plan.batches(data) also takes a tf.data.Dataset, a PyDataset, a function that makes a "
+    "generator, tf_bandmf.sampling.TFRecordExamples, or another source of examples. Random "
+    "augmentation goes into plan.batches(..., map=function)."
+)
+RESTORED = (
+    "The optimizer and its noise are at different steps: the optimizer was restored from a "
+    "file, which has no noise key, or a step was interrupted. Further training would add "
+    "noise that the plan did not account for. Resume from the newest checkpoint with the "
+    "run's private state file, which must exist: model.fit(batches, private_state=path). "
+    "Or start a new run with a new PrivateOptimizer and its own budget."
+)
 SECOND_RUN = (
     "This is a second run: a run of this process trained on the same weights or examples "
     "with another noise key, and both together spend more than either. If it is intended, "
@@ -98,25 +95,13 @@ SAME_SAMPLE = (
     "one for this run: for batch in model.begin_run(plan.batches(x, y)): ..., or use "
     "model.fit(plan.batches(x, y)), which does it by itself."
 )
-
-
-class Record(NamedTuple):
-    """What the process remembers of a run that has taken a step.
-
-    Attributes:
-      plan: plan of the run.
-      schedule_id: id of its schedule; `NO_SCHEDULE` if the caller makes its batches.
-      trained: references to its trainable weights.
-    """
-
-    plan: Plan
-    schedule_id: int
-    trained: list[weakref.ref[Any]]
-
-
-_RECORDS: dict[str, Record] = {}
-# The notes of each run; see `Run.note`.
-_NOTES: dict[str, dict[str, set[Any]]] = {}
+RETURNED = (
+    "A batch returned sooner, or more often, than {use} permits: the numbers of the plan "
+    "do not hold for its examples. Give fit data in which no example returns so soon, or "
+    "make a plan with the min_separation and max_participations of these data."
+)
+# The schedule id of a run whose batches the caller makes, without a schedule.
+NO_SCHEDULE = -1
 
 
 def facts(batch: Any) -> tf.Tensor:
@@ -131,7 +116,8 @@ def facts(batch: Any) -> tf.Tensor:
             given = zip(CONTENT, content)
             return content_digest({k: v for k, v in given if v is not None})[None]
         digest = content_digest(batch)
-        said = [batch.get(FINGERPRINT, digest + 1), *(batch[name] for name in _IDS)]
+        ids = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID
+        said = [batch.get(FINGERPRINT, digest + 1), *(batch[name] for name in ids)]
         part = tf.cast(batch.get(batches_lib.PART, [0, 1]), tf.int64)
         words = [digest, *(tf.cast(number, tf.int64) for number in said)]
         return tf.concat([tf.stack(words), part], axis=0)
@@ -169,7 +155,7 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
             refuse(run.schedule_id not in (NO_SCHEDULE, schedule_id), OTHER_DATA)
             # The fingerprint is checked last: wrong ids change it, too, and their own
             # messages are clearer.
-            refuse(fingerprint != digest, batches_lib.EDITED)
+            refuse(fingerprint != digest, EDITED)
     elif plan.participation.has_schedule:
         raise TypeError(NOT_ITS_BATCHES.format(kind="a batch without its step"))
     refuse(not run.secrets.is_whole, RESTORED)
@@ -216,6 +202,28 @@ def refuse(is_wrong: bool, text: str) -> None:
     """Raises InvalidArgumentError with this text if `is_wrong` is true."""
     if is_wrong:
         raise tf.errors.InvalidArgumentError(None, None, text)
+
+
+# The runs that the process remembers.
+
+
+class Record(NamedTuple):
+    """What the process remembers of a run that has taken a step.
+
+    Attributes:
+      plan: plan of the run.
+      schedule_id: id of its schedule; `NO_SCHEDULE` if the caller makes its batches.
+      trained: references to its trainable weights.
+    """
+
+    plan: Plan
+    schedule_id: int
+    trained: list[weakref.ref[Any]]
+
+
+_RECORDS: dict[str, Record] = {}
+# The notes of each run; see `Run.note`.
+_NOTES: dict[str, dict[str, set[Any]]] = {}
 
 
 def notes_of(run: Run) -> dict[str, set[Any]]:

@@ -48,6 +48,12 @@ from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.identity import remarks_of
 from tf_bandmf.sampling.sources import OF_WEIGHTS
 
+LATE = (
+    "These gradients and the optimizer are at different steps: the gradients were applied "
+    "before, or are not those of the last step. Apply the result of "
+    "model.private_gradients(batch) once, before the next step."
+)
+
 
 class Run:
     """One run of a plan, with one noise key, on one model and one data set.
@@ -378,7 +384,7 @@ class Run:
           step: the step to which the gradients belong.
         """
         is_late = self.iterations != step or self.step != step + 1
-        admission.refuse(is_late, admission.LATE)
+        admission.refuse(is_late, LATE)
         self._refuse_changed()
         self.takes_steps = True
 
