@@ -240,9 +240,8 @@ class PrivateAUC(PrivateMetric):
         area = float(below @ positive) / (n * p)
         of_positive = (below / n - area) / p
         of_negative = (above / p - area) / n
-        spread = noise * math.sqrt(float(of_positive @ of_positive))
-        spread = math.hypot(spread, noise * math.sqrt(float(of_negative @ of_negative)))
-        return float(min(max(area, 0.0), 1.0)), float(spread)
+        spread = noise * float(np.linalg.norm([of_positive, of_negative]))
+        return float(min(max(area, 0.0), 1.0)), spread
 
 
 # All evaluations of "accuracy" use this object, so they are traced only once.

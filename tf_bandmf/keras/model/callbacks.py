@@ -13,8 +13,6 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 
-_Schedule = keras.optimizers.schedules.LearningRateSchedule
-
 # Prefixes of metrics that do not reveal exact numbers about the training data.
 _PUBLIC = ("val_", "private_")
 
@@ -81,8 +79,8 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                     f"with the same batches and noise."
                 ) from error
             rate = float(optimizer.learning_rate)
-            has_schedule = isinstance(given_learning_rate(optimizer), _Schedule)
-            if rate != given and not has_schedule:
+            is_constant = isinstance(given_learning_rate(optimizer), keras.Variable)
+            if rate != given and is_constant:
                 warnings.warn(
                     f"The run goes on with the learning rate of its backup, {rate:.3g}: "
                     f"the program's, {given:.3g}, has no effect. To change it, set "

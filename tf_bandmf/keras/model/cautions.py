@@ -63,11 +63,9 @@ def warn(model: Any, data: Any, labels: Any, callbacks: Any) -> None:
     run.cautions.update(dict.fromkeys(messages))
     messages += without_key(callbacks) if run.file is None else ()
     if model.built and not model.optimizer.steps_taken:
-        messages += [
-            *_of_inputs(model, data),
-            *_of_outputs(model, np.asarray(labels)),
-            *_of_sgd(model),
-        ]
+        messages += _of_inputs(model, data)
+        messages += _of_outputs(model, np.asarray(labels))
+        messages += _of_sgd(model)
     for message in messages:
         warnings.warn(message, stacklevel=3)
 

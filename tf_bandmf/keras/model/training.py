@@ -235,14 +235,12 @@ class PrivateTraining(BuiltBefore, _Model):
             run.refuse_restored()
             batches = run.batches(batches)
         else:
-            path = os.fspath(private_state)
-            place = os.path.realpath(path)
-            if file is not None and os.path.realpath(file.path) != place:
+            file = PrivateFile(private_state, self)
+            if run.file is not None and run.file.path != file.path:
                 raise ValueError(
-                    f"This run uses {file.path}, found private_state={path!r}: a run "
-                    f"has one private state file, which records all that the run has spent."
+                    f"This run uses {run.file.path}, found {file.path}: a run has one "
+                    f"private state file, which records all that the run has spent."
                 )
-            file = PrivateFile(path, self)
             batches = file.begin(batches)
         admission.refuse_second(run, batches.schedule_id)
         if run.step:

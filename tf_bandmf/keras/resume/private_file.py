@@ -55,13 +55,13 @@ class PrivateFile(Secret):
       model: private, compiled and built, with a built optimizer.
 
     Attributes:
-      path: path of the file.
+      path: absolute path of the file, without symbolic links.
       run: the run whose secrets the file stores.
       resumed: True if the weights came from a checkpoint of the run.
     """
 
-    def __init__(self, path: str, model: Any) -> None:
-        self.path = os.fspath(path)
+    def __init__(self, path: str | os.PathLike[str], model: Any) -> None:
+        self.path = os.path.realpath(path)
         self.resumed = False
         self._model, self.run = model, model.optimizer.run
         self._file = Journal(self.path)

@@ -112,8 +112,7 @@ def facts(batch: Any) -> tf.Tensor:
     """
     with tf.device("/CPU:0"):
         if not batches_lib.is_scheduled_batch(batch):
-            content = keras.utils.unpack_x_y_sample_weight(batch)
-            given = zip(CONTENT, content)
+            given = zip(CONTENT, keras.utils.unpack_x_y_sample_weight(batch))
             return content_digest({k: v for k, v in given if v is not None})[None]
         digest = content_digest(batch)
         ids = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID

@@ -61,10 +61,8 @@ def lazy_layers(model: Any) -> list[Any]:
 
 def update_of(inner: Any, variable: Any) -> LinearUpdate:
     """The momentum and weight decay with which SGD updates a variable."""
-    decay = (
-        float(inner.weight_decay or 0.0) if uses_weight_decay(inner, variable) else 0.0
-    )
-    return LinearUpdate(float(inner.momentum), bool(inner.nesterov), decay)
+    decay = inner.weight_decay if uses_weight_decay(inner, variable) else None
+    return LinearUpdate(float(inner.momentum), bool(inner.nesterov), float(decay or 0))
 
 
 def system_of(plan: Plan, inner: Any, variable: Any) -> RowSystem:
@@ -129,7 +127,5 @@ def _reasons(model: Any, layer: Any, first: Any) -> Iterator[str]:
         yield "other layers share its variable (call one layer several times instead)"
     if keras.backend.standardize_dtype(table.dtype) != "float32":
         yield f"it is of dtype {table.dtype}"
-    if uses_weight_decay(inner, table) != uses_weight_decay(
-        inner, first.trainable_variables[0]
-    ):
+    if update_of(inner, table) != update_of(inner, first.trainable_variables[0]):
         yield f"its weight decay differs from that of table {first.name!r}"

@@ -137,26 +137,11 @@ class LazyTables(Secret):
 
     # A step.
 
-    def _begin_step(self) -> None:
-        """Repeats a resumed run's release; reloads the rows after any release."""
-        step = self._run.step
-        due = [at for at in self._run.notes["releases"] if self._released < at <= step]
-        if due and min(due) < step:
-            raise RuntimeError(
-                f"Before this run was resumed, it released its tables at step "
-                f"{min(due)}. It must release them at this step again. Use the same "
-                f"steps_per_execution, or resume from the newest checkpoint."
-            )
-        if due:
-            self.release()
-        if self._released == step:
-            # The user's program may have loaded or changed weights since the release.
-            for table, variable in zip(self._tables, self.variables):
-                table.replace_weights(tensorflow_value(variable))
-            self._note_release()
-
     def read(self, x: Any, rows: tf.Tensor | None, step: tf.Tensor) -> None:
         """Adds the noise that rows have missed since they were last read.
+
+        Before that, it repeats a resumed run's release, and reloads the rows after any
+        release.
 
         If this method, `apply` or `release` is interrupted, the run cannot continue:
         rows may have a gradient sum without its noise, or have their noise twice.
@@ -169,7 +154,21 @@ class LazyTables(Secret):
         Raises:
           RuntimeError: if the run was resumed, and an earlier release cannot be repeated.
         """
-        self._begin_step()
+        now = self._run.step
+        due = [at for at in self._run.notes["releases"] if self._released < at <= now]
+        if due and min(due) < now:
+            raise RuntimeError(
+                f"Before this run was resumed, it released its tables at step "
+                f"{min(due)}. It must release them at this step again. Use the same "
+                f"steps_per_execution, or resume from the newest checkpoint."
+            )
+        if due:
+            self.release()
+        if self._released == now:
+            # The user's program may have loaded or changed weights since the release.
+            for table, variable in zip(self._tables, self.variables):
+                table.replace_weights(tensorflow_value(variable))
+            self._note_release()
         self._bring_up_to_date(self.looked_up(x, rows), step)
 
     def _brought_up_to_date(
@@ -232,11 +231,9 @@ class LazyTables(Secret):
 
     def digest(self, sums: Sequence[tf.IndexedSlices], step: tf.Tensor) -> tf.Tensor:
         """A digest of a step's sums and rate and of earlier steps; int32, shape [2]."""
-        before = [
-            self._run.secrets.stored.point_before(step)[None],
-            self._basis.value(),
-        ]
-        before += [tf.bitcast(self._rate(), tf.int64)[None]] * len(sums)
+        point = self._run.secrets.stored.point_before(step)
+        rate = tf.bitcast(self._rate(), tf.int64)
+        before = [point[None], self._basis.value(), *[rate[None]] * len(sums)]
         parts = [tf.reshape(tf.bitcast(tf.concat(before, axis=0), tf.int32), [-1])]
         for of_table in sums:
             flat = tf.bitcast(tf.reshape(of_table.values, [-1]), tf.int32)

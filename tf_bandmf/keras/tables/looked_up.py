@@ -72,11 +72,8 @@ class LookedUp:
         whole = tf.compat.v1.wrap_function(forward, list(specs))
         feeds = whole.graph.inputs[: len(specs)]
         part = whole.prune(feeds, whole.graph.outputs[: len(self._layers)])
-        self._refuse_impure(part.graph)
-        return part
-
-    def _refuse_impure(self, graph: Any) -> None:
-        for node in (n for op in graph.get_operations() for n in nodes_of(op)):
+        nodes = (n for op in part.graph.get_operations() for n in nodes_of(op))
+        for node in nodes:
             if not is_pure(node) or node.op in _WEIGHTS:
                 names = ", ".join(repr(layer.name) for layer in self._layers)
                 raise UnsupportedModelError(
@@ -85,6 +82,7 @@ class LookedUp:
                     f"rows that a step reads are not known before the step. Give "
                     f"make_private tables='dense', or compute the ids from the inputs."
                 )
+        return part
 
 
 def _noted_call(
