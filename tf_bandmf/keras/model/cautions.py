@@ -172,8 +172,7 @@ def _rates(inner: Any, steps: np.ndarray) -> np.ndarray:
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return np.array([float(schedule(int(step))) for step in steps])
     # `float` does not convert variables that are mirrored over replicas.
-    value = float(keras.ops.convert_to_numpy(inner.learning_rate))
-    return np.full(steps.size, value)
+    return np.full(steps.size, keras.ops.convert_to_numpy(inner.learning_rate), float)
 
 
 def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:

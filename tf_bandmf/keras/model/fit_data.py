@@ -136,7 +136,8 @@ def scheduled(
       model: private, compiled and built.
       schedule: the batches of the run.
       kwargs: other arguments of `fit`. This function sets `steps_per_epoch` and, for a
-        resumed run, `initial_epoch`.
+        resumed run, `initial_epoch`. It lowers the model's `steps_per_execution` to a
+        divisor of the steps per epoch.
       is_resumed: True if the run was resumed.
 
     Raises:
@@ -162,24 +163,18 @@ def scheduled(
             f"the plan. Give epochs={-(-left // per_epoch)} for all of them.",
             stacklevel=3,
         )
-    _end_executions_with_epochs(model, per_epoch)
-    kwargs["steps_per_epoch"] = per_epoch
-    if is_distributed(model):
-        return _distributed(model, schedule, taken)
-    return schedule.dataset(taken)
-
-
-def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
-    """Lowers `steps_per_execution` to a divisor of the steps per epoch.
-
-    All epochs read one data set, which does not end with an epoch. Without this change,
-    the last execution of an epoch would take steps of the next epoch.
-    """
+    # All epochs read one data set, which does not end with an epoch. So the number of
+    # steps that one execution takes must divide the number of steps per epoch; otherwise,
+    # the last execution of an epoch would take steps of the next epoch.
     together = math.gcd(model.steps_per_execution, per_epoch)
     if together != model.steps_per_execution:
         model.steps_per_execution = together
         # Keras' functions were traced with the old number, and must be traced again.
         model.train_function = model.test_function = model.predict_function = None
+    kwargs["steps_per_epoch"] = per_epoch
+    if is_distributed(model):
+        return _distributed(model, schedule, taken)
+    return schedule.dataset(taken)
 
 
 def _distributed(model: Any, schedule: BatchSchedule, first_step: int) -> Any:

@@ -222,15 +222,14 @@ class Record(NamedTuple):
 
 _RECORDS: dict[str, Record] = {}
 # The notes of each run; see `Run.note`.
-_NOTES: dict[str, dict[str, set[Any]]] = {}
+_NOTES: Any = collections.defaultdict(lambda: collections.defaultdict(set))
 
 
 def notes_of(run: Run) -> dict[str, set[Any]]:
     """Returns a run's notes, which its models in this process share; see `Run.note`."""
-    nothing: dict[str, set[Any]] = collections.defaultdict(set)
     # Runs with the same test seed have the same key, but do not share notes.
     is_test = run.plan.test_seed is not None
-    return nothing if is_test else _NOTES.setdefault(run.name, nothing)
+    return collections.defaultdict(set) if is_test else _NOTES[run.name]
 
 
 def forget() -> None:
