@@ -171,7 +171,7 @@ def _rates(inner: Any, steps: np.ndarray) -> np.ndarray:
     schedule = given_learning_rate(inner)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return np.array([float(schedule(int(step))) for step in steps])
-    # `float` does not convert variables that are mirrored over replicas.
+    # `np.full` itself does not convert variables that are mirrored over replicas.
     return np.full(steps.size, keras.ops.convert_to_numpy(inner.learning_rate), float)
 
 

@@ -121,7 +121,7 @@ class LazyTables(Secret):
         self._note_release()
 
     def _note_release(self) -> None:
-        """Notes the step of a release, and digests of the variables it wrote."""
+        """Notes the step of the last release, and digests to detect later changes."""
         self._released = self._run.step
         self._seal = [digest_of([variable]) for variable in self.variables]
         update = update_of(self._run.inner_optimizer, self.variables[0])
