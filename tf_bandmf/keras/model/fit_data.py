@@ -78,7 +78,7 @@ def check_validation(model: Any, fit_arguments: dict[str, Any]) -> None:
     if model.built and hasattr(data, "__len__") and not model.optimizer.steps_taken:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         size = fit_arguments.get("validation_batch_size") or 32
-        model.evaluate(x, y, size, 0, weights, steps=1)
+        model.evaluate(x, y, batch_size=size, verbose=0, sample_weight=weights, steps=1)
 
 
 def check_inputs(model: keras.Model, x: Any) -> None:
