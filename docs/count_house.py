@@ -69,11 +69,11 @@ FOLDERS = {
 # a change needs more lines in one folder, lower another folder's ceiling by as many.
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (7_661, 7_000),
+    "keras": (7_591, 7_000),
     "accounting": (2_038, 2_150),
     "planning": (2_171, 1_900),
     "strategies": (1_331, 1_600),
-    "sampling": (1_418, 1_300),
+    "sampling": (1_411, 1_300),
     "noise": (1_070, 1_050),
     "optimize": (916, 1_000),
     "ledger": (640, 650),
