@@ -201,13 +201,14 @@ class BatchSchedule:
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
         }
-        numbers = [0] if parts is None else list(parts)
-        count = len(numbers)
+        count = 1 if parts is None else len(parts)
 
         # AutoGraph conversion would take longer than building the rest of the pipeline.
         @tf.autograph.experimental.do_not_convert
         def batch(place: tf.Tensor) -> dict[str, Any]:
-            step, number = place // count, tf.gather(numbers, place % count)
+            step, number = place, tf.constant(0)
+            if parts is not None:
+                step, number = place // count, tf.gather(parts, place % count)
             drawn = [step, number, num_parts]
             indices, size = tf.numpy_function(self._part, drawn, [tf.int64, tf.int64])
             indices.set_shape([None])

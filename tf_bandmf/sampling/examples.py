@@ -190,15 +190,17 @@ class Examples:
           step: step of the run, int64 scalar.
           base: the seed of the run's random numbers, int64, shape [2].
         """
-        ids, present = indices[:, None], tf.fill([tf.size(indices), 1], True)
+        size, views = self._most * self._views, self._views
         if self._row_ids is not None:
             choose = functools.partial(self._choose, base)
             kinds = [tf.int64, tf.bool]
             ids, present = tf.numpy_function(choose, [indices, step], kinds)
-        size, views = self._most * self._views, self._views
-        content = self._rows(base, step, tf.reshape(ids, [-1]), views)
-        if self._row_ids is None and views == 1:
-            return content
+            content = self._rows(base, step, tf.reshape(ids, [-1]), views)
+        else:
+            content = self._rows(base, step, indices, views)
+            if views == 1:
+                return content
+            present = tf.fill([tf.size(indices)], True)
 
         def by_unit(rows: tf.Tensor) -> tf.Tensor:
             return tf.reshape(rows, [tf.size(indices), size, *rows.shape[1:]])

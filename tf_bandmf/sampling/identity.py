@@ -187,7 +187,7 @@ def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
                 words.append(tf.cast(integers, tf.int64))
         digest = hashlib.blake2b("\n".join(structure).encode(), digest_size=8).digest()
         message = tf.concat([np.frombuffer(digest, np.int64), *words], axis=0)
-        return hash_rows(message[None])[0]
+        return tf.reshape(hash_rows(tf.reshape(message, [1, -1])), [])
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from keras.src import backend
 
-from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.keras.compat.patching import all_patched
 
 _FUNCTIONS = (
     "beta binomial categorical dropout gamma normal randint shuffle truncated_normal "
@@ -25,13 +25,9 @@ _FUNCTIONS = (
 ).split()
 
 
-@contextlib.contextmanager
-def without_randomness() -> Iterator[None]:
-    """Turns dropout off, and makes Keras draw the same numbers for each example."""
-    with contextlib.ExitStack() as stack:
-        for name in _FUNCTIONS:
-            stack.enter_context(patched(backend.random, name, _alike))
-        yield
+def without_randomness() -> contextlib.AbstractContextManager[None]:
+    """Returns a context without dropout, in which all examples have the same draws."""
+    return all_patched((backend.random, name, _alike) for name in _FUNCTIONS)
 
 
 def _alike(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+from keras.src.backend import compute_output_spec
 from keras.src.backend.common import global_state as global_state
 from keras.src.backend.tensorflow.rnn import rnn as rnn
 from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
@@ -134,9 +135,29 @@ def is_distributed(model: keras.Model) -> bool:
     return model._distribute_strategy is not None
 
 
-def build_from(model: keras.Model, batch: Any) -> None:
-    """Builds model, metrics and optimizer from a batch, as `fit` does."""
-    model._symbolic_build(data_batch=batch)
+def build_from(model: keras.Model, batch: Any, outputs: Any = None) -> None:
+    """Builds metrics and loss from a batch, as `fit` does.
+
+    Args:
+      model: a built and compiled model.
+      batch: inputs, targets and sample weights, tensors [B, ...] or None.
+      outputs: the model's outputs for such a batch, as symbolic tensors of any batch
+        size; None if they are not known, so that Keras has to run the model.
+    """
+    if outputs is None:
+        model._symbolic_build(data_batch=batch)
+        return
+    size = keras.tree.flatten(batch)[0].shape[0]
+
+    def spec(leaf: Any) -> Any:
+        kind = keras.backend.standardize_dtype(leaf.dtype)
+        return keras.KerasTensor((size, *leaf.shape[1:]), kind)
+
+    x, y, sample_weight, y_pred = keras.tree.map_structure(
+        spec, (*batch, outputs), none_is_leaf=False
+    )
+    for compute in (model.compute_metrics, model._compute_loss):
+        compute_output_spec(compute, x, y, y_pred, sample_weight)
 
 
 class BuiltBefore:

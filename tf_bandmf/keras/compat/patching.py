@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _LOCK = threading.Lock()
@@ -59,6 +59,17 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
                 _put(owner, name, before)
             else:
                 _DONE[dispatch] = before
+
+
+@contextlib.contextmanager
+def all_patched(
+    replacements: Iterable[tuple[Any, str, Callable[..., Any]]],
+) -> Iterator[None]:
+    """Replaces several functions; see `patched` for the parts of each replacement."""
+    with contextlib.ExitStack() as stack:
+        for each in replacements:
+            stack.enter_context(patched(*each))
+        yield
 
 
 def _place(owner: Any) -> Any:

@@ -11,7 +11,6 @@ XLA of `tests/keras/model/test_training.py`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 
-from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.keras.compat.patching import all_patched
 
 
 def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
@@ -36,14 +35,14 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
         rows = [tf.raw_ops.GatherV2(params=t, indices=place, axis=0) for t in flat]
         return function(tf.nest.pack_sequence_as(elements, rows))
 
-    with contextlib.ExitStack() as stack:
-        converters = pfor._pfor_converter_registry
-        stack.enter_context(patched(converters, "Squeeze", _squeeze))
-        for name in ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3"):
-            stack.enter_context(patched(gen_math_ops, name, _repeated))
+    products = ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3")
+    replacements: list[Any] = [
+        (pfor._pfor_converter_registry, "Squeeze", _squeeze),
+        *((gen_math_ops, name, _repeated) for name in products),
         # TensorFlow warns about operations that it runs in a loop; this is harmless.
-        for name in ("error", "warning"):
-            stack.enter_context(patched(pfor.logging, name, lambda *_, **__: None))
+        *((pfor.logging, name, lambda *_, **__: None) for name in ("error", "warning")),
+    ]
+    with all_patched(replacements):
         return control_flow_ops._pfor_impl(
             of_one,
             tf.shape(flat[0])[0] if count is None else count,

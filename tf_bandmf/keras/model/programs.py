@@ -72,7 +72,8 @@ class Programs:
         # On a CPU, XLA would take a long time to compile the program that generates the
         # noise.
         by_xla = self._is_one and bool(model.jit_compile) and device_kind() != "CPU"
-        self._facts = Program(self._everywhere(admission.facts))
+        in_each = Program(self._everywhere(admission.facts))
+        self._facts = admission.FACTS if self._is_one else in_each
         is_scaled = optimizer.clipping.scaling is not None
         self._scales = Update(optimizer.scales, model) if is_scaled else None
         changing = self._run.secrets.changing
@@ -147,12 +148,15 @@ class Programs:
             self._structure = check_examples(self._model, contents)
             try:
                 with self._strategy.scope():
-                    build_from(self._model, contents)
+                    build_from(self._model, contents, self._structure.outputs)
                     check_loss(self._model, *contents)
+                specs = batch if spec is None else given(spec)
                 if self._is_one:
                     # One trace serves batches of all sizes.
-                    self._trace(batch if spec is None else given(spec), update)
-                self._try_on_made_up(Contents.of(batch))
+                    self._trace(specs, update)
+                is_any_size = self._is_one and _size(Contents.of(specs)) is None
+                few = EXAMPLES if is_any_size else None
+                self._try_on_made_up(Contents.of(batch), few)
             finally:
                 # For batches of other shapes, `clip` finds the structure when it is
                 # traced.
@@ -179,14 +183,19 @@ class Programs:
         """Returns scales and a seed of zeros, to call `clip` outside of a step."""
         return self._scales and list(self._scales()), tf.zeros([2], tf.int32)
 
-    def _try_on_made_up(self, contents: Contents) -> None:
+    def _try_on_made_up(self, contents: Contents, size: int | None) -> None:
         """Clips made-up examples, and sets `_nothing`.
 
-        Only shapes and dtypes of the batch matter here. `_nothing` has the shapes and
-        dtypes of the result, and stands for an example that contributes nothing.
+        `_nothing` has the shapes and dtypes of the result, and stands for an example that
+        contributes nothing.
+
+        Args:
+          contents: a batch; only its shapes and dtypes matter.
+          size: the number of examples; None for as many as in the batch, if `clip` is
+            traced for this batch size.
         """
         parts = self._local(contents._replace(count=None))
-        parts = [made_up(part, max(1, _size(part))) for part in parts]
+        parts = [made_up(part, size or max(1, _size(part))) for part in parts]
         examples = _map(self._distributed, *parts)
         clipped = self._local(self._clip(examples, *self._of_no_step()))[0]
         scale = self._model._private_optimizer().loss_scale_factor
@@ -420,8 +429,9 @@ def _traced(program: Program, *specs: Any) -> Any:
     return _each(tf.type_spec_from_value, outputs)
 
 
-def _size(contents: Any) -> int:
-    return int(keras.tree.flatten(contents)[0].shape[0])
+def _size(contents: Any) -> Any:
+    """Returns the batch size of tensors or specs; None if it may be any size."""
+    return keras.tree.flatten(contents)[0].shape[0]
 
 
 def _map(function: Callable[..., Any], *structures: Any) -> Any:

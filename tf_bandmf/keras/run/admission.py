@@ -34,6 +34,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.run.noising import SHARED
+from tf_bandmf.keras.run.programs import Program
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling import identity
@@ -120,6 +121,10 @@ def facts(batch: Any) -> tf.Tensor:
         part = tf.cast(batch.get(batches_lib.PART, [0, 1]), tf.int64)
         words = [digest, *(tf.cast(number, tf.int64) for number in said)]
         return tf.concat([tf.stack(words), part], axis=0)
+
+
+# One program for all models with batches of equal specs.
+FACTS = Program(facts)
 
 
 def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:

@@ -158,7 +158,7 @@ class Noising:
           stored: variables of the run.
           of_rows: digest of the sums of lazy tables, int32, shape [2], if there are any.
         """
-        parts = [tf.reshape(part, [-1]) for part in sums]
+        parts = [_reshaped(*each) for each in zip(sums, self._sizes)]
         # The digest needs an even size; appending a zero here saves a copy.
         count = self.generator.num_parameters
         rest = tf.zeros([count + count % 2 - sum(self._sizes)])
@@ -169,10 +169,12 @@ class Noising:
         digest = keyed_digest(stored.digest_key, total, words, compiles=self._compiles)
         point = _point(tf.bitcast(digest, tf.int64), step, stored)
         noise, drawn = self.row(step, keys, point, stored)
-        mean = noisy_mean(total[:count], noise[:count], *self._settings)
+        # A slice that changes nothing would still take time to trace and to start.
+        total, noise = (t if t.shape[0] == count else t[:count] for t in (total, noise))
+        mean = noisy_mean(total, noise, *self._settings)
         sizes = [*self._sizes, count - sum(self._sizes)]
         *split, counts, _ = tf.split(mean, sizes)
-        gradients = [tf.reshape(g, w.shape) for g, w in zip(split, self._weights)]
+        gradients = [_reshaped(g, w.shape) for g, w in zip(split, self._weights)]
         if scales:
             gradients = list(map(tf.divide, gradients, scales))
         gradients = [tf.cast(g, w.dtype) for g, w in zip(gradients, self._weights)]
@@ -200,6 +202,12 @@ class Noising:
         keys = tf.bitcast(keys, tf.uint64)
         noise, rows = self.generator.row(keys, stored.buffer, step, may_be_longer=True)
         return noise, Drawn(step, point, list(rows))
+
+
+def _reshaped(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
+    """Returns a tensor in a shape, or as a vector of a size, if it has another shape."""
+    shape = tf.TensorShape(shape)
+    return tensor if tensor.shape == shape else tf.reshape(tensor, shape)
 
 
 def _point(digest: tf.Tensor, step: tf.Tensor, stored: Stored) -> tf.Tensor:

@@ -147,7 +147,9 @@ class SecretState(Secret):
 
     def take(self, drawn: Drawn) -> list[tf.Operation]:
         """Advances to the next step; run the returned operations before any release."""
-        point = tf.IndexedSlices(drawn.point[None], drawn.step[None])
+        point = tf.IndexedSlices(
+            *(tf.reshape(t, [1]) for t in (drawn.point, drawn.step))
+        )
         taken = [self.stored.points.scatter_update(point)]
         return taken + [self.stored.buffer.scatter_update(row) for row in drawn.rows]
 

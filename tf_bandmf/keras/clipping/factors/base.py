@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors import norms
@@ -151,8 +150,8 @@ class Product(Factor):
     """Gradients that are sums of T outer products: `left[b]ᵀ right[b]` for example b.
 
     Attributes:
-      left: [B, T, I].
-      right: [B, T, O].
+      left: [B, T, I]; or [B, I] if there is one term.
+      right: [B, T, O]; or [B, O].
       shape: shape of the kernel.
       order: the axes of the kernel, as axes of [I, O] after I and O are split into
         axes; empty if the kernel is a reshaped [I, O].
@@ -172,24 +171,32 @@ class Product(Factor):
             return None
         if (self.shape, self.order) != (other.shape, other.order):
             return None
-        left = tf.concat([self.left, other.left], axis=1)
-        right = tf.concat([self.right, other.right], axis=1)
+        both = zip(self._by_term(), other._by_term())
+        left, right = (tf.concat(tensors, axis=1) for tensors in both)
         return Product(left, right, self.shape, self.order)
 
     def of_units(self, rows: int) -> Product:
         """See the base class. The outer products of a unit's rows become its terms."""
-        left, right = join_terms(self.left, rows), join_terms(self.right, rows)
+        left, right = (join_terms(tensor, rows) for tensor in self._by_term())
         return Product(left, right, self.shape, self.order)
 
     def instantiate(self) -> tf.Tensor:
-        left, right = norms.kept(self.left), norms.kept(self.right)
-        return self._to_kernels(norms.formed(left, right), -1)
+        formed = norms.formed(*map(norms.kept, self._by_term()))
+        return self._to_kernels(formed, -1)
+
+    def _by_term(self) -> list[tf.Tensor]:
+        """Returns `left` and `right` with an axis of terms."""
+        is_one = self.left.shape.rank == 2
+        pair = self.left, self.right
+        return [tf.expand_dims(t, 1) if is_one else t for t in pair]
 
     def measure(self) -> Measured:
-        terms, size = self.left.shape[1], math.prod(self.shape)
+        size = math.prod(self.shape)
+        terms = 1 if self.left.shape.rank == 2 else self.left.shape[1]
         if terms == 1:
             # In a single outer product, no terms can cancel.
-            single = [tf.squeeze(norms.kept(t), 1) for t in (self.left, self.right)]
+            single = map(norms.kept, (self.left, self.right))
+            single = (t if t.shape.rank == 2 else tf.squeeze(t, 1) for t in single)
             pair = norms.pinned(*single)
             return Measured(norms.of_outer_products(*pair), pair, self.summed)
         if prefers_forming(terms, size):
@@ -251,7 +258,7 @@ def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     Returns:
       [U, K * T, n] or [U, K * T].
     """
-    terms = rows * keras.ops.shape(tensor)[1]
+    terms = rows * batches.inner_sizes(tensor)[0]
     return tf.reshape(tensor, [-1, terms, *tensor.shape[2:]])
 
 

@@ -121,8 +121,8 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
         return Norms(squared, squared * (1.0 + 2.0**-20))
     if block < size:
-        blocks = [size // block, block]
-        tensor = tf.reshape(tensor, tf.concat([tf.shape(tensor)[:-1], blocks], 0))
+        inner = tensor.shape[1:-1]
+        tensor = batches.reshape_examples(tensor, *inner, size // block, block)
     # This single operation is three times as fast as `tf.square` and `tf.reduce_sum`.
     roots = tf.cast(tf.math.reduce_euclidean_norm(tensor, -1), tf.float64)
     squared = tf.square(roots)
@@ -189,7 +189,7 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
     total = tf.reduce_sum(tf.cast(tf.reduce_sum(lefts * rights, -1), tf.float64), -1)
     # The diagonals are |l_t|² and |r_t|², so no terms cancel in these sums.
     lengths = [
-        tf.sqrt(tf.cast(tf.linalg.diag_part(part), tf.float64) + _VANISHING)
+        tf.sqrt(tf.cast(tf.raw_ops.MatrixDiagPart(input=part), tf.float64) + _VANISHING)
         for part in (lefts, rights)
     ]
     squares = tf.square(tf.reduce_sum(lengths[0] * lengths[1], -1))

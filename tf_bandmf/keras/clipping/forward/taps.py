@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from tf_bandmf.keras.clipping.independence.places import CallShape
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.keras.compat.patching import all_patched
 
 
 class Recorder:
@@ -45,19 +45,17 @@ class Recorder:
         self.calls: list[tuple[Unit, LayerCall]] = []
         self.unit_of: dict[int, Unit] = {}
 
-    @contextlib.contextmanager
-    def tapping(self) -> Iterator[None]:
+    def tapping(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which calls to the layers in this thread are recorded.
 
         On exit, the layers' own `call` is restored, even after an error. The
         replicas of a distribution strategy trace in threads that take turns within a
         forward pass, so only the thread that replaced a `call` sees the replacement.
         """
-        with contextlib.ExitStack() as stack:
-            for unit in self._units:
-                redirect = functools.partial(self._called, unit)
-                stack.enter_context(patched(unit.layer, "call", redirect))
-            yield
+        return all_patched(
+            (unit.layer, "call", functools.partial(self._called, unit))
+            for unit in self._units
+        )
 
     def _called(
         self, unit: Unit, original: Callable[..., Any], *args: Any, **kwargs: Any

@@ -33,7 +33,7 @@ from tf_bandmf.keras.compat import keras_operations
 from tf_bandmf.keras.compat.graphs import FuncGraph, context
 from tf_bandmf.keras.compat.keras_objects import MASK, all_layers
 from tf_bandmf.keras.compat.keras_operations import KerasTensor
-from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.keras.compat.patching import all_patched
 from tf_bandmf.keras.compat.recurrent import run_model
 
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta dropout".split()
@@ -115,7 +115,10 @@ class Walk:
         return tuple(size if n is None else n for n in tensor.shape)
 
     def run(self, model: Any, x: Any, training: bool = True) -> Any:
-        """Calls a model on symbolic tensors, as in training or evaluation."""
+        """Calls a model on symbolic tensors, as in training or evaluation.
+
+        Call this method in the context `symbolic_backend`.
+        """
         with self._hooks(all_layers(model)), keras.StatelessScope():
             return run_model(model, x, training)
 
@@ -146,14 +149,8 @@ class Walk:
             # `x.shape` lacks the batch size.
             (keras.ops, "shape", _if_symbolic(self.shape)),
             (keras_operations.ops, "shape", _if_symbolic(self.shape)),
-            *(
-                (module, name, _if_symbolic(operation))
-                for module, name, operation in keras_operations.of_the_backend()
-            ),
         ]
-        with contextlib.ExitStack() as stack, context.eager_mode():
-            for owner, name, hook in hooks:
-                stack.enter_context(patched(owner, name, hook))
+        with all_patched(hooks), context.eager_mode():
             yield
 
     def _note(self, *entry: Any) -> None:
@@ -357,6 +354,14 @@ class Walk:
         count = tensors[0].shape[1] if given["return_all_outputs"] else 1
         outputs = keras.ops.repeat(keras.ops.expand_dims(output, 1), count, 1)
         return output, outputs, states
+
+
+def symbolic_backend() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which backend functions that layers call take symbols."""
+    return all_patched(
+        (module, name, _if_symbolic(operation))
+        for module, name, operation in keras_operations.of_the_backend()
+    )
 
 
 def _not_told_apart(layer: Any) -> Mixes:

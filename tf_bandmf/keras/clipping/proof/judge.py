@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit, find_units
 from tf_bandmf.keras.clipping.independence.places import ROWS, CallShape, Mixes
-from tf_bandmf.keras.clipping.independence.walk import Walk
+from tf_bandmf.keras.clipping.independence.walk import Walk, symbolic_backend
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
@@ -27,11 +27,13 @@ class Structure(NamedTuple):
         analyzed, or mix examples.
       units: the layers whose calls must be recorded.
       calls: for each recorded call, in order, which arguments are batched.
+      outputs: the model's outputs, as symbolic tensors; None if the model runs alone.
     """
 
     alone: tuple[Any, ...]
     units: Sequence[Unit]
     calls: tuple[CallShape, ...]
+    outputs: Any = None
 
 
 def structure_of(
@@ -52,11 +54,12 @@ def structure_of(
       UnsupportedModelError: if code outside of layers mixes examples of a batch, or the
         gradients of single examples for a layer cannot be told apart.
     """
-    for sizes in _SIZES:
-        try:
-            return _tried(model, x, variables, training, sizes)
-        except Mixes as error:
-            mixed = error
+    with symbolic_backend():
+        for sizes in _SIZES:
+            try:
+                return _tried(model, x, variables, training, sizes)
+            except Mixes as error:
+                mixed = error
     layer = mixed.layer or model
     where = f"layer {layer.name!r} ({type(layer).__name__})"
     if layer is model:
@@ -87,18 +90,18 @@ def _tried(
         walks: list[Walk] = []
         for size in sizes:
             walks.append(Walk(size, alone, units, walks[0].log if walks else None))
-            _run(walks[-1], model, x, training)
+            outputs = _run(walks[-1], model, x, training)
             if walks[-1].alone != alone:
                 break
         else:
             if walks[0].log != walks[1].log:  # Custom code caught the error.
                 raise Mixes("computes with the number of examples in the batch")
-            return Structure(tuple(alone), units, tuple(walks[1].calls))
+            return Structure(tuple(alone), units, tuple(walks[1].calls), outputs)
         alone = walks[-1].alone
 
 
-def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> None:
-    """Runs a model on symbolic tensors, and checks its results.
+def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> Any:
+    """Runs a model on symbolic tensors; returns its outputs, after checking them.
 
     Raises:
       Mixes: if code outside of layers mixes examples.
@@ -112,6 +115,7 @@ def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> None:
     except Exception:
         # If the model cannot run at all, tracing it in TensorFlow raises the reason.
         walk.alone = [model]
-        return
+        return None
     if model not in walk.alone and any(place != ROWS for place in places):
         raise Mixes("returns a tensor whose first axis is not that of the examples")
+    return outputs

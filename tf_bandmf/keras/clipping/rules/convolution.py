@@ -20,6 +20,7 @@ from tf_bandmf.keras.clipping.factors.base import (
 from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, of_spread
 from tf_bandmf.keras.clipping.tensors.batches import (
     elements,
+    inner_sizes,
     reshape_examples,
     split_first,
 )
@@ -110,8 +111,7 @@ class Convolved(Factor):
         `tf.image.extract_patches` returns the same tensor, but is several times slower.
         """
         layer, paddings, axes = self._layer, [(0, 0)], []
-        lengths = keras.ops.shape(inputs)[1:-1]
-        counts = keras.ops.shape(self._gradient)[1:-1]
+        lengths, counts = (inner_sizes(t)[:-1] for t in (inputs, self._gradient))
         for length, count, size, stride, dilation in zip(
             lengths, counts, self._size, layer.strides, layer.dilation_rate, strict=True
         ):

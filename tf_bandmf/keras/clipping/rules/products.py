@@ -79,8 +79,8 @@ def product(
         static = dict(zip(have, tensor.shape, strict=True))
         if order != sorted(order):
             tensor = tf.transpose(tensor, order)
-        terms = elements([static[c] for c in positions])
-        return reshape_examples(tensor, terms, math.prod(size[c] for c in last))
+        terms = [elements([static[c] for c in positions])] if positions else []
+        return reshape_examples(tensor, *terms, math.prod(size[c] for c in last))
 
     order = tuple([*contracted, *new].index(c) for c in kernel)
     return Product(

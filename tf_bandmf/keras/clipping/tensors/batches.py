@@ -143,12 +143,19 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
 
 def split_first(tensor: tf.Tensor, *sizes: Any) -> tf.Tensor:
     """Splits the first axis: [N * K, ...] to [N, K, ...]; N or K may be -1."""
-    return tf.reshape(tensor, [*sizes, *keras.ops.shape(tensor)[1:]])
+    return tf.reshape(tensor, [*sizes, *inner_sizes(tensor)])
 
 
 def join_first(tensor: tf.Tensor) -> tf.Tensor:
     """Joins the first two axes: [N, K, ...] to [N * K, ...]."""
-    return tf.reshape(tensor, [-1, *keras.ops.shape(tensor)[2:]])
+    return tf.reshape(tensor, [-1, *inner_sizes(tensor)[1:]])
+
+
+def inner_sizes(tensor: tf.Tensor) -> Sequence[Any]:
+    """Returns the sizes of [B, ...] after the first: integers, or tensors if unknown."""
+    # Keras would also compute B, for which it creates five operations.
+    is_static = None not in tuple(tensor.shape[1:])
+    return tuple(tensor.shape[1:]) if is_static else keras.ops.shape(tensor)[1:]
 
 
 def elements(dimensions: Sequence[int | None]) -> int:
