@@ -28,6 +28,8 @@ class Recorder:
 
     Attributes:
       start: number of operations in the graph before the pass.
+      tape: records the operations through which the losses depend on the taps. Unlike
+        `tf.gradients`, it creates no operations for the gradients of weights.
       calls: the recorded calls, in the order in which they start.
       unit_of: maps the number of an operation to the layer whose call created it (the
         innermost one, if calls are nested).
@@ -38,6 +40,7 @@ class Recorder:
     ) -> None:
         self._units = units
         self._shapes = iter(shapes)
+        self.tape = tf.GradientTape(watch_accessed_variables=False)
         self._data = data
         self._graph = tf.compat.v1.get_default_graph()
         self._unit: Unit | None = None
@@ -96,6 +99,7 @@ class Recorder:
             original=original,
             args=args,
             kwargs=kwargs,
+            tape=self.tape,
             batched=tuple(flag for leaf, flag in given if tf.is_tensor(leaf)),
         )
         self.calls.append((unit, call))

@@ -39,11 +39,13 @@ class Forward(NamedTuple):
       y_pred: the model's output.
       losses: [B], per-example losses.
       calls: the recorded calls to layers, in the order in which they start.
+      tape: the tape for the gradients of the losses with respect to the calls' taps.
     """
 
     y_pred: Any
     losses: tf.Tensor
     calls: Sequence[tuple[Unit, LayerCall]]
+    tape: tf.GradientTape
 
 
 @contextlib.contextmanager
@@ -77,7 +79,7 @@ def proved_forward(
     structure = structure or structure_of(model, x, variables)
     recorder = Recorder(structure.units, structure.calls, x)
     try:
-        with used_generators() as generators:
+        with recorder.tape, used_generators() as generators:
             with recorder.tapping():
                 y_pred = run_model(model, x)
             _refuse_added_losses(model)
@@ -88,7 +90,7 @@ def proved_forward(
                 f"data before training, so that all weights are known."
             )
         _check_reads(model, variables, recorder)
-        yield Forward(y_pred, losses, recorder.calls)
+        yield Forward(y_pred, losses, recorder.calls, recorder.tape)
         operations = tf.compat.v1.get_default_graph().get_operations()
         seeds = handles(generator.state for generator in generators)
         refuse_effects(operations[recorder.start :], seeds, metric_handles(model))

@@ -23,6 +23,7 @@ class LayerCall:
       original: the layer's own `call`.
       args: positional arguments of the call.
       kwargs: keyword arguments of the call.
+      tape: the tape that records the forward pass from the taps on.
       taps: tensors [B, ...] for which the rule needs the gradients of the losses.
       batched: for each tensor among the arguments, True if its first axis is the batch
         axis.
@@ -35,6 +36,7 @@ class LayerCall:
     original: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    tape: tf.GradientTape
     batched: Sequence[bool] = ()
     taps: list[tf.Tensor] = dataclasses.field(default_factory=list)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -47,6 +49,7 @@ class LayerCall:
         copy, the gradient contains no contributions from these other uses.
         """
         copy = tf.identity(tensor)
+        self.tape.watch(copy)
         self.taps.append(copy)
         return copy
 

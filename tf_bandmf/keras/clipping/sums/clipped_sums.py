@@ -244,9 +244,8 @@ def _measured(
     )
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
-    # `tf.GradientTape` would have to record the whole forward pass.
     taps = [tap for _, call in forward.calls for tap in call.taps]
-    gradients = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
+    gradients = iter(forward.tape.gradient(forward.losses, taps, upstream))
     factors: dict[int, list[Factor]] = {}
     for unit, call in forward.calls:
         received = [_dense(next(gradients)) for _ in call.taps]
