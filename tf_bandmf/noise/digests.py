@@ -233,10 +233,10 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
         words = tf.pad(words, [[0, highest(_BLOCK - size, 0)]])
     rows = tf.reshape(words[: _BLOCK * blocks], [_BLOCK, 1, blocks])
     keys = tf.transpose(key)[:, :, None]
+    lower, upper = _halves(rows + keys)
     # The products of _SUMMANDS rows are added first, and only their sums are stored.
-    parts = (tf.split(each, _SUMMANDS if is_large else 1) for each in (rows, keys))
-    halves = [_halves(row + added) for row, added in zip(*parts)]
-    values = tf.reduce_sum(tf.add_n([lower * upper for lower, upper in halves]), axis=0)
+    parts = tf.split(lower * upper, _SUMMANDS if is_large else 1)
+    values = tf.reduce_sum(tf.add_n(parts), axis=0)
     return tf.concat([tf.reshape(values, [-1]), rest], axis=0)
 
 

@@ -386,7 +386,10 @@ class Programs:
             seen = _each(lambda leaf: leaf[:count], seen)
         size = tf.cast(tf.size(losses) if count is None else count, tf.float32)
         loss = tf.math.divide_no_nan(tf.reduce_sum(losses), size)
-        loss_tracker(model).update_state(loss, sample_weight=size)
+        # `update_state` would do the same with three times as many operations.
+        tracker = loss_tracker(model)
+        tracker.total.assign_add(loss * size)
+        tracker.count.assign_add(size)
         logs: dict[str, Any] = model.compute_metrics(*seen)
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
             # Keras averages each value over the workers, along the first axis.

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors import norms
-from tf_bandmf.keras.clipping.factors.norms import Norms
+from tf_bandmf.keras.clipping.factors.norms import Lengths, Norms
 from tf_bandmf.keras.clipping.tensors import batches
 
 # A gradient of an [I, O] kernel is the sum of T outer products (terms). Computing its
@@ -47,7 +47,8 @@ class Measured(NamedTuple):
     """The norms of a factor, and the tensors for its weighted sum.
 
     Attributes:
-      norms: [B], with bounds that hold for the terms of `weighted_sum`.
+      norms: [B], with bounds that hold for the terms of `weighted_sum`; or the lengths
+        from which `norms.all_norms` computes them.
       tensors: the tensors [B, ...] from which the sum is computed; float32, or on
         accelerators also 16-bit floats, see `norms.kept`.
       weighted_sum: maps weights [B, 1] and the (cleaned) tensors, one argument each, to
@@ -55,7 +56,7 @@ class Measured(NamedTuple):
         flattened.
     """
 
-    norms: Norms
+    norms: Norms | Lengths
     tensors: tuple[tf.Tensor, ...]
     weighted_sum: Callable[..., Any]
 
@@ -88,7 +89,7 @@ class Factor(abc.ABC):
     def measure(self) -> Measured:
         """Returns the norms, and the tensors from which sums are computed."""
         rows = norms.pinned(batches.flattened(self.instantiate()))
-        return Measured(norms.of_last_axis(*rows), rows, _summed)
+        return Measured(norms.of_outer_products(*rows), rows, _summed)
 
     def add(self, other: Factor) -> Factor | None:
         """Returns the sum with another factor; None if the two have no common form."""

@@ -89,7 +89,7 @@ def _tried(
             return Structure(tuple(alone), units, (CallShape(model, of_inputs),))
         walks: list[Walk] = []
         for size in sizes:
-            walks.append(Walk(size, alone, units, walks[0].log if walks else None))
+            walks.append(Walk(size, alone, units, walks[0] if walks else None))
             outputs = _run(walks[-1], model, x, training)
             if walks[-1].alone != alone:
                 break

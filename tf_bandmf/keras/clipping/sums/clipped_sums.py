@@ -17,7 +17,7 @@ from tf_bandmf.keras.clipping.factors.base import (
     add_factors,
     cleaned,
 )
-from tf_bandmf.keras.clipping.factors.norms import accelerator, pinned
+from tf_bandmf.keras.clipping.factors.norms import accelerator, all_norms, pinned
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.proof.judge import Structure
 from tf_bandmf.keras.clipping.proof.proved_forward import Forward, proved_forward
@@ -195,7 +195,7 @@ def _one_pass(
     outputs = batches.map_tensors(tf.stop_gradient, forward.y_pred)
     if units is not None:
         losses, outputs = units.losses(losses), units.unflat(outputs)
-    squared, bounds = zip(*(part.measured.norms for part in parts), strict=True)
+    squared, bounds = zip(*all_norms([part.measured.norms for part in parts]))
     norms = clip.unscaled(tf.sqrt(tf.add_n(squared)))
     # Per group, [G, B]; 0 for an empty group.
     groups = [part.group for part in parts]
@@ -245,10 +245,14 @@ def _measured(
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
     taps = [tap for _, call in forward.calls for tap in call.taps]
-    gradients = iter(forward.tape.gradient(forward.losses, taps, upstream))
+    gradients = forward.tape.gradient(forward.losses, taps, upstream)
+    for tap, gradient in zip(taps, gradients):
+        if tf.is_tensor(gradient):
+            gradient.set_shape(tap.shape)
+    remaining = iter(gradients)
     factors: dict[int, list[Factor]] = {}
     for unit, call in forward.calls:
-        received = [_dense(next(gradients)) for _ in call.taps]
+        received = [_dense(next(remaining)) for _ in call.taps]
         if all(gradient is None for gradient in received):
             continue
         for key, factor in unit.rule.factors(call, *received).items():
