@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -109,10 +110,10 @@ class Convolved(Factor):
     def _patches(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns the inputs of each output position: [B, *output spatial, positions * C].
 
-        There is one strided slice for each position of the kernel, in row-major order.
+        There is one slice for each position of the kernel, in row-major order.
         `tf.image.extract_patches` returns the same tensor, but is several times slower.
         """
-        layer, paddings, axes = self._layer, [(0, 0)], []
+        layer, paddings, axes, reached = self._layer, [(0, 0)], [], []
         lengths, counts = (inner_sizes(t)[:-1] for t in (inputs, self._gradient))
         for length, count, size, stride, dilation in zip(
             lengths, counts, self._size, layer.strides, layer.dilation_rate, strict=True
@@ -121,11 +122,20 @@ class Convolved(Factor):
             missing = last + reach - length
             before = reach if layer.padding == "causal" else _positive(missing) // 2
             paddings.append((before, _positive(missing - before)))
-            starts = range(0, reach + 1, dilation)
-            axes.append([slice(start, start + last, stride) for start in starts])
+            axes.append(range(0, reach + 1, dilation))
+            reached.append(last)
         if any(not isinstance(n, int) or n for pair in paddings for n in pair):
             inputs = tf.pad(inputs, [*paddings, (0, 0)])
-        slices = [inputs[(slice(None), *index)] for index in itertools.product(*axes)]
+        sizes = tf.stack([-1, *reached, -1])
+        is_dense = set(layer.strides) == {1}
+
+        def reached_from(starts: Sequence[int]) -> tf.Tensor:
+            if is_dense:  # takes half as many operations
+                return tf.slice(inputs, [0, *starts, 0], sizes)
+            ends = map(operator.add, starts, reached)
+            return inputs[(slice(None), *map(slice, starts, ends, layer.strides))]
+
+        slices = list(map(reached_from, itertools.product(*axes)))
         return slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
 
     def instantiate(self) -> tf.Tensor:

@@ -245,14 +245,10 @@ def _measured(
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
     taps = [tap for _, call in forward.calls for tap in call.taps]
-    gradients = forward.tape.gradient(forward.losses, taps, upstream)
-    for tap, gradient in zip(taps, gradients):
-        if tf.is_tensor(gradient):
-            gradient.set_shape(tap.shape)
-    remaining = iter(gradients)
+    gradients = iter(forward.tape.gradient(forward.losses, taps, upstream))
     factors: dict[int, list[Factor]] = {}
     for unit, call in forward.calls:
-        received = [_dense(next(remaining)) for _ in call.taps]
+        received = [_dense(next(gradients), tap.shape) for tap in call.taps]
         if all(gradient is None for gradient in received):
             continue
         for key, factor in unit.rule.factors(call, *received).items():
@@ -303,14 +299,15 @@ def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[
     return parts
 
 
-def _dense(gradient: Any) -> tf.Tensor | None:
-    """Converts a gradient to a dense tensor; None stays None.
+def _dense(gradient: Any, shape: tf.TensorShape) -> tf.Tensor | None:
+    """Converts a gradient to a dense tensor of a static shape; None stays None.
 
     Gather operations, as in a loss with sparse labels, have sparse gradients.
     """
     if gradient is None:
         return None
     gradient = tf.convert_to_tensor(gradient)
+    gradient.set_shape(shape)
     return pinned(gradient)[0] if accelerator() else gradient
 
 

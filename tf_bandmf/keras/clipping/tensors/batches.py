@@ -136,9 +136,14 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     B is never inferred from the other sizes. If a layer set a wrong static shape, parts
     of an example would become examples, each of which would be clipped separately.
     """
-    if tuple(tensor.shape[1:]) == shape:
-        return tf.ensure_shape(tensor, [None, *shape])
-    return tf.reshape(tensor, [num_examples(tensor), *shape])
+    example = tuple(tensor.shape[1:])
+    if len(example) == 1 and example == shape:
+        return tensor
+    if None in example or -1 in shape or 0 in example:
+        return tf.reshape(tensor, [num_examples(tensor), *shape])
+    # This verifies the static shape at run time, and takes fewer operations.
+    tensor = tf.ensure_shape(tensor, [None, *example])
+    return tensor if example == shape else tf.reshape(tensor, [-1, *shape])
 
 
 def split_first(tensor: tf.Tensor, *sizes: Any) -> tf.Tensor:
