@@ -72,8 +72,9 @@ class Programs:
         # On a CPU, XLA would take a long time to compile the program that generates the
         # noise.
         by_xla = self._is_one and bool(model.jit_compile) and device_kind() != "CPU"
-        in_each = Program(self._everywhere(admission.facts))
-        self._facts = admission.FACTS if self._is_one else in_each
+        self._facts = admission.program_of_facts(tf.zeros([]).device)
+        if not self._is_one:
+            self._facts = Program(self._everywhere(admission.facts))
         is_scaled = optimizer.clipping.scaling is not None
         self._scales = Update(optimizer.scales, model) if is_scaled else None
         changing = self._run.secrets.changing

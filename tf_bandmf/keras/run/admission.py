@@ -23,6 +23,7 @@ nothing releases no noisy gradient.
 from __future__ import annotations
 
 import collections
+import functools
 import math
 import warnings
 import weakref
@@ -123,8 +124,11 @@ def facts(batch: Any) -> tf.Tensor:
         return tf.concat([tf.stack(words), part], axis=0)
 
 
-# One program for all models with batches of equal specs.
-FACTS = Program(facts)
+@functools.cache
+def program_of_facts(device: str) -> Program:
+    """Returns the program of `facts` for all models that train on this device."""
+    del device  # TensorFlow compiles a program for the device on which it is traced.
+    return Program(facts)
 
 
 def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
@@ -240,6 +244,7 @@ def notes_of(run: Run) -> dict[str, set[Any]]:
 def forget() -> None:
     """Forgets all runs and their shared programs, so that each test starts without any."""
     SHARED.clear()
+    program_of_facts.cache_clear()
     _RECORDS.clear()
     _NOTES.clear()
 

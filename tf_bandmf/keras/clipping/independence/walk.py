@@ -64,7 +64,8 @@ class Walk:
     ) -> None:
         self.size = size
         self.like = None if like is None else like.log
-        # The results of layers that give each example its own row, in order.
+        # The results of layers that give each example its own row, in order; None for
+        # a layer in which operations were logged.
         self._results: list[Any] = []
         self._earlier = iter(() if like is None else like._results)
         self.units = {id(unit.layer): unit for unit in units}
@@ -275,14 +276,14 @@ class Walk:
                 setattr(tensor, MASK, placed(getattr(spec, MASK)))
             return tensor
 
-        outputs = next(self._earlier, None)
+        outputs, logged = next(self._earlier, None), len(self.log)
         if outputs is None:
             # TensorFlow finds out the shapes and dtypes of the results.
             with FuncGraph("shapes").as_default(), keras.StatelessScope():
                 args, kwargs = keras.tree.map_structure(given, (args, kwargs))
                 outputs = original(*args, **kwargs)
         outputs = keras.tree.map_structure(placed, outputs)
-        self._results.append(outputs)
+        self._results.append(outputs if len(self.log) == logged else None)
         return outputs
 
     # Recorded calls.
