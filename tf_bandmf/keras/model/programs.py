@@ -72,9 +72,9 @@ class Programs:
         # On a CPU, XLA would take a long time to compile the program that generates the
         # noise.
         by_xla = self._is_one and bool(model.jit_compile) and device_kind() != "CPU"
-        self._facts = admission.program_of_facts(tf.zeros([]).device)
-        if not self._is_one:
-            self._facts = Program(self._everywhere(admission.facts))
+        facts = admission.program_of_facts(tf.zeros([]).device)
+        in_each = self._everywhere(admission.facts)
+        self._facts = facts if self._is_one else Program(in_each)
         is_scaled = optimizer.clipping.scaling is not None
         self._scales = Update(optimizer.scales, model) if is_scaled else None
         changing = self._run.secrets.changing
@@ -156,8 +156,8 @@ class Programs:
                     # One trace serves batches of all sizes.
                     self._trace(specs, update)
                 is_any_size = self._is_one and _size(Contents.of(specs)) is None
-                few = EXAMPLES if is_any_size else None
-                self._try_on_made_up(Contents.of(batch), few)
+                size = EXAMPLES if is_any_size else None
+                self._try_on_made_up(Contents.of(batch), size)
             finally:
                 # For batches of other shapes, `clip` finds the structure when it is
                 # traced.

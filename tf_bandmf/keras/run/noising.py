@@ -158,7 +158,7 @@ class Noising:
           stored: variables of the run.
           of_rows: digest of the sums of lazy tables, int32, shape [2], if there are any.
         """
-        parts = [_reshaped(*each) for each in zip(sums, self._sizes)]
+        parts = [tf.reshape(part, [-1]) for part in sums]
         # The digest needs an even size; appending a zero here saves a copy.
         count = self.generator.num_parameters
         rest = tf.zeros([count + count % 2 - sum(self._sizes)])
@@ -174,7 +174,7 @@ class Noising:
         mean = noisy_mean(total, noise, *self._settings)
         sizes = [*self._sizes, count - sum(self._sizes)]
         *split, counts, _ = tf.split(mean, sizes)
-        gradients = [_reshaped(g, w.shape) for g, w in zip(split, self._weights)]
+        gradients = [tf.reshape(g, w.shape) for g, w in zip(split, self._weights)]
         if scales:
             gradients = list(map(tf.divide, gradients, scales))
         gradients = [tf.cast(g, w.dtype) for g, w in zip(gradients, self._weights)]
@@ -202,12 +202,6 @@ class Noising:
         keys = tf.bitcast(keys, tf.uint64)
         noise, rows = self.generator.row(keys, stored.buffer, step, may_be_longer=True)
         return noise, Drawn(step, point, list(rows))
-
-
-def _reshaped(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Returns a tensor in a shape, or as a vector of a size, if it has another shape."""
-    shape = tf.TensorShape(shape)
-    return tensor if tensor.shape == shape else tf.reshape(tensor, shape)
 
 
 def _point(digest: tf.Tensor, step: tf.Tensor, stored: Stored) -> tf.Tensor:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors import norms
-from tf_bandmf.keras.clipping.factors.norms import Lengths, Norms
+from tf_bandmf.keras.clipping.factors.norms import Norms
 from tf_bandmf.keras.clipping.tensors import batches
 
 # A gradient of an [I, O] kernel is the sum of T outer products (terms). Computing its
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
     """The norms of a factor, and the tensors for its weighted sum.
 
     Attributes:
-      norms: [B], with bounds that hold for the terms of `weighted_sum`; or the lengths
+      norms: [B], with bounds that hold for the terms of `weighted_sum`; or the vectors
         from which `norms.all_norms` computes them.
       tensors: the tensors [B, ...] from which the sum is computed; float32, or on
         accelerators also 16-bit floats, see `norms.kept`.
@@ -56,7 +56,7 @@ class Measured(NamedTuple):
         flattened.
     """
 
-    norms: Norms | Lengths
+    norms: Norms | tuple[tf.Tensor, ...]
     tensors: tuple[tf.Tensor, ...]
     weighted_sum: Callable[..., Any]
 
@@ -89,7 +89,7 @@ class Factor(abc.ABC):
     def measure(self) -> Measured:
         """Returns the norms, and the tensors from which sums are computed."""
         rows = norms.pinned(batches.flattened(self.instantiate()))
-        return Measured(norms.of_outer_products(*rows), rows, _summed)
+        return Measured(rows, rows, _summed)
 
     def add(self, other: Factor) -> Factor | None:
         """Returns the sum with another factor; None if the two have no common form."""
@@ -192,14 +192,11 @@ class Product(Factor):
         return [tf.expand_dims(t, 1) if is_one else t for t in pair]
 
     def measure(self) -> Measured:
-        size = math.prod(self.shape)
-        terms = 1 if self.left.shape.rank == 2 else self.left.shape[1]
-        if terms == 1:
+        terms, size = self.left.shape[1], math.prod(self.shape)
+        if self.left.shape.rank == 2:
             # In a single outer product, no terms can cancel.
-            single = map(norms.kept, (self.left, self.right))
-            single = (t if t.shape.rank == 2 else tf.squeeze(t, 1) for t in single)
-            pair = norms.pinned(*single)
-            return Measured(norms.of_outer_products(*pair), pair, self.summed)
+            pair = norms.pinned(norms.kept(self.left), norms.kept(self.right))
+            return Measured(pair, pair, self.summed)
         if prefers_forming(terms, size):
             return super().measure()
         source, make = self.left, tf.convert_to_tensor

@@ -61,22 +61,6 @@ class Norms(NamedTuple):
     bounds: tf.Tensor
 
 
-class Lengths(NamedTuple):
-    """Lengths of the vectors whose outer product is an example's gradient.
-
-    The bounds for all these vectors of a model are computed together, which takes far
-    fewer operations than one after the other.
-
-    Attributes:
-      roots: the measured length of each vector, [B] float32.
-      lost: for each vector, an upper bound on what underflow takes from its squared
-        length.
-    """
-
-    roots: Sequence[tf.Tensor]
-    lost: Sequence[float]
-
-
 def accelerator() -> bool:
     """Returns whether XLA compiles the current trace for an accelerator such as a GPU.
 
@@ -133,10 +117,9 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
     Returns:
       Norms [...].
     """
-    size = tensor.shape[-1]
+    size, block = tensor.shape[-1], _block(tensor)
     # XLA fuses conversion, square and sum. Without XLA, each of them reads all entries.
-    block = None if traced_under_xla() or size is None else _block(size)
-    if block is None:
+    if not block:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
         return Norms(squared, squared * (1.0 + 2.0**-20))
     if block < size:
@@ -150,50 +133,48 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
     return Norms(squared, squared * (1.0 + ROUNDING) + size * _TINY)
 
 
-def _block(size: int) -> int | None:
-    """Returns the largest divisor of `size` up to `_BLOCK`; None if it is small."""
+def _block(tensor: tf.Tensor) -> int:
+    """Returns how many entries of the last axis one operation squares and adds.
+
+    This is the largest divisor of the axis up to `_BLOCK`; or 0 if another way is faster.
+    """
+    size = tensor.shape[-1]
+    if traced_under_xla() or not size:
+        return 0
     block = next(n for n in range(min(size, _BLOCK), 0, -1) if size % n == 0)
-    return block if block >= min(size, 32) else None
+    return block if block >= min(size, 32) else 0
 
 
-def of_outer_products(*vectors: tf.Tensor) -> Norms | Lengths:
-    """Computes the norms of gradients l rᵀ as |l| |r|, without cancellation.
+def all_norms(gradients: Sequence[Norms | tuple[tf.Tensor, ...]]) -> list[Norms]:
+    """Computes the norms of the gradients of several variables.
+
+    The norms of vectors are computed together: fewer operations take less time to trace
+    and to start.
 
     Args:
-      *vectors: l [B, I] and r [B, O]; or a gradient [B, n] by itself.
+      gradients: for each variable, the norms; or the vectors l [B, I] and r [B, O] of
+        gradients l rᵀ, whose norm is |l| |r| without cancellation; or a tuple of the
+        gradients [B, n] themselves.
 
     Returns:
-      Norms [B]; or the lengths of the vectors, from which `all_norms` computes them.
+      Norms [B].
     """
-    sizes = [vector.shape[-1] for vector in vectors]
-    if not traced_under_xla() and all(n and _block(n) == n for n in sizes):
-        roots = [tf.math.reduce_euclidean_norm(vector, -1) for vector in vectors]
-        return Lengths(roots, [n * _TINY for n in sizes])
-    return _products([of_last_axis(vector) for vector in vectors])
+    vectors = [v for each in gradients if not isinstance(each, Norms) for v in each]
+    together = [vector for vector in vectors if _block(vector) == vector.shape[-1]]
+    norms: dict[int, Norms] = {}
+    if together:
+        roots = [tf.math.reduce_euclidean_norm(vector, -1) for vector in together]
+        squared = tf.square(tf.cast(tf.stack(roots), tf.float64))
+        lost = tf.constant([[v.shape[-1] * _TINY] for v in together], tf.float64)
+        bounds = squared * (1.0 + ROUNDING) + lost
+        pairs = map(Norms, tf.unstack(squared), tf.unstack(bounds))
+        norms = dict(zip(map(id, together), pairs))
 
+    def of_product(vectors: Sequence[tf.Tensor]) -> Norms:
+        each = [norms.get(id(vector)) or of_last_axis(vector) for vector in vectors]
+        return Norms(*(functools.reduce(operator.mul, parts) for parts in zip(*each)))
 
-def all_norms(parts: Sequence[Norms | Lengths]) -> list[Norms]:
-    """Returns the norms of several gradients, each given by norms or by lengths."""
-    lengths = [part for part in parts if isinstance(part, Lengths)]
-    if not lengths:
-        return list(parts)
-    roots = tf.stack([root for each in lengths for root in each.roots])
-    lost = [[number] for each in lengths for number in each.lost]
-    squared = tf.square(tf.cast(roots, tf.float64))
-    bounds = squared * (1.0 + ROUNDING) + tf.constant(lost, tf.float64)
-    vectors = map(Norms, tf.unstack(squared), tf.unstack(bounds))
-    return [
-        part
-        if isinstance(part, Norms)
-        else _products([next(vectors) for _ in part.roots])
-        for part in parts
-    ]
-
-
-def _products(vectors: Sequence[Norms]) -> Norms:
-    """Returns the norms of outer products, from the norms of their vectors."""
-    squared, bounds = (functools.reduce(operator.mul, each) for each in zip(*vectors))
-    return Norms(squared, bounds)
+    return [g if isinstance(g, Norms) else of_product(g) for g in gradients]
 
 
 def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:

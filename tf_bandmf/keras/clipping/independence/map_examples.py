@@ -17,38 +17,36 @@ from tf_bandmf.keras.compat.vectorizing import vectorized_map
 VECTORIZABLE = frozenset(
     (
         # Arguments, constants and weights.
-        "Const Placeholder ReadVariableOp Identity IdentityN StopGradient PreventGradient "
-        "NoOp Shape ShapeN Size ZerosLike OnesLike Fill Range "
+        "Const Placeholder ReadVariableOp Identity IdentityN StopGradient "
+        "PreventGradient NoOp Shape ShapeN Size ZerosLike OnesLike Fill Range "
         "_EagerConst PlaceholderWithDefault "
         # Elementwise operations.
         "Abs Add AddN AddV2 Atan Atan2 BiasAdd BitwiseAnd BitwiseOr BitwiseXor "
-        "BroadcastArgs "
-        "BroadcastTo Cast Ceil ClipByValue Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal "
-        "Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Inv "
-        "IsFinite "
-        "IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p "
-        "LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NotEqual Pow "
-        "RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Round "
-        "Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh "
+        "BroadcastArgs BroadcastTo Cast Ceil ClipByValue Cos Cosh Digamma Div "
+        "DivNoNan Elu EluGrad Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod "
+        "Greater GreaterEqual Inv IsFinite IsInf IsNan LeakyRelu LeakyReluGrad "
+        "LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr "
+        "Maximum Minimum Mod Mul MulNoNan Neg NotEqual Pow RealDiv Reciprocal "
+        "ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Round Rsqrt "
+        "RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh "
         "Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square "
-        "SquaredDifference "
-        "Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlogy "
+        "SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlogy "
         # Operations along axes of one example.
-        "All Any ArgMax ArgMin BroadcastGradientArgs Cumprod Cumsum LogSoftmax Max Mean "
-        "Min "
-        "Prod Softmax Sum "
+        "All Any ArgMax ArgMin BroadcastGradientArgs Cumprod Cumsum LogSoftmax Max "
+        "Mean Min Prod Softmax Sum "
         # Shapes.
         "ConcatV2 ExpandDims Pack Pad Reshape ReverseV2 Slice Split SplitV Squeeze "
         "StridedSlice StridedSliceGrad Tile Transpose Unpack "
         # Matrix products, and operations on images.
-        "AvgPool AvgPoolGrad BatchMatMulV2 BatchMatMulV3 BatchMatMul BiasAddGrad Conv2D "
-        "Conv2DBackpropFilter Conv2DBackpropInput DepthwiseConv2dNative "
-        "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum "
-        "L2Loss "
-        "MatMul MaxPool MaxPoolGrad MatrixBandPart SpaceToBatchND BatchToSpaceND "
+        "AvgPool AvgPoolGrad BatchMatMulV2 BatchMatMulV3 BatchMatMul BiasAddGrad "
+        "Conv2D Conv2DBackpropFilter Conv2DBackpropInput DepthwiseConv2dNative "
+        "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput "
+        "Einsum L2Loss MatMul MaxPool MaxPoolGrad MatrixBandPart SpaceToBatchND "
+        "BatchToSpaceND "
         # Random draws, with separate seeds for each example.
         "StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniformV2 "
-        "StatelessRandomNormalV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 "
+        "StatelessRandomNormalV2 StatelessTruncatedNormalV2 "
+        "StatelessRandomUniformIntV2 "
         # Classes.
         "OneHot SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits"
     ).split()

@@ -25,8 +25,8 @@ from tf_bandmf.keras.compat.graphs import nodes_of, op_def_registry, origin
 _READS = frozenset(
     "AnonymousHashTable Assert Case CheckNumerics CheckNumericsV2 Empty HashTableV2 If "
     "LookupTableFindV2 LookupTableSizeV2 PrintV2 ReadVariableOp ResourceGather "
-    "ResourceGatherNd "
-    "SentencepieceOp SentencepieceTokenizeOp SentencepieceTokenizeWithOffsetsOp "
+    "ResourceGatherNd SentencepieceOp SentencepieceTokenizeOp "
+    "SentencepieceTokenizeWithOffsetsOp "
     "StatefulPartitionedCall StatelessRandomGetAlg VarHandleOp VarIsInitializedOp "
     "VariableShape While WordpieceTokenizeWithOffsets _Arg _Retval".split()
 )

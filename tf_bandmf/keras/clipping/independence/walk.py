@@ -51,8 +51,8 @@ class Walk:
       size: the batch size, a number that occurs nowhere else in the model.
       alone: layers that run on one example at a time.
       units: the layers whose calls are recorded.
-      like: None; or a `Walk` with another batch size. The new log must be equal to its
-        log, and layers that give each example its own row are not run again.
+      like: None; or the log of a `Walk` with another batch size. The new log must be
+        equal to it.
     """
 
     def __init__(
@@ -60,14 +60,9 @@ class Walk:
         size: int,
         alone: Sequence[Any],
         units: Sequence[Any] = (),
-        like: Walk | None = None,
+        like: Sequence[Any] | None = None,
     ) -> None:
-        self.size = size
-        self.like = None if like is None else like.log
-        # The results of layers that give each example its own row, in order; None for
-        # a layer in which operations were logged.
-        self._results: list[Any] = []
-        self._earlier = iter(() if like is None else like._results)
+        self.size, self.like = size, like
         self.units = {id(unit.layer): unit for unit in units}
         # Recorded calls to layers, in the order in which they start.
         self.calls: list[CallShape] = []
@@ -120,10 +115,7 @@ class Walk:
         return tuple(size if n is None else n for n in tensor.shape)
 
     def run(self, model: Any, x: Any, training: bool = True) -> Any:
-        """Calls a model on symbolic tensors, as in training or evaluation.
-
-        Call this method in the context `symbolic_backend`.
-        """
+        """Calls a model on symbolic tensors, as in training or evaluation."""
         with self._hooks(all_layers(model)), keras.StatelessScope():
             return run_model(model, x, training)
 
@@ -154,6 +146,10 @@ class Walk:
             # `x.shape` lacks the batch size.
             (keras.ops, "shape", _if_symbolic(self.shape)),
             (keras_operations.ops, "shape", _if_symbolic(self.shape)),
+            *(
+                (module, name, _if_symbolic(operation))
+                for module, name, operation in keras_operations.of_the_backend()
+            ),
         ]
         with all_patched(hooks), context.eager_mode():
             yield
@@ -169,7 +165,7 @@ class Walk:
         if self.like is not None and list(self.like[place : place + 1]) != [entry]:
             # Do not compare the calls that follow: the layer that is running now will
             # be executed on single examples, and the model will be analyzed again.
-            self.like, self._earlier = None, iter(())
+            self.like = None
             raise Mixes("computes with the number of examples in the batch")
 
     # Operations.
@@ -276,15 +272,11 @@ class Walk:
                 setattr(tensor, MASK, placed(getattr(spec, MASK)))
             return tensor
 
-        outputs, logged = next(self._earlier, None), len(self.log)
-        if outputs is None:
-            # TensorFlow finds out the shapes and dtypes of the results.
-            with FuncGraph("shapes").as_default(), keras.StatelessScope():
-                args, kwargs = keras.tree.map_structure(given, (args, kwargs))
-                outputs = original(*args, **kwargs)
-        outputs = keras.tree.map_structure(placed, outputs)
-        self._results.append(outputs if len(self.log) == logged else None)
-        return outputs
+        # TensorFlow finds out the shapes and dtypes of the results.
+        with FuncGraph("shapes").as_default(), keras.StatelessScope():
+            args, kwargs = keras.tree.map_structure(given, (args, kwargs))
+            outputs = original(*args, **kwargs)
+        return keras.tree.map_structure(placed, outputs)
 
     # Recorded calls.
 
@@ -363,14 +355,6 @@ class Walk:
         count = tensors[0].shape[1] if given["return_all_outputs"] else 1
         outputs = keras.ops.repeat(keras.ops.expand_dims(output, 1), count, 1)
         return output, outputs, states
-
-
-def symbolic_backend() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which backend functions that layers call take symbols."""
-    return all_patched(
-        (module, name, _if_symbolic(operation))
-        for module, name, operation in keras_operations.of_the_backend()
-    )
 
 
 def _not_told_apart(layer: Any) -> Mixes:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit, find_units
 from tf_bandmf.keras.clipping.independence.places import ROWS, CallShape, Mixes
-from tf_bandmf.keras.clipping.independence.walk import Walk, symbolic_backend
+from tf_bandmf.keras.clipping.independence.walk import Walk
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
@@ -54,12 +54,11 @@ def structure_of(
       UnsupportedModelError: if code outside of layers mixes examples of a batch, or the
         gradients of single examples for a layer cannot be told apart.
     """
-    with symbolic_backend():
-        for sizes in _SIZES:
-            try:
-                return _tried(model, x, variables, training, sizes)
-            except Mixes as error:
-                mixed = error
+    for sizes in _SIZES:
+        try:
+            return _tried(model, x, variables, training, sizes)
+        except Mixes as error:
+            mixed = error
     layer = mixed.layer or model
     where = f"layer {layer.name!r} ({type(layer).__name__})"
     if layer is model:
@@ -89,7 +88,7 @@ def _tried(
             return Structure(tuple(alone), units, (CallShape(model, of_inputs),))
         walks: list[Walk] = []
         for size in sizes:
-            walks.append(Walk(size, alone, units, walks[0] if walks else None))
+            walks.append(Walk(size, alone, units, walks[0].log if walks else None))
             outputs = _run(walks[-1], model, x, training)
             if walks[-1].alone != alone:
                 break

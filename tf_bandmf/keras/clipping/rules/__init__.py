@@ -8,9 +8,8 @@ import keras
 from tf_bandmf.keras.clipping.rules.base import LayerCall as LayerCall
 from tf_bandmf.keras.clipping.rules.base import Rule as Rule
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
-from tf_bandmf.keras.clipping.rules.dense import DenseRule
+from tf_bandmf.keras.clipping.rules.dense import DenseRule, MaskedLMHeadRule
 from tf_bandmf.keras.clipping.rules.embedding import EmbeddingRule
-from tf_bandmf.keras.clipping.rules.hub import MaskedLMHeadRule
 from tf_bandmf.keras.clipping.rules.kernel_functions import KernelFunctionRule
 from tf_bandmf.keras.clipping.rules.normalization import NormalizationRule
 from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule as PerExampleRule

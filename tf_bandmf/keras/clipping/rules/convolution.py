@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -126,16 +126,14 @@ class Convolved(Factor):
             reached.append(last)
         if any(not isinstance(n, int) or n for pair in paddings for n in pair):
             inputs = tf.pad(inputs, [*paddings, (0, 0)])
-        sizes = tf.stack([-1, *reached, -1])
-        is_dense = set(layer.strides) == {1}
-
-        def reached_from(starts: Sequence[int]) -> tf.Tensor:
-            if is_dense:  # takes half as many operations
-                return tf.slice(inputs, [0, *starts, 0], sizes)
-            ends = map(operator.add, starts, reached)
-            return inputs[(slice(None), *map(slice, starts, ends, layer.strides))]
-
-        slices = list(map(reached_from, itertools.product(*axes)))
+        starts = list(itertools.product(*axes))
+        if set(layer.strides) == {1}:  # a slice takes half as many operations
+            sizes = tf.stack([-1, *reached, -1])
+            slices = [tf.slice(inputs, [0, *each, 0], sizes) for each in starts]
+        else:
+            ends = [map(operator.add, each, reached) for each in starts]
+            parts = [map(slice, *pair, layer.strides) for pair in zip(starts, ends)]
+            slices = [inputs[(slice(None), *part)] for part in parts]
         return slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
 
     def instantiate(self) -> tf.Tensor:

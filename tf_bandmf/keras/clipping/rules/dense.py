@@ -1,4 +1,4 @@
-"""Norm rule of `Dense` and `EinsumDense`.
+"""Norm rules of `Dense` and `EinsumDense`, and of the bias of a KerasHub layer.
 
 A kernel with an adapter (LoRA) is W + s A B with a frozen W (Hu et al., 2021,
 arXiv:2106.09685), so x (W + s A B) = x W + s (x A) B. Let g be the gradient of the
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, of_spread
 from tf_bandmf.keras.clipping.rules.products import Equation, parsed, product
-from tf_bandmf.keras.compat.keras_objects import kernel_of, tensorflow_value
+from tf_bandmf.keras.compat.keras_objects import bias_of, kernel_of, tensorflow_value
 
 
 class DenseRule(PreActivationRule):
@@ -53,6 +53,25 @@ class DenseRule(PreActivationRule):
         if _adapter_of(layer):
             factors.update(_of_adapter(layer, equation, inputs, gradient))
         return factors
+
+
+class MaskedLMHeadRule(PreActivationRule):
+    """The rule for the bias of KerasHub's `MaskedLMHead`.
+
+    The inner layers have other rules. The class is recognized by its full name, so
+    KerasHub is never imported. Privacy does not depend on whether the layer computes what
+    the rule assumes, since clipping uses the norm of the gradients that are actually
+    summed.
+    """
+
+    kinds = ("keras_hub.src.layers.modeling.masked_lm_head.MaskedLMHead",)
+    opens = True
+
+    def weights(self, layer: Any) -> Sequence[Any]:
+        return (bias_of(layer),)
+
+    def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+        return of_spread(bias_of(call.layer), gradient)
 
 
 def _spelled(layer: Any) -> str:
