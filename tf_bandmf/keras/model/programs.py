@@ -184,7 +184,7 @@ class Programs:
         """Returns scales and a seed of zeros, to call `clip` outside of a step."""
         return self._scales and list(self._scales()), tf.zeros([2], tf.int32)
 
-    def _try_on_made_up(self, contents: Contents, size: int | None) -> None:
+    def _try_on_made_up(self, contents: Contents, size: int | None = None) -> None:
         """Clips made-up examples, and sets `_nothing`.
 
         `_nothing` has the shapes and dtypes of the result, and stands for an example that

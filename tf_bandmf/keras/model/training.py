@@ -512,6 +512,8 @@ class PrivateTraining(BuiltBefore, _Model):
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Loads weights as Keras does; the run's statement then mentions it."""
+        if self.built and isinstance(self.optimizer, PrivateOptimizer):
+            preparation.build(self)  # The file may contain the optimizer's variables.
         super().load_weights(*args, **kwargs)
         self._training.were_loaded = True
 
