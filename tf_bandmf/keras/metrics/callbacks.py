@@ -68,8 +68,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
             leaves = tf.nest.flatten(self._data)
             kinds = [f"{x.dtype}{x.shape}" for x in leaves if hasattr(x, "shape")]
             raise ValueError(
-                f"x and y cannot be evaluated, found {', '.join(kinds)}. Give one target "
-                f"for each input, and classes as numbers. Nothing was trained. {error}"
+                f"The model cannot be evaluated on x and y ({', '.join(kinds)}). Give one "
+                f"target per input, and classes as numbers. Nothing was trained. {error}"
             ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -23,7 +23,8 @@ from tf_bandmf import workloads
 from tf_bandmf.keras.clipping.tensors.batches import OUTCOMES
 from tf_bandmf.planning.plan import Plan
 
-# Outcomes of an example. The first one, "used", is not counted: it has the rest.
+# The outcomes that are counted. The first outcome, "used", is not counted: all examples
+# without another outcome have it.
 COUNTED = OUTCOMES[1:]
 # `sentence` mentions a share only if it is at least `_CLEARLY` times its noise, and at
 # least `_WORTH_SAYING`.
@@ -81,8 +82,8 @@ class Counts:
         self._variable: Any = None
         if share:
             weight = np.float32(plan.l2_norm_clip * math.sqrt(share / (1.0 - share)))
-            # Rounded down, so that the norm never exceeds the norm that the noise is
-            # calibrated for.
+            # The weight is rounded down, so that the norm of an example's contribution
+            # never exceeds the bound for which the noise is calibrated.
             self._weight = float(np.nextafter(weight, np.float32(0.0)))
 
     def keep_in(self, optimizer: Any) -> None:
@@ -99,7 +100,14 @@ class Counts:
             )
 
     def coordinates(self, outcomes: tf.Tensor) -> list[tf.Tensor]:
-        """Coordinates for a step's sum: [] without counts, else one float32 [size]."""
+        """Returns what a batch adds to the counts of a step, as coordinates of its sum.
+
+        Args:
+          outcomes: for each example, the index of its outcome in `OUTCOMES`.
+
+        Returns:
+          A list of one float32 tensor of shape [size]; empty if the plan has no counts.
+        """
         if not self.size:
             return []
         each = tf.one_hot(outcomes - 1, self.size, self._weight, 0.0)

@@ -134,7 +134,9 @@ def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
       Float64, shape [M].
 
     Raises:
-      InvalidArgumentError, LedgerError: see `Run.check`.
+      InvalidArgumentError: if the optimizer was restored without its private state, a
+        step was interrupted, or something else changed the weights.
+      LedgerError: if the run has ended.
       ValueError: if the run has taken no step, or no evaluation is left.
     """
     measured = run.plan.measurements

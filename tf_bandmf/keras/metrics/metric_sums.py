@@ -70,7 +70,11 @@ def sums_of(
 
 
 def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
-    """The result of `function_of`, cached until something that it depends on changes."""
+    """Returns the compiled function that sums `metrics` over a batch, cached.
+
+    A new one is compiled when the metrics, the loss, the layers, the weights, or the
+    shapes or dtypes of the batch change.
+    """
     state = model._training
     specs = tf.nest.map_structure(lambda t: (t.shape[1:], t.dtype), batch)
     parts = [*metrics, compile_loss(model), *model.weights, *all_layers(model)]
@@ -204,5 +208,6 @@ def _bounded(
 
 def _on_grid(vectors: tf.Tensor) -> tf.Tensor:
     """Vectors as int64 multiples of 2^-30, rounded towards zero."""
-    # The factor covers rounding errors of the norm, which are smaller than 2^-40.
+    # Because of rounding errors, a norm may exceed its bound by a factor of less than
+    # 1 + 2^-40. The factor 1 - 2^-40 makes up for that.
     return tf.cast(vectors * (_GRID * (1.0 - 2.0**-40)), tf.int64)

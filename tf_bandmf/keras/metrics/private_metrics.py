@@ -37,12 +37,13 @@ class Rows:
 
 
 class PrivateMetric(abc.ABC):
-    """A metric of a data set as a function of a noisy sum over its records.
+    """A metric that is computed from a noisy sum of vectors, one for each record.
 
     Attributes:
       name: name in the results.
-      size: size of the vectors.
-      bad: a finite value, used for every coordinate if a record's vector has a NaN.
+      size: number of coordinates of each record's vector.
+      bad: a finite value; if a record's vector has a NaN or an infinity, all its
+        coordinates are set to this value.
     """
 
     name: str
@@ -79,7 +80,7 @@ class _Mean(PrivateMetric):
 
     @abc.abstractmethod
     def values(self, rows: Rows) -> tf.Tensor:
-        """The numbers, [B]; they are clipped to [0, bound]."""
+        """Returns each record's number, [B]; the caller clips it to [0, bound]."""
 
     def vectors(self, rows: Rows) -> tf.Tensor:
         values = tf.cast(self.values(rows), tf.float64) / self.bound
@@ -116,7 +117,8 @@ class PrivateAccuracy(_Mean):
     def values(self, rows: Rows) -> tf.Tensor:
         y, y_pred = _only(rows.y, "targets"), _only(rows.y_pred, "outputs")
         if y_pred.shape.rank == 1 or y_pred.shape[-1] == 1:
-            # These are two classes; the output of the first is the threshold.
+            # There are two classes. The threshold serves as the output of the first, so
+            # `argmax` predicts the second if its output is larger.
             rank = max(y_pred.shape.rank - 1, 1)
             y = tf.cast(_flat(y, rank), tf.float64) > 0.5
             second = tf.cast(_flat(y_pred, rank), tf.float64)

@@ -1,9 +1,10 @@
 """Warnings that `fit` gives before it spends the budget, and settings that it refuses.
 
-The warnings concern settings that waste the budget, or that act on private data.
+The warnings concern settings that waste the budget, and callbacks that act on exact
+metrics of private data.
 
-Warnings and refusals depend only on the plan and on the model's settings and shapes.
-They use no value of a record, except the labels that `plan.batches` inspected.
+All checks here depend only on the plan and on the model's settings and shapes. They use
+no value of a record, except the labels that `plan.batches` inspected.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _of_sgd(model: Any) -> Iterator[str]:
     steps = np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
     rates, planned = _rates(inner, steps), workload.learning_rates
     if not np.any(rates):
-        return  # at learning rate 0, no weight changes
+        return  # With a learning rate of 0, no weight changes.
     momentum, is_constant = float(inner.momentum), np.ptp(rates) == 0.0
     decay = 1.0 - float(np.mean(rates)) * float(inner.weight_decay or 0.0)
     differs: list[str] = []

@@ -96,7 +96,9 @@ def make_private(
         model.__class__ = chosen
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
-            model.optimizer = optimizer  # The private class unwraps it.
+            # The private class takes a PrivateOptimizer out of a LossScaleOptimizer when
+            # this attribute is set.
+            model.optimizer = optimizer
             if not isinstance(model.optimizer, PrivateOptimizer):
                 steps = keras.ops.convert_to_numpy(optimizer.iterations)
                 model._training.plain_steps += int(steps)
@@ -149,7 +151,7 @@ def _again(model: keras.Model) -> keras.Model:
         f"to_plain(model, into=plain). {type(model).__name__}"
     )
     if plain_class is None:
-        raise TypeError(f"{advice} was private from the beginning.")
+        raise TypeError(f"{advice} has no plain class to recreate.")
     if model.built and plain_class in (keras.Sequential, Functional):
         return cloned(model)
     try:
@@ -200,7 +202,8 @@ def _copy_state(model: keras.Model, plain: keras.Model) -> None:
         [each for each in _layers(one) if hasattr(each, "save_assets")]
         for one in (model, plain)
     )
-    # `into` may have different preprocessing layers, which keep their vocabularies.
+    # If the plain model has different preprocessing layers, they keep their own
+    # vocabularies.
     if [type(layer) for layer in layers] == [type(other) for other in others]:
         for layer, other in zip(layers, others):
             with tempfile.TemporaryDirectory() as folder:

@@ -3,8 +3,8 @@
 Under `MinSep`, the caller makes the batches and guarantees their min separation. Little
 can be checked then: only the caller knows which example is in which batch, and a
 `tf.data.Dataset` may silently change its order from one pass to the next. But the
-length of a pass is often known. It is the average number of steps after which an
-example participates again.
+number of steps in a pass is often known, and this is the average number of steps after
+which an example participates again.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def check_passes(
     if not (isinstance(data, tf.data.Dataset) and isinstance(participation, MinSep)):
         return
     length = int(data.cardinality())
-    if length < 1:  # infinite or unknown
-        return
+    if length < 1:
+        return  # The length is infinite or unknown.
     epochs = fit_arguments.get("epochs", 1) - fit_arguments.get("initial_epoch", 0)
     steps = (fit_arguments.get("steps_per_epoch") or length) * epochs
     passes = -(-steps // length)

@@ -55,7 +55,12 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, batch: Any) -> Contents:
-        """Returns the parts of a batch, or of its specs, that `given` has restored."""
+        """Returns the parts of a batch.
+
+        Args:
+          batch: a batch as the caller passed it to Keras, or its specs; for other forms,
+            call `given` first.
+        """
         if not batches_lib.is_scheduled_batch(batch):
             return cls(*keras.utils.unpack_x_y_sample_weight(batch))
         x, y, weight, rows, shares = (batch.get(key) for key in CONTENT)
@@ -110,8 +115,8 @@ def build(model: Any, data: Any = None) -> None:
 def build_model(model: Any, data: Any = None) -> None:
     """Creates the weights; refuses models that mix the examples of a batch."""
     if not model.built and data is not None:
-        # Calls the model on made-up rows, because its `call` is the user's code, which
-        # could store its inputs.
+        # The model is called on made-up rows, because its `call` is the user's code,
+        # which could store its inputs.
         rows = made_up(Contents.of(data).by_row(), EXAMPLES)
         model(rows[0], training=False)
     check_supported(model)

@@ -55,7 +55,7 @@ def of_adapted(used: Iterable[Any]) -> tuple[str, ...]:
 
 
 class KerasDialect:
-    """Calls Keras layers on one example, with seeds that follow from its seed."""
+    """Calls Keras layers on one example, with seeds that follow from the example's seed."""
 
     def adapt(self, function: Any) -> Callable[..., Any] | None:
         """Returns a layer as a function of one example; None for any other object."""
@@ -76,8 +76,8 @@ class KerasDialect:
         if inspect.isfunction(function):
             try:
                 names = inspect.getclosurevars(function)
-            except ValueError:  # a name that the function uses has no value yet
-                return ()
+            except ValueError:
+                return ()  # A name that the function uses has no value yet.
             used = [*names.nonlocals.values(), *names.globals.values()]
         return of_adapted(used)
 

@@ -1,10 +1,12 @@
 """Trains a private model in one call; returns the model and its privacy statement.
 
-fitted = tf_bandmf.keras.fit_privately(
-model, x, y, epsilon=4, delta=1e-6, epochs=10, loss="mse"
-)
-fitted.model.save("released.keras")
-print(fitted.statement)
+For example:
+
+    fitted = tf_bandmf.keras.fit_privately(
+        model, x, y, epsilon=4, delta=1e-6, epochs=10, loss="mse"
+    )
+    fitted.model.save("released.keras")
+    print(fitted.statement)
 """
 
 from __future__ import annotations
@@ -89,8 +91,7 @@ def fit_privately(
     yourself, pass a `plan` of `tf_bandmf.plan`, a custom optimizer, or both.
 
     Each row of x is one privacy unit: the guarantee hides the data of one row. Inputs
-    and targets should have values of about
-    1: divide them by public scales.
+    and targets should have values of about 1: divide them by public scales.
 
     Args:
       model: built or not, compiled or not. It is made private in place.
@@ -136,11 +137,12 @@ def fit_privately(
         )
     optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
     compiling = _compiling(model, loss, metrics)
-    if y is None and _are_arrays(x):  # other data contain their targets
+    if y is None and _are_arrays(x):  # Data of other types contain their targets.
         raise ValueError(
             "y is missing: fit_privately(model, x, y, ...). For an autoencoder, y is x."
         )
-    _build(model, x)  # comes before the advice, which takes seconds
+    # These checks come first, because the advice takes seconds.
+    _build(model, x)
     check_inputs(model, x)
     num_weights = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     advice = None
@@ -162,7 +164,8 @@ def fit_privately(
         optimizer = keras.optimizers.get({"class_name": optimizer, "config": arguments})
     batches = plan.batches(x, y, sample_weight)
     make_private(model, microbatch_size=microbatch_size)
-    released = to_plain(model)  # made here, so that it fails before training if at all
+    # If the model cannot be converted, `to_plain` raises here, before training.
+    released = to_plain(model)
     private = PrivateOptimizer(optimizer, plan, additional_run=additional_run)
     model.compile(private, **compiling)
     history = model.fit(batches, epochs=plan.epochs, verbose=verbose, **fit_arguments)

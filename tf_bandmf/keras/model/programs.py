@@ -9,10 +9,11 @@
 Programs 0 to 2 change neither the weights nor the step counter, so a step that is
 interrupted before `update` is repeated.
 
-No record stops a step. If a record makes `clip` raise, each example of the
-batch runs by itself, and those that raise contribute zero (invariants 5 and 18). If
-`clip` raises for made-up examples, the model or the loss has a mistake, and training
-stops with an error before the first step. A metric that raises becomes NaN.
+No record can stop a step with an error. If a record makes `clip` raise, each example of
+the batch runs by itself, and those that raise contribute zero (invariants 5 and 18 in
+`docs/guarantee.md`). If `clip` raises for made-up examples, the model or the loss has a
+mistake, and training stops with an error before the first step. A metric that raises
+becomes NaN.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Programs:
         # How the model keeps its examples apart; set only while `_prepare` runs.
         self._structure: Any = None
 
-    # A step.
+    # Methods that take a step.
 
     def step(self, batch: Any, spec: Any = None) -> dict[str, Any]:
         """Takes one step of the plan.
@@ -312,7 +313,7 @@ class Programs:
         """
         self._reseed(seed)
         clipped = self.clipped(contents, scales)
-        # Padding follows the examples.
+        # Padding follows the examples, so the first `count` outcomes are theirs.
         outcomes = clipped.outcomes[: contents.count] if self._run.counts.size else ()
         counts = self._run.counts.coordinates(outcomes)
         return clipped._replace(sums=[*clipped.sums, *counts], outcomes=())

@@ -145,7 +145,7 @@ class PrivateTraining(BuiltBefore, _Model):
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         callbacks, run = kwargs.get("callbacks"), optimizer.run
         is_schedule = isinstance(x, BatchSchedule)
-        # Reads a batch from the stream only if one is needed to build the model.
+        # A stream is read here only if a batch is needed to build the model.
         if self.built or is_distributed(self) or is_schedule:
             self._prepare(x)
         if private_state is not None:
@@ -166,8 +166,8 @@ class PrivateTraining(BuiltBefore, _Model):
         cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
         fit_data.check_validation(self, kwargs)
         if self._settings.tables != DENSE:
-            # Comes before the caller's callbacks, which therefore see released tables
-            # at the end of an epoch.
+            # This callback comes before the caller's, which therefore see released
+            # tables at the end of an epoch.
             releases = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: self.release()
             )
@@ -273,9 +273,8 @@ class PrivateTraining(BuiltBefore, _Model):
 
         This takes one step of the plan, with the same checks as in `fit`.
         Post-processing the gradients costs no privacy: `noisy.map(function)` changes
-        them, and
-        `apply_noisy(noisy, update)` applies them by a custom rule. They must be applied
-        before the next step.
+        them, and `apply_noisy(noisy, update)` applies them by a custom rule. They must
+        be applied before the next step.
 
         Args:
           batch: a batch of `plan.batches`; under `MinSep`, `(x, y)` or
@@ -308,10 +307,10 @@ class PrivateTraining(BuiltBefore, _Model):
                 optimizer.run.close_seal()
         return NoisyGradients(noisy, step, optimizer)
 
-    # A step.
+    # The training step.
 
     def train_step(self, data: Any) -> NoReturn:
-        """Raises RuntimeError, because Python calls the programs of a private step."""
+        """Raises RuntimeError: a private step consists of programs that Python calls."""
         raise RuntimeError(
             "A private model has no train_step: train it by model.fit or "
             "model.train_on_batch, or in a loop of your own by model.private_gradients."
@@ -345,7 +344,7 @@ class PrivateTraining(BuiltBefore, _Model):
                 raise StopIteration
             return logs
 
-        # Replaces any other train function, whose steps would not be private.
+        # This replaces any other train function, whose steps would not be private.
         self.train_function = in_turn
         return in_turn
 
@@ -544,7 +543,7 @@ class PrivateTraining(BuiltBefore, _Model):
             return super().save(path, *args, **kwargs)
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """Saves the weights as Keras does; see `save`."""
+        """Saves the weights as Keras does, with the same additions as `save`."""
         with self._recorded(filepath, args, kwargs) as path:
             return super().save_weights(path, *args, **kwargs)
 

@@ -233,10 +233,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         """Creates the inner optimizer's variables and a new noise key.
 
         Raises:
-          NotImplementedError: if the clipping scales gradients and there are several
-            replicas.
-          ValueError: if the clipping has groups, and a variable belongs to none of
-            them.
+          NotImplementedError: if `clipping` scales coordinates of gradients, and there
+            are several replicas.
+          ValueError: if `clipping` divides the variables into groups, and a variable
+            belongs to none of them.
           MemoryError: if the noise needs more memory than the machine has.
         """
         if self.built:

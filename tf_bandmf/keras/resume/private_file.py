@@ -161,7 +161,8 @@ class PrivateFile(Secret):
                 f"and these weights are of step {step}. Resume from the newest "
                 f"checkpoint."
             )
-        # The noise of the steps in between is drawn again, to restore the noise buffer.
+        # The noise of the steps from `start` to `step` is drawn again, to restore the
+        # noise buffer.
         start, buffer = (kept, self._arrays["buffer"]) if kept <= step else (0, None)
         if not run.noising.generator.memory_vectors:
             start = step
@@ -178,7 +179,7 @@ class PrivateFile(Secret):
         return schedule
 
     def _read(self) -> HiddenArray:
-        """Reads the file; returns the points of recorded steps, 0 for other steps."""
+        """Reads the file; returns each step's point, int64, or 0 if it is not recorded."""
         try:
             content, entries = self._file.read()
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:

@@ -197,7 +197,7 @@ def _watch(run: Run, digests: Iterable[int], step: int) -> None:
     for digest in digests:
         last, count = run.returned.get(digest, (-math.inf, 0))
         if step == last:
-            continue  # A step that was interrupted is repeated.
+            continue  # The step was interrupted, and is repeated with the same batch.
         run.returned[digest] = step, count + 1
         if step - last < use.min_separation or count >= most:
             text = RETURNED.format(use=use)
@@ -230,12 +230,15 @@ class Record(NamedTuple):
 
 
 _RECORDS: dict[str, Record] = {}
-# The notes of each run; see `Run.note`.
+# For each run, what `Run.note` recorded: private evaluations and releases of tables.
 _NOTES: Any = collections.defaultdict(lambda: collections.defaultdict(set))
 
 
 def notes_of(run: Run) -> dict[str, set[Any]]:
-    """Returns a run's notes, which its models in this process share; see `Run.note`."""
+    """Returns the records of a run's private evaluations and releases of tables.
+
+    All models of the run in this process share them (see `Run.note`).
+    """
     # Runs with the same test seed have the same key, but do not share notes.
     is_test = run.plan.test_seed is not None
     return collections.defaultdict(set) if is_test else _NOTES[run.name]

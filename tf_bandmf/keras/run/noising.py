@@ -20,17 +20,19 @@ from tf_bandmf.noise.digests import keyed_digest
 from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.planning.plan import Plan
 
-_PHILOX = 1  # the code of the Philox algorithm in TensorFlow's random operations
+# The code of the Philox algorithm in TensorFlow's random operations.
+_PHILOX = 1
 # The number of `Noising` objects that a process keeps for later runs.
 _MOST = 2
 SHARED: dict[Any, Noising] = {}
 
 
 class Stored(NamedTuple):
-    """The variables from which a run's noise is computed; see `SecretState`. Secret.
+    """The secret variables of a `SecretState`, from which a run's noise is computed.
 
     Attributes:
-      points: the points of the run's steps, int64, shape [num_steps].
+      points: for each step, the digest to which its noise is bound, int64, shape
+        [num_steps].
       buffer: vectors that the noise generator keeps between steps, float32, shape
         [memory_vectors, num_parameters].
       digest_key: key of the digests of sums, int64.
@@ -46,7 +48,7 @@ class Stored(NamedTuple):
         return "Stored(<secret>)"
 
     def point_before(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the point of the previous step, int64; 0 for the first step."""
+        """Returns the point (see `Drawn`) of the previous step, int64; 0 at step 0."""
         return tf.where(step > 0, self.points.sparse_read(tf.maximum(step - 1, 0)), 0)
 
 
@@ -56,8 +58,8 @@ class Drawn(NamedTuple):
     Attributes:
       step: the number of the step, int64 scalar.
       point: the digest to which the step's noise is bound (see `SecretState`), int64
-        scalar. Secret.
-      rows: the changes to the buffer, `IndexedSlices`. Secret.
+        scalar; secret.
+      rows: the changes to the noise buffer, `IndexedSlices`; secret.
     """
 
     step: tf.Tensor
@@ -92,10 +94,10 @@ class Noising:
         nobody.
       weights: the spec of each variable that gets noise in each step.
       num_counts: number of counts that follow the sums of the variables.
-      keep_normals: see `PrivateOptimizer`.
-      compiles: see `keyed_digest`. If True, digests of short sums are compiled, too:
-        steps are then faster, but the first step takes longer. The digests are the
-        same.
+      keep_normals: True to keep the last normals in memory instead of redrawing them.
+      compiles: True to compile the digests of short sums, too; None to compile a digest
+        only if that is faster. Compiled steps are faster, but the first step takes
+        longer. The digests are the same.
 
     Attributes:
       generator: the noise generator of the plan's strategy.
@@ -126,7 +128,7 @@ class Noising:
 
     @classmethod
     def of(cls, plan: Plan, *settings: Any) -> Noising:
-        """Returns an object with these arguments, which other runs may use, too."""
+        """Returns a `Noising`, which all runs with equal arguments share."""
         # TensorFlow compiles a program for the device on which it is traced.
         key = plan.fingerprint, plan.test_seed, tf.zeros([]).device, repr(settings)
         if key not in SHARED:
@@ -153,9 +155,10 @@ class Noising:
           scales: the factor by which each coordinate of the gradients was multiplied,
             in the shapes of the variables; or None.
           step: the admitted step, int64 scalar.
-          keys: keys of the step's noise, see `SecretState.step_keys`.
-          facts: `admission.facts` of the batch; the first one is its digest.
-          stored: variables of the run.
+          keys: keys of the step's noise, from `SecretState.step_keys`.
+          facts: numbers that identify the batch, from `admission.facts`; the first one
+            is the batch's digest.
+          stored: the variables from which the run's noise is computed.
           of_rows: digest of the sums of lazy tables, int32, shape [2], if there are any.
         """
         parts = [tf.reshape(part, [-1]) for part in sums]
@@ -181,7 +184,11 @@ class Noising:
         return Noisy(gradients, [], drawn, counts)
 
     def recent_steps(self, step: Any) -> Any:
-        """Returns the last step with each remainder modulo `key_terms`, or < 0."""
+        """Returns the last `key_terms` steps up to `step`, sorted by their remainders.
+
+        The step at index i has remainder i modulo `key_terms`. Steps before the first
+        are negative.
+        """
         terms = self.generator.key_terms
         return step - (step - np.arange(terms)) % terms
 

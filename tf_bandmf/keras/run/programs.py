@@ -51,11 +51,12 @@ class Program:
             function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
         )
         self.jit_compile = jit_compile
-        # Specs, concrete function and kind of the last call. Threads may share a program.
+        # The specs and the concrete function of the last call, and whether an argument
+        # was distributed. They are one tuple, because threads may share a program.
         self._last: Any = None, None, False
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the program."""
+        """Runs the function; traces it first if shapes or dtypes have changed."""
         leaves = tf.nest.flatten(args, expand_composites=True)
         specs = [None if leaf is None else (leaf.dtype, leaf.shape) for leaf in leaves]
         last, concrete, is_of_replicas = self._last

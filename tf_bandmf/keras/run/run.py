@@ -64,7 +64,7 @@ class Run:
     Args:
       plan: plan of the run.
       inner_optimizer: the optimizer of Keras that applies the noisy gradients.
-      keep_normals: see `PrivateOptimizer`.
+      keep_normals: True to keep the last normals in memory instead of redrawing them.
       is_additional: True if another run of the process may have trained the same model
         or used the same examples.
 
@@ -155,14 +155,16 @@ class Run:
         return any(variable is table for table in tables)
 
     def begin(self, variables: Sequence[Any]) -> None:
-        """Creates the noise generator and a fresh key; call it in the strategy's scope.
+        """Creates the noise generator and a fresh key.
+
+        Call it in the scope of the distribution strategy.
 
         Args:
           variables: the model's trainable variables, for which the inner optimizer has
             slots.
 
         Raises:
-          MemoryError: if the noise needs more memory than there is.
+          MemoryError: if the noise needs more memory than the machine has.
         """
         self.variables = list(variables)
         weights = [tf.TensorSpec(v.shape, v.dtype) for v in self.eager(variables)]
@@ -295,16 +297,16 @@ class Run:
         """Checks all conditions of the next step; call `start` first.
 
         Args:
-          facts: `admission.facts` of each part of the batch that a replica of this
-            process takes.
+          facts: the numbers that identify a batch, from `admission.facts`, for each part
+            of the batch that a replica of this process takes.
 
         Returns:
           The step's number, int64 scalar; the keys of its noise; and the seed of the masks
           of its random layers, int32 of shape [2]. Keys and seed are secret.
 
         Raises:
-          TypeError, InvalidArgumentError, RuntimeError, LedgerError: see
-            `admission.checked`.
+          TypeError, InvalidArgumentError, RuntimeError, ValueError, LedgerError: if
+            `admission.checked` refuses the step; its docstring lists the conditions.
         """
         step, secrets = self.step, self.secrets
         admission.checked(self, facts, step)
@@ -320,9 +322,10 @@ class Run:
         facts: tf.Tensor,
         stored: Stored,
     ) -> Noisy:
-        """Adds up the sums of all replicas, and adds noise; see `Noising.noisy`.
+        """Adds up the sums of all replicas, and adds noise to them.
 
-        The sums of lazy tables get none yet, but the noise is bound to them, too.
+        The arguments are those of `Noising.noisy`, for each replica. The sums of lazy
+        tables get no noise yet, but the noise of the other sums is bound to them, too.
         """
         add = functools.partial(self.strategy.reduce, "SUM", axis=None)
         sums, facts = tf.nest.map_structure(add, (sums, facts))
@@ -336,7 +339,7 @@ class Run:
         return noisy._replace(rows=rows)
 
     def apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Splits values into those of `eager` variables and those of lazy tables.
+        """Splits values into those of variables with noise in each step and of lazy tables.
 
         Args:
           values: one for each trainable variable of the model, in order; values after
@@ -427,7 +430,7 @@ class Run:
             )
 
     def end(self, reason: str, steps: int | None) -> None:
-        """See `PrivateOptimizer.end_run`."""
+        """Ends the run in the plan's ledger, as `PrivateOptimizer.end_run` says."""
         if self.plan.account is None or not self.has_begun:
             raise ValueError(
                 "Only a run that has begun, and whose plan is bound to a ledger, can be "
@@ -456,7 +459,7 @@ class Run:
         return digest_of(self.weights)
 
     def vouch(self, reason: str) -> None:
-        """See `PrivateOptimizer.vouch_for_weights`."""
+        """Accepts the current weights, as `PrivateOptimizer.vouch_for_weights` says."""
         check_line("reason", reason)
         if not self.step:
             self.initial_weights = reason.strip()
@@ -470,14 +473,18 @@ class Run:
                 self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
 
     def statement(self, unit: str | None, remarks: Sequence[str]) -> PrivacyStatement:
-        """Returns the run's statement, or the joint statement if there are other runs.
+        """Returns the run's privacy statement.
+
+        If other runs of the process trained on the same weights or examples, this is the
+        joint statement of all these runs.
 
         Args:
-          unit: see `Plan.statement`.
+          unit: the privacy unit that the statement names, as in `Plan.statement`.
           remarks: remarks on the optimizer and the model, to be added to the statement.
 
         Raises:
-          ValueError: see `PrivateOptimizer.statement`.
+          ValueError: if the runs protect different privacy units and `unit` is None, or
+            no meaningful joint epsilon is known.
         """
         plan, others = self.plan, admission.related(self, self.schedule_id)
         if others:

@@ -1,4 +1,7 @@
-"""The secrets of a run, which no shared file may contain: key, points and buffer."""
+"""The secrets of a run: its noise key, its steps' points, and its noise buffer.
+
+No file that is shared may contain any of them.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ class SecretState(Secret):
         self.note: Callable[[bytes], None] | None = None
         self.key, self.step = key, step
         self.is_whole = True
-        # The points of all known steps, then the points of the steps taken so far.
+        # The points that are known so far; 0 for later steps.
         self._known = np.zeros([generator.num_steps], np.int64).view(HiddenArray)
         self._known[: len(points)] = points
         if buffer is None:
@@ -114,7 +117,7 @@ class SecretState(Secret):
         return self.stored.buffer.numpy().view(HiddenArray)
 
     def points(self) -> np.ndarray:
-        """Returns the points of all known steps of the run; 0 for unknown points."""
+        """Returns the point of each step of the run, int64; 0 if it is unknown."""
         points = self.stored.points.numpy()
         last = np.max(np.nonzero(points)[0] + 1, initial=self.step)
         return points[: int(last)].view(HiddenArray)
@@ -133,8 +136,8 @@ class SecretState(Secret):
         """Records a step in Python, before anything of it is released.
 
         Raises:
-          InvalidArgumentError: if the step was taken before the run was resumed, and
-            differs now.
+          InvalidArgumentError: if the run had taken this step before it was resumed, and
+            the step now has a different point.
         """
         step, earlier = self.step, self._known[self.step]
         if self.note is None and not earlier:

@@ -1,4 +1,4 @@
-"""Chooses the tables of a model whose noise is drawn when rows are read."""
+"""Chooses lazy tables: a row of such a table gets its noise only when it is read."""
 
 from __future__ import annotations
 
@@ -82,12 +82,13 @@ def system_of(plan: Plan, inner: Any, variable: Any) -> RowSystem:
 
 
 def _reasons(model: Any, layer: Any, first: Any) -> Iterator[str]:
-    """The reasons why the noise of a table cannot be drawn when rows are read.
+    """Yields the reasons why a layer's table cannot be lazy.
 
     Args:
-      model: see `lazy_layers`.
+      model: a private model, compiled and built.
       layer: the layer of the table.
-      first: the first layer with a lazy table; all must have its weight decay.
+      first: the first layer that was chosen to have a lazy table; all such tables must
+        have the same weight decay.
     """
     optimizer = model.optimizer
     inner, table = optimizer.inner_optimizer, layer.trainable_variables[0]

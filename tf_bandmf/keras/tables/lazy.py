@@ -135,20 +135,21 @@ class LazyTables(Secret):
         """True if the layers' variables are not those of the last release."""
         return self._seal != [digest_of([variable]) for variable in self.variables]
 
-    # A step.
+    # Methods that a step calls.
 
     def read(self, x: Any, rows: tf.Tensor | None, step: tf.Tensor) -> None:
         """Adds the noise that rows have missed since they were last read.
 
-        Before that, it repeats a resumed run's release, and reloads the rows after any
-        release.
+        If the run was resumed, and had released its tables at this step, the release is
+        repeated first. After a release, the rows are loaded from the layers' variables.
 
         If this method, `apply` or `release` is interrupted, the run cannot continue:
         rows may have a gradient sum without its noise, or have their noise twice.
 
         Args:
           x: inputs of a batch.
-          rows: as for `clipped_gradient_sums`.
+          rows: None; or [B, K] bool, True for the rows of x that are present in each
+            privacy unit.
           step: index of the step, which the run has admitted, int64 scalar.
 
         Raises:
@@ -183,7 +184,10 @@ class LazyTables(Secret):
 
     @property
     def readers(self) -> dict[int, Callable[[tf.Tensor], tf.Tensor]]:
-        """Functions that read the tables, for `clipped_gradient_sums`."""
+        """Functions that look up rows of a table, by the `id` of its layer's variable.
+
+        `clipped_gradient_sums` calls them instead of reading the variables.
+        """
         pairs = zip(self.variables, self._tables)
         return {id(v): functools.partial(self._weights, table) for v, table in pairs}
 
@@ -194,7 +198,7 @@ class LazyTables(Secret):
         """
         places = tf.maximum(rows, 0)
         is_there = tf.equal(table.clocks_of(places), self._now()) & (rows >= 0)
-        # A product, because `tf.where` would copy the condition for each column.
+        # A product is used because `tf.where` would copy the condition for each column.
         return table.weights_of(places) * tf.where(is_there, 1.0, np.nan)[..., None]
 
     def _now(self) -> tf.Tensor:
@@ -208,10 +212,10 @@ class LazyTables(Secret):
         return tf.cast(tf.convert_to_tensor(rate), tf.float64)
 
     def row_sums(self, sums: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-        """Adds up the sums of rows that occur several times, and drops negative ids.
+        """Adds up the entries of each row, and drops those with a negative row number.
 
         Args:
-          sums: for each table, the clipped sums by row.
+          sums: for each table, the clipped sums by row; a row may occur several times.
 
         Returns:
           For each table, the distinct rows, [U] int32, and their sums, [U, columns].
@@ -230,7 +234,10 @@ class LazyTables(Secret):
         return added_up
 
     def digest(self, sums: Sequence[tf.IndexedSlices], step: tf.Tensor) -> tf.Tensor:
-        """A digest of a step's sums and rate and of earlier steps; int32, shape [2]."""
+        """Returns a digest of a step's sums, its learning rate, and all earlier steps.
+
+        The digest is int32, of shape [2].
+        """
         point = self._run.secrets.stored.point_before(step)
         rate = tf.bitcast(self._rate(), tf.int64)
         before = [point[None], self._basis.value(), *[rate[None]] * len(sums)]
@@ -241,14 +248,27 @@ class LazyTables(Secret):
         return digest_of_any_length(self._digest_key.value(), tf.concat(parts, axis=0))
 
     def apply(self, sums: Sequence[tf.IndexedSlices]) -> None:
-        """Takes the step with these sums, and leaves its noise to later reads."""
+        """Adds a step's clipped sums to the tables' rows, without noise.
+
+        A row gets the step's noise when it is read next, or at the next release.
+
+        Args:
+          sums: for each table, the sums of its distinct rows, from `row_sums`.
+        """
         step, rate = self._now(), self._rate()
         for table, of_table in zip(self._tables, sums, strict=True):
             table.add(of_table.indices, of_table.values, step, rate)
         self._jumps.advance(step, rate)
 
     def _key(self, step: tf.Tensor, use: int, rows: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The noise key at a step; depends on earlier sums, `use` and `rows`."""
+        """Returns the noise key for reading rows at a step, or for a release.
+
+        Args:
+          step: index of the step.
+          use: `_READ` or `_RELEASE`.
+          rows: for each table, the rows that are read. The key depends on them, and on
+            all sums of earlier steps.
+        """
         run, key = self._run, self._keys.sparse_read(2 * step + use)
         if run.plan.test_seed is None:
             before = run.secrets.stored.point_before(tf.cast(step, tf.int64))
@@ -302,7 +322,11 @@ class LazyTables(Secret):
         ]
 
     def memory(self) -> list[np.ndarray]:
-        """The memory of each `LazyTable`, after a release, for the private state file."""
+        """Returns the states of each table's rows, without the weights.
+
+        The private state file stores them after a release. The list is empty before the
+        first step, or if the state of a row consists of its weights alone.
+        """
         if self._jumps.entries == 1 or not self._run.step:
             return []
         return [table.memory().view(HiddenArray) for table in self._tables]
@@ -310,5 +334,8 @@ class LazyTables(Secret):
 
 @shared_function(jit_compile=True)
 def _sums_at(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """A segment sum that ignores negative places; XLA halves its time."""
+    """Adds up the values of each place, and ignores negative places.
+
+    XLA halves the time that this segment sum takes.
+    """
     return tf.math.unsorted_segment_sum(values, places, tf.shape(values)[0])

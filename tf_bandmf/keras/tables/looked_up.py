@@ -44,7 +44,8 @@ class LookedUp:
 
         Args:
           x: inputs of a batch.
-          rows: as for `clipped_gradient_sums`.
+          rows: None; or [B, K] bool, True for the rows of x that are present in each
+            privacy unit.
 
         Raises:
           UnsupportedModelError: if ids depend on weights, random numbers or state.
