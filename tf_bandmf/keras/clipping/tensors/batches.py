@@ -139,11 +139,11 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     example = tuple(tensor.shape[1:])
     if len(example) == 1 and example == shape:
         return tensor
-    if None in example or -1 in shape or 0 in example:
-        return tf.reshape(tensor, [num_examples(tensor), *shape])
-    # This verifies the static shape at run time, and takes fewer operations.
-    tensor = tf.ensure_shape(tensor, [None, *example])
-    return tensor if example == shape else tf.reshape(tensor, [-1, *shape])
+    if example == shape:
+        return tf.ensure_shape(tensor, [None, *shape])
+    # TensorFlow may remove `ensure_shape` in a loop over groups of examples, so that it
+    # cannot replace this size.
+    return tf.reshape(tensor, [num_examples(tensor), *shape])
 
 
 def split_first(tensor: tf.Tensor, *sizes: Any) -> tf.Tensor:
