@@ -128,7 +128,7 @@ CASES = {
     "max_pool": lambda x: ops.max_pool(x, 2, 1),
     "average_pool": lambda x: ops.average_pool(x, 2, 1, padding="same"),
     "batch_normalization": lambda x: ops.batch_normalization(
-        x, np.ones(4, "f4"), np.ones(4, "f4"), -1
+        x[:, 0], np.ones(4, "f4"), np.ones(4, "f4"), -1
     ),
     "depth_to_space": lambda x: ops.depth_to_space(
         ops.concatenate([x[..., None]] * 4, -1), 2

@@ -250,7 +250,7 @@ _TABLE: list[tuple[Rule, str]] = [
         "Nansum Nanvar Logsumexp Norm Moments Quantile Percentile Nanquantile "
         "Nanpercentile Trapezoid Unstack LayerNorm RMSNorm Cumsum Cumprod Nancumsum "
         "Nancumprod Flip Sort Argsort Argpartition Diff Softmax LogSoftmax Sparsemax "
-        "Normalize Glu Roll Diagonal Trace Split ArraySplit Repeat",
+        "Normalize Glu Roll Diagonal Trace Split ArraySplit Repeat BatchNorm",
     ),
     (_apart(_told, several=True), "TakeAlongAxis Concatenate"),
     (_apart(several=True), "Stack"),
@@ -268,7 +268,7 @@ _TABLE: list[tuple[Rule, str]] = [
     (
         _apart(_within(3)),
         "MaxPool AveragePool Conv DepthwiseConv "
-        "SeparableConv ConvTranspose DepthToSpace SpaceToDepth Unfold BatchNorm",
+        "SeparableConv ConvTranspose DepthToSpace SpaceToDepth Unfold",
     ),
     (
         _apart(_within(4)),
