@@ -34,7 +34,9 @@ _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
 def prefers_forming(terms: int | None, size: int) -> bool:
-    """Returns whether norms are faster from whole gradients than from their T terms.
+    """Returns whether norms should be computed from whole gradients, not from terms.
+
+    A gradient is the sum of T terms, each of which is an outer product.
 
     Args:
       terms: T, or None if unknown.
@@ -154,8 +156,9 @@ class Product(Factor):
       left: [B, T, I]; or [B, I] if there is one term.
       right: [B, T, O]; or [B, O].
       shape: shape of the kernel.
-      order: the axes of the kernel, as axes of [I, O] after I and O are split into
-        axes; empty if the kernel is a reshaped [I, O].
+      order: the permutation (as in `tf.transpose`) that brings the axes of a gradient
+        [I, O], after I and O are split into the axes of the kernel, into the order of
+        the kernel; empty if they are in this order.
       copied: None; or a smaller tensor [B, ...], and a function that makes `left` from
         it without arithmetic, by copying entries. Accelerators store the smaller
         tensor, and make `left` twice: for the norms and for the sum.
@@ -177,7 +180,7 @@ class Product(Factor):
         return Product(left, right, self.shape, self.order)
 
     def of_units(self, rows: int) -> Product:
-        """See the base class. The outer products of a unit's rows become its terms."""
+        """Makes the outer products of a unit's rows the terms of its gradient."""
         left, right = (join_terms(tensor, rows) for tensor in self._by_term())
         return Product(left, right, self.shape, self.order)
 
@@ -186,7 +189,7 @@ class Product(Factor):
         return self._to_kernels(formed, -1)
 
     def _by_term(self) -> list[tf.Tensor]:
-        """Returns `left` and `right` with an axis of terms."""
+        """Returns `left` [B, T, I] and `right` [B, T, O], where T may be 1."""
         is_one = self.left.shape.rank == 2
         pair = self.left, self.right
         return [tf.expand_dims(t, 1) if is_one else t for t in pair]

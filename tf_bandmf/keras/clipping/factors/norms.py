@@ -136,7 +136,8 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
 def _block(tensor: tf.Tensor) -> int:
     """Returns how many entries of the last axis one operation squares and adds.
 
-    This is the largest divisor of the axis up to `_BLOCK`; or 0 if another way is faster.
+    This is the largest divisor of the axis's length up to `_BLOCK`. It is 0 if it is
+    faster to convert all entries to float64.
     """
     size = tensor.shape[-1]
     if traced_under_xla() or not size:
@@ -211,7 +212,15 @@ def gram(rows: tf.Tensor) -> tf.Tensor:
 
 
 def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
-    """Computes the norms of gradients Lᵀ R from inner products of rows, [B, T, T]."""
+    """Computes the norms of gradients Lᵀ R from inner products of rows.
+
+    Args:
+      lefts: [B, T, T], the inner products of the rows of L.
+      rights: likewise for R.
+
+    Returns:
+      Norms [B].
+    """
     total = tf.reduce_sum(tf.cast(tf.reduce_sum(lefts * rights, -1), tf.float64), -1)
     # The diagonals are |l_t|² and |r_t|², so no terms cancel in these sums.
     lengths = [

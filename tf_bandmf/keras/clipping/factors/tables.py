@@ -65,7 +65,7 @@ class Rows(Factor):
         return table if self.product is None else table + self.product.instantiate()
 
     def scaled(self, scale: tf.Tensor) -> Factor:
-        """See the base class: each value is multiplied by the scales of its row."""
+        """Multiplies each value by the scales of its row of the table."""
         if self.product is not None:
             return super().scaled(scale)
         scales = tf.gather(scale, tf.maximum(self.ids, 0))

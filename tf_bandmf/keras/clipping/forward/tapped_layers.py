@@ -1,10 +1,10 @@
 """Finds the layers whose calls must be recorded to get per-example gradients.
 
 A `Unit` is a layer whose calls are recorded. A layer that owns weights is a unit, and
-its inner layers belong to it. If a rule exists for the layer's own weights without its
-inner layers, the inner layers are searched for further units. Containers without
-weights of their own are searched in the same way, unless they run their layers in a
-loop.
+its inner layers belong to it. If the layer's rule covers only the weights that the
+layer itself owns (`Rule.opens`), the inner layers are searched for further units.
+Containers without weights of their own are searched in the same way, unless they run
+their layers in a loop.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def _is_closed(layer: Any) -> bool:
     """Returns whether only a layer's own calls are recorded, not those of inner layers.
 
     If `TimeDistributed` is built for a known number of steps, it calls its inner layer
-    once per step, and these calls can be recorded. For an `Embedding` this is
-    necessary: otherwise, each example would need gradients for all rows of the table.
+    once per step, so these calls can be recorded. They are recorded if the inner layer
+    contains an `Embedding`: otherwise, each example would need gradients for all rows
+    of the table.
     """
     if type(layer) is not keras.layers.TimeDistributed:
         return isinstance(layer, _CLOSED)

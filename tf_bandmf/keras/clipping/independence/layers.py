@@ -21,7 +21,11 @@ def _images(layer: Any, shapes: Shapes) -> bool:
 
 
 def _vectors(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether rows are not mixed; a vector may be treated as one example."""
+    """Returns whether the layer keeps rows separate.
+
+    Unless the output mode is "int" or "one_hot", a layer may treat a vector as a single
+    example, so the tensors must have at least two axes.
+    """
     one_each = getattr(layer, "output_mode", None) in ("int", "one_hot")
     return one_each or all(len(shape) >= 2 for shape in shapes)
 
@@ -52,7 +56,8 @@ _NAMES: dict[Condition, str] = {
     "DisentangledSelfAttention "
     "keras_hub.src.models.mixtral.mixtral_decoder.MixtralTransformerDecoder",
 }
-# Layers that this version of Keras lacks stay names, which no class has.
+# Keys are classes, or full names of KerasHub classes. The name of a layer that this
+# version of Keras lacks remains a string, which no class matches.
 LAYERS: dict[type | str, Condition] = {
     getattr(layers, name, name): condition
     for condition, names in _NAMES.items()

@@ -34,7 +34,7 @@ VECTORIZABLE = frozenset(
         # Operations along axes of one example.
         "All Any ArgMax ArgMin BroadcastGradientArgs Cumprod Cumsum LogSoftmax Max "
         "Mean Min Prod Softmax Sum "
-        # Shapes.
+        # Changes of shapes.
         "ConcatV2 ExpandDims Pack Pad Reshape ReverseV2 Slice Split SplitV Squeeze "
         "StridedSlice StridedSliceGrad Tile Transpose Unpack "
         # Matrix products, and operations on images.
@@ -47,7 +47,7 @@ VECTORIZABLE = frozenset(
         "StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniformV2 "
         "StatelessRandomNormalV2 StatelessTruncatedNormalV2 "
         "StatelessRandomUniformIntV2 "
-        # Classes.
+        # Operations on class labels.
         "OneHot SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits"
     ).split()
 )
@@ -86,12 +86,13 @@ def map_examples(
         )
     nodes = (node for op in graph.get_operations() for node in nodes_of(op))
     if all(node.op in VECTORIZABLE for node in nodes):
-        # TensorFlow cannot convert some configurations of an operation.
+        # Some configurations of these operations cannot be vectorized.
         with contextlib.suppress(Exception):
             return list(vectorized_map(function, elements))
-    # The function was already called once outside of a loop, so errors were raised
-    # there. If they were raised in this loop, TensorFlow would leave a caching device
-    # in the variable scope, and no distribution strategy could be entered any more.
+    # The function was traced above, outside of a loop, so any error of its own was
+    # raised there. If it were raised in this loop, TensorFlow would leave a caching
+    # device in the variable scope, and no distribution strategy could be entered any
+    # more.
     signature = [tf.TensorSpec(out.shape, out.dtype) for out in graph.outputs]
     return list(
         tf.map_fn(

@@ -50,12 +50,12 @@ class Call:
 
     @functools.cached_property
     def specs(self) -> Any:
-        """The shapes and dtypes of the results, nested."""
+        """The shape and dtype of each result, nested as the operation returns them."""
         return self.op.compute_output_spec(*self.args, **self.kwargs)
 
     @property
     def outputs(self) -> list[Any]:
-        """The flattened `specs`."""
+        """The shape and dtype of each result, as a flat list."""
         return keras.tree.flatten(self.specs)
 
 
@@ -78,7 +78,7 @@ def _told(op: Any, rank: int) -> Collection[int]:
     """Returns the axes in an operation's attributes; the value None means all axes."""
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
     if not names:
-        raise CannotOpen(f"{type(op).__name__} does not name its axes")
+        raise CannotOpen(f"{type(op).__name__} without an attribute for axes")
     told = [getattr(op, name) for name in names]
     chosen = [range(rank) if axis is None else np.atleast_1d(axis) for axis in told]
     return {int(one) % rank if rank else 0 for axes in chosen for one in axes}
@@ -98,7 +98,13 @@ def _within(least: int) -> Axes:
 
 
 def _kept(call: Call, place: Place) -> list[Place]:
-    """Returns the axis of examples of each result: the only one of its length."""
+    """Returns, for each result, the only axis whose length fits the examples.
+
+    A length fits if it is unknown, or the batch size times `place.inner`.
+
+    Raises:
+      Mixes: if a result has no such axis, or several.
+    """
     length = call.size * place.inner
     places = []
     for tensor in call.outputs:
@@ -113,16 +119,16 @@ def _apart(crossed: Axes | None = None, several: bool = False) -> Rule:
     """Returns a rule for operations that mix entries only along some axes.
 
     Args:
-      crossed: function that maps an operation and a rank to these axes; None if no
-        entries are mixed.
-      several: True if several arguments, which are broadcast, may have examples; False
-        if only the first one may.
+      crossed: function that returns these axes, given an operation and a rank; None if
+        no entries are mixed.
+      several: True if several arguments may contain examples, and are broadcast against
+        each other; False if only the first argument may contain examples.
     """
 
     def rule(call: Call) -> list[Place]:
         given = [(at, t) for t in call.tensors if (at := call.place(t)) is not None]
         if not several and [id(t) for _, t in given] != [id(call.args[0])]:
-            raise CannotOpen(f"{type(call.op).__name__} of several tensors of examples")
+            raise CannotOpen(f"{type(call.op).__name__} with several batched arguments")
         rank = max(len(t.shape) for t in (call.tensors if several else call.args[:1]))
         place = same(
             [at._replace(axis=at.axis + rank - len(t.shape)) for at, t in given]
@@ -141,7 +147,7 @@ _ALONG = _apart(_told)
 def _arranged(arrange: Callable[..., Any]) -> Rule:
     """Returns a rule for operations that rearrange or repeat entries.
 
-    The rule also sets the shape of the result: Keras does not know all of them.
+    The rule also sets the shape of the result, which Keras does not always know.
 
     Args:
       arrange: the operation on NumPy arrays. It takes an array in the shape of the first
@@ -177,7 +183,10 @@ def _arranged(arrange: Callable[..., Any]) -> Rule:
 
 
 def _numbers(place: Place, rank: int, size: int) -> Any:
-    """Returns the number of the example of each row; other axes have length 1."""
+    """Returns an array with the number of the example to which each row belongs.
+
+    The rows are along the axis `place.axis`; all other axes have length 1.
+    """
     numbers = np.repeat(np.arange(size, dtype=np.uint8), place.inner)
     return numbers.reshape([-1 if axis == place.axis else 1 for axis in range(rank)])
 
@@ -188,7 +197,7 @@ def _take(call: Call) -> list[Place]:
     if place is None:
         return _ALONG(call)
     if call.place(x) is not None:
-        raise CannotOpen("Take of several tensors of examples")
+        raise CannotOpen("Take with two batched arguments")
     return _kept(call, place)
 
 
@@ -221,7 +230,7 @@ def _matmul(call: Call) -> list[Place]:
 def _dot(call: Call) -> list[Place]:
     """Treats `Dot` and `Tensordot` on one axis of a vector or matrix as `Matmul`."""
     if len(call.args[1].shape) > 2 or getattr(call.op, "axes", 1) != 1:
-        raise CannotOpen(f"{type(call.op).__name__} beyond a matrix product")
+        raise CannotOpen(f"{type(call.op).__name__} that is no matrix product")
     return _matmul(call)
 
 

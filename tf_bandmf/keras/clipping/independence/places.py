@@ -45,7 +45,7 @@ ADVICE = (
 
 
 class Mixes(Exception):
-    """Raised if a result combines examples of a batch, or they cannot be told apart.
+    """Raised if examples of a batch are combined, or if they cannot be told apart.
 
     Args:
       reason: predicate of a sentence about the model, such as "mixes examples".

@@ -55,7 +55,7 @@ def is_pure(node: Any) -> bool:
 
 
 def side_effects(op: Any) -> set[str]:
-    """Returns the types of impure operations: `op`, or any in functions it calls."""
+    """Returns the types of the operations with side effects that `op` is or calls."""
     return {node.op for node in nodes_of(op) if not is_pure(node)}
 
 

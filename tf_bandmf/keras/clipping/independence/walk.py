@@ -37,8 +37,8 @@ from tf_bandmf.keras.compat.patching import all_patched
 from tf_bandmf.keras.compat.recurrent import run_model
 
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta dropout".split()
-# Attributes of operations that contain sizes. Instead of them, the log contains the
-# sizes of results, except along the axis of examples.
+# Attributes of operations that contain sizes. `Walk.log` omits them; it contains the
+# sizes of results instead, except along the axis of examples.
 _SIZES = frozenset({"newshape", "shape", "repeats", "indices_or_sections"})
 # The length that is assumed for axes of unknown length.
 _LENGTH = 16
@@ -51,8 +51,8 @@ class Walk:
       size: the batch size, a number that occurs nowhere else in the model.
       alone: layers that run on one example at a time.
       units: the layers whose calls are recorded.
-      like: None; or the log of a `Walk` with another batch size. The new log must be
-        equal to it.
+      like: None; or the `log` of a run with another batch size, to which the log of
+        this run must be equal.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class Walk:
         # without a batch axis. The training step repeats such tensors for each example.
         self._shared: dict[int, Any] = {}
         self.alone = list(alone)
-        # Operations with their numbers, which must not depend on the batch size.
+        # The names, numeric arguments and sizes of all operations, in order. They must
+        # not depend on the batch size.
         self.log: list[Any] = []
         self._places: dict[int, tuple[Any, Place | None]] = {}
 
@@ -83,7 +84,7 @@ class Walk:
     def _made(
         self, shape: Sequence[int | None], dtype: Any, place: Place | None
     ) -> Any:
-        """Makes a symbolic tensor, of any length along the axis of examples."""
+        """Makes a symbolic tensor whose axis of examples has an unknown length."""
         axis = -1 if place is None else place.axis
         sizes = [None if each == axis else n for each, n in enumerate(shape)]
         tensor = KerasTensor(sizes, dtype)
@@ -96,8 +97,9 @@ class Walk:
         Args:
           tensor: a tensor, or any other value.
           is_combined: True if the tensor is an operand of an entry-by-entry operation.
-            No other operation is allowed on a layer's result without a batch axis,
-            which the training step repeats for each example.
+            Only such an operation may use the result of a layer that was called
+            without a batch axis: the training step repeats this result for each
+            example.
         """
         if id(tensor) in self._shared and not is_combined:
             raise _not_told_apart(self._shared[id(tensor)])
@@ -136,14 +138,14 @@ class Walk:
                 (layer, "call", functools.partial(self._layer, layer))
                 for layer in layers
             ),
-            # Keras would make the results of layers part of a model.
+            # Otherwise, Keras would record calls of layers as nodes of a model.
             (keras_operations.layer, "Node", lambda *_, **__: None),
             # Writes of variables are refused later, in the traced training step.
             (keras.Variable, "assign", _if_symbolic(lambda _, value: value)),
             *((backend.random, name, self._draw) for name in _DRAWS),
             (recurrent, "rnn", self._rnn),
             *((module, name, _unseen) for module, name in keras_operations.BRANCHES),
-            # `x.shape` lacks the batch size.
+            # `x.shape` lacks the batch size, so `self.shape` fills it in.
             (keras.ops, "shape", _if_symbolic(self.shape)),
             (keras_operations.ops, "shape", _if_symbolic(self.shape)),
             *(
@@ -155,7 +157,7 @@ class Walk:
             yield
 
     def _note(self, *entry: Any) -> None:
-        """Logs numbers that must not change with the batch size.
+        """Adds an entry, which must not depend on the batch size, to the log.
 
         Raises:
           Mixes: if the log differs from the log for another batch size.
@@ -168,9 +170,15 @@ class Walk:
             self.like = None
             raise Mixes("computes with the number of examples in the batch")
 
-    # Operations.
-
     def _operation(self, original: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Applies the rule of an operation to symbolic tensors.
+
+        If an operation that is not Keras' own has no rule, its `call` is analyzed.
+
+        Raises:
+          CannotOpen: if an operation of Keras has no rule, or its rule fails.
+          Mixes: if the operation mixes examples.
+        """
         kind, rule = type(op), table.OPERATIONS.get(type(op))
         if rule is None:
             if kind.__module__.startswith("keras."):
@@ -209,10 +217,12 @@ class Walk:
                 return Place(axis, n // self.size)
         return None
 
-    # Layers.
-
     def _layer(self, layer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Analyzes a call to a layer, unless it is known or runs on single examples."""
+        """Analyzes a call to a layer.
+
+        The code of a layer that is known, or that runs on single examples, is not
+        analyzed.
+        """
         before, was_within = list(self.alone), self._is_within_unit
         unit = None if was_within else self.units.get(id(layer))
         tensors = tensors_of((args, kwargs))
@@ -220,7 +230,7 @@ class Walk:
         is_alone = is_symbolic and any(layer is other for other in before)
         try:
             if is_alone and was_within:
-                raise CannotOpen(f"layer {layer.name!r} cannot run alone in a unit")
+                raise CannotOpen(f"single-example layer {layer.name!r} inside another")
             call = None
             if unit is not None:
                 call, args, kwargs = self._noted(unit, args, kwargs)
@@ -246,7 +256,11 @@ class Walk:
             self._is_within_unit = was_within
 
     def _rows_of(self, layer: Any, original: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the results of a layer that gives each example its own row."""
+        """Returns the symbolic results of a layer whose code is not analyzed.
+
+        The layer is known to keep examples apart, or runs on one example at a time. So
+        if its arguments have a batch axis, the first axis of each result is one, too.
+        """
         self._note(layer.name)
         tensors = tensors_of((args, kwargs))
         places = [p for t in tensors if (p := self.place(t)) is not None]
@@ -272,13 +286,11 @@ class Walk:
                 setattr(tensor, MASK, placed(getattr(spec, MASK)))
             return tensor
 
-        # TensorFlow finds out the shapes and dtypes of the results.
+        # TensorFlow infers the shapes and dtypes of the results.
         with FuncGraph("shapes").as_default(), keras.StatelessScope():
             args, kwargs = keras.tree.map_structure(given, (args, kwargs))
             outputs = original(*args, **kwargs)
         return keras.tree.map_structure(placed, outputs)
-
-    # Recorded calls.
 
     def _of_unit(self, call: CallShape, outputs: Any) -> Any:
         """Checks that the result of a recorded call has a row for each example."""
@@ -313,8 +325,6 @@ class Walk:
         rest = leaf.shape[1:] if tuple(leaf.shape[:1]) == (1,) else leaf.shape
         return self._made((None, *rest), leaf.dtype, ROWS)
 
-    # Random numbers.
-
     def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Handles a random draw, which must be new for each example and each step."""
         given = _bound(original, args, kwargs)
@@ -334,9 +344,13 @@ class Walk:
             raise CannotOpen("random numbers that may be the same in every step")
         return self._made(shape, kind, place)
 
-    # Time.
-
     def _rnn(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs one step of a loop over time, and repeats its output for all steps.
+
+        Raises:
+          Mixes: if the loop is along the axis of examples.
+          CannotOpen: if the axis of examples of a state changes in a step.
+        """
         given = _bound(original, args, kwargs)
         tensors = tensors_of((given["inputs"], given["mask"]))
         if not any(isinstance(tensor, KerasTensor) for tensor in tensors):
@@ -351,7 +365,7 @@ class Walk:
         output, states = given["step_function"](first, [*before, *constants])
         pairs = zip(keras.tree.flatten(before), keras.tree.flatten(states), strict=True)
         if any(self.place(one) != self.place(other) for one, other in pairs):
-            raise CannotOpen("a loop whose state changes places")
+            raise CannotOpen("a loop that moves the batch axis of its state")
         count = tensors[0].shape[1] if given["return_all_outputs"] else 1
         outputs = keras.ops.repeat(keras.ops.expand_dims(output, 1), count, 1)
         return output, outputs, states
@@ -374,7 +388,7 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, An
 
 
 def _if_symbolic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a hook that calls `function` if an argument is symbolic."""
+    """Returns a hook that calls `function` instead if an argument is symbolic."""
 
     def hook(original: Any, *args: Any, **kwargs: Any) -> Any:
         leaves = keras.tree.flatten((args, kwargs))

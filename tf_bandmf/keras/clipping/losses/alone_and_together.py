@@ -53,7 +53,7 @@ def check_loss(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
       sample_weight: None, or likewise.
 
     Raises:
-      UnsupportedModelError: see `compare`.
+      UnsupportedModelError: if the loss has no useful gradient for a single example.
     """
     parts = loss_parts(compile_loss(model))
     if not parts or not all(has_rows(part.loss) for part in parts):

@@ -33,7 +33,7 @@ _FUNCTIONS = (
     keras.losses.mean_squared_error,
     keras.losses.sparse_categorical_crossentropy,
 )
-# Each of these reductions of a single value returns the value.
+# All these reductions leave a single value unchanged.
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "none", None)
 
 
@@ -107,7 +107,11 @@ def _reduced(values: tf.Tensor, reduction: str | None) -> tf.Tensor:
 
 
 def has_rows(loss: Any) -> bool:
-    """Returns whether a loss has one output and a function from the fixed list."""
+    """Returns whether row i of a loss, before reduction, depends only on example i.
+
+    This is known for built-in losses whose function is in `_FUNCTIONS`, with the last
+    axis as `axis`, and without `ignore_class`.
+    """
     kind = type(loss)
     if kind is not getattr(keras.losses, kind.__name__, LossFunctionWrapper):
         return False

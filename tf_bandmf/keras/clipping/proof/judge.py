@@ -23,11 +23,12 @@ class Structure(NamedTuple):
     """The layers that mix examples, and the calls from which gradients are computed.
 
     Attributes:
-      alone: layers that must run on one example at a time, because they cannot be
-        analyzed, or mix examples.
-      units: the layers whose calls must be recorded.
+      alone: layers that must run on one example at a time, because they mix examples or
+        cannot be analyzed.
+      units: the layers whose calls must be recorded for per-example gradients.
       calls: for each recorded call, in order, which arguments are batched.
-      outputs: the model's outputs, as symbolic tensors; None if the model runs alone.
+      outputs: the model's outputs, as symbolic tensors; None if the whole model must
+        run on one example at a time.
     """
 
     alone: tuple[Any, ...]
@@ -93,7 +94,8 @@ def _tried(
             if walks[-1].alone != alone:
                 break
         else:
-            if walks[0].log != walks[1].log:  # Custom code caught the error.
+            # The logs can differ here only if custom code caught the `Mixes` error.
+            if walks[0].log != walks[1].log:
                 raise Mixes("computes with the number of examples in the batch")
             return Structure(tuple(alone), units, tuple(walks[1].calls), outputs)
         alone = walks[-1].alone
@@ -112,7 +114,7 @@ def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> Any:
     except Mixes:
         raise
     except Exception:
-        # If the model cannot run at all, tracing it in TensorFlow raises the reason.
+        # If the model cannot run at all, tracing it in TensorFlow raises the error.
         walk.alone = [model]
         return None
     if model not in walk.alone and any(place != ROWS for place in places):

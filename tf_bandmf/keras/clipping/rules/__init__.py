@@ -34,8 +34,8 @@ def rule_for(layer: Any, variables: Sequence[Any], own: Sequence[Any] = ()) -> R
     Args:
       layer: a built layer.
       variables: the trainable variables of the layer and its inner layers.
-      own: the variables that the layer itself owns, for rules that do not cover the
-        inner layers (`Rule.opens`).
+      own: those of the variables that the layer itself owns. Rules with `Rule.opens`
+        cover only these.
 
     Returns:
       The rule; `PerExampleRule` if no other applies.

@@ -98,12 +98,13 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def factors(self, call: LayerCall, *gradients: Any) -> Mapping[int, Factor]:
-        """Returns the factor of each Keras variable, by the variable's `id`.
+        """Returns the `Factor` of each Keras variable, by the variable's `id`.
 
         Args:
           call: the recorded call.
-          gradients: the gradient of the summed losses for each tensor in `call.taps`,
-            [B, ...]; None if the loss does not depend on it, but on other ones.
+          gradients: for each tensor in `call.taps`, the gradient of the summed losses,
+            [B, ...]; None if the losses do not depend on that tensor. At least one
+            gradient is not None.
         """
 
 
@@ -148,7 +149,7 @@ class LayerRule(Rule):
     takes_adapters = False
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """Returns whether the layer fits, and only its `weights` are trainable."""
+        """Returns whether `fits` is True, and `weights` contains all of `variables`."""
         if not self.fits(layer):
             return False
         weights = {id(variable) for variable in self.weights(layer)}
@@ -160,7 +161,9 @@ class LayerRule(Rule):
 
     @abc.abstractmethod
     def weights(self, layer: Any) -> Sequence[Any]:
-        """Returns the variables with gradients from this rule; None for missing ones.
+        """Returns the variables whose gradients the rule computes.
+
+        A variable that the layer lacks, such as a bias, is None.
 
         Args:
           layer: a layer for which `fits` is True.
@@ -194,13 +197,16 @@ class PreActivationRule(LayerRule):
 def of_spread(
     variable: Any, gradient: tf.Tensor, spread: Sequence[int] | None = None
 ) -> dict[int, Factor]:
-    """Returns the factor of a broadcast variable, such as a bias, by its `id`.
+    """Returns the factor of a variable that was broadcast and added, such as a bias.
 
     Args:
       variable: the Keras variable, or None if there is none.
       gradient: [B, ...], gradients for the tensor to which the variable was added.
       spread: the shape in which the variable was added, aligned to the last axes; by
         default its own shape.
+
+    Returns:
+      A dictionary from the variable's `id` to its factor; empty without a variable.
     """
     if variable is None:
         return {}

@@ -29,14 +29,14 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
 from tf_bandmf.noise.devices import traced_under_xla
 
-# Input patches are extracted for images with up to this many positions, and for kernels
-# with up to this many inputs per output.
+# Input patches are extracted for images with up to `_FEW_POSITIONS` positions, and for
+# kernels with which an output value depends on up to `_FEW_INPUTS` input values.
 _FEW_POSITIONS, _FEW_INPUTS = 64, 36
 # With at least this many multiplications, computing the gradient of an example takes
 # longer than launching the operation.
 _MANY = 1 << 24
-# A grouped convolution computes gradients up to this product of input and output
-# channels.
+# The gradients are computed by a grouped convolution if the product of the numbers of
+# input and output channels is at most this.
 _MOST_OF_A_GROUP = 1 << 12
 
 
@@ -59,7 +59,8 @@ class ConvolutionRule(PreActivationRule):
     def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, kernel = call.layer, kernel_of(call.layer)
         gradient = channels_last(gradient, layer.data_format)
-        # Without patches, nothing else checks that the static shape is the true one.
+        # This checks the static shape at run time. If no patches are extracted, nothing
+        # else does.
         inputs = tf.ensure_shape(call.inputs, call.inputs.shape)
         inputs = channels_last(inputs, layer.data_format)
         of_kernel = Convolved(layer, inputs, gradient)
@@ -86,7 +87,7 @@ class Convolved(Factor):
         self._terms = elements(gradient.shape[1:-1])
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class. Rows of a unit are summed like positions of an image."""
+        """Sums gradients over the rows of each unit, as over positions of an image."""
         return Convolved(self._layer, self._inputs, self._gradient, rows)
 
     def measure(self) -> Measured:
@@ -127,7 +128,8 @@ class Convolved(Factor):
         if any(not isinstance(n, int) or n for pair in paddings for n in pair):
             inputs = tf.pad(inputs, [*paddings, (0, 0)])
         starts = list(itertools.product(*axes))
-        if set(layer.strides) == {1}:  # a slice takes half as many operations
+        # Without strides, `tf.slice` takes half as many operations as indexing.
+        if set(layer.strides) == {1}:
             sizes = tf.stack([-1, *reached, -1])
             slices = [tf.slice(inputs, [0, *each, 0], sizes) for each in starts]
         else:
@@ -137,7 +139,11 @@ class Convolved(Factor):
         return slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class. Uses the fastest of three methods."""
+        """Computes the gradients, `[B, *shape]`, by the fastest of three methods.
+
+        The gradients are sums over input patches, or are computed by one grouped
+        convolution for all examples, or by one convolution per unit.
+        """
         layer, groups = self._layer, self._layer.groups
         places = self._terms * math.prod(layer.strides)
         multiplications = self._terms * math.prod(self._shape)
@@ -148,7 +154,8 @@ class Convolved(Factor):
             traced_under_xla()
             or tf.config.list_logical_devices("GPU")
             or groups > 1
-            or math.prod(self._size) == 1  # patches are the inputs
+            # For a kernel with one position, the patches are the inputs themselves.
+            or math.prod(self._size) == 1
             or (is_small and are_few)
             # TensorFlow's Conv2D can pad and stride only in this form.
             or not isinstance(layer, keras.layers.Conv2D)
@@ -182,8 +189,8 @@ class Convolved(Factor):
     def _one_by_one(self) -> tf.Tensor:
         """Computes the gradients in a loop over units, with TensorFlow's own operation.
 
-        No patches are needed. The loop takes about as long as the gradient of the whole
-        batch, plus a tenth of a millisecond per unit.
+        This needs no input patches. The loop takes about as long as the gradient of the
+        whole batch, plus a tenth of a millisecond per unit.
         """
         inputs, gradient = (
             split_first(tf.cast(tensor, tf.float32), -1, self._rows)

@@ -1,4 +1,4 @@
-"""Norm rules of `Dense` and `EinsumDense`, and of the bias of a KerasHub layer.
+"""Norm rules for `Dense`, `EinsumDense` and the bias of KerasHub's `MaskedLMHead`.
 
 A kernel with an adapter (LoRA) is W + s A B with a frozen W (Hu et al., 2021,
 arXiv:2106.09685), so x (W + s A B) = x W + s (x A) B. Let g be the gradient of the
@@ -22,7 +22,8 @@ from tf_bandmf.keras.compat.keras_objects import bias_of, kernel_of, tensorflow_
 class DenseRule(PreActivationRule):
     """The rule for `Dense`, and for `EinsumDense` if the batch is its first axis.
 
-    Adapters are supported if the last letter of the kernel is not in the inputs.
+    LoRA adapters are supported if the kernel's last letter in the einsum equation is
+    not among the letters of the inputs.
     """
 
     kinds = (keras.layers.Dense, keras.layers.EinsumDense)
@@ -89,15 +90,15 @@ def _adapter_of(layer: Any) -> tuple[Any, ...]:
 def _of_adapter(
     layer: Any, equation: Equation, inputs: tf.Tensor, gradient: tf.Tensor
 ) -> dict[int, Factor]:
-    """Returns the factors of an adapter's variables, by the `id` of the variable."""
-    # In A, the adapter's rank r replaces the kernel's last letter.
+    """Returns the factors of a LoRA adapter's variables A and B, by their `id`."""
+    # A has the letters of the kernel, with the rank r in place of the last one.
     letters, kernel, outputs = equation
     rank = next(c for c in string.ascii_letters if c not in "".join(equation))
     last = kernel[-1]
     between, of_down = outputs.replace(last, rank), kernel[:-1] + rank
     scale = layer.lora_alpha / layer.lora_rank
     down, up = _adapter_of(layer)
-    # The gradient of A depends on B, and the gradient of B depends on A.
+    # The gradient of A (`down`) depends on B (`up`), and the gradient of B on A.
     scaled_down, scaled_up = (
         scale * tf.cast(tf.convert_to_tensor(tensorflow_value(v)), tf.float32)
         for v in (down, up)

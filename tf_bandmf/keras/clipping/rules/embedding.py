@@ -28,7 +28,10 @@ class EmbeddingRule(LayerRule):
     """
 
     def fits(self, layer: Any) -> bool:
-        """See the base class. Includes subclasses that override nothing."""
+        """Returns whether this is a plain `Embedding` or `ReversibleEmbedding`.
+
+        Subclasses of `ReversibleEmbedding` that override nothing are included.
+        """
         kind: type = keras.layers.ReversibleEmbedding
         is_reversible = isinstance(layer, kind) and not overridden(layer, kind)
         return is_plain(layer, type(layer) if is_reversible else keras.layers.Embedding)

@@ -1,4 +1,4 @@
-"""Norm rule of layers whose kernel is a function of the weight (weight standardization).
+"""Norm rule for layers whose kernel is computed from a weight (weight standardization).
 
 Such a layer is a subclass of a Keras layer that overrides only the property `kernel`:
 
@@ -9,9 +9,8 @@ Such a layer is a subclass of a Keras layer that overrides only the property `ke
             return (self._kernel - mean) * keras.ops.rsqrt(variance + 1e-5)
 
 The subclass uses the kernel in the same way as the Keras layer. The gradient of the
-weight is the kernel gradient, backpropagated through the function. This takes small
-operations on the kernel gradient of each example, but no convolution of single
-examples.
+weight is the gradient of the kernel, backpropagated through the property. For each
+example, this takes small operations on the kernel gradient, but no convolution.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class KernelFunctionRule(PreActivationRule):
     """The rule for subclasses of Keras layers that override only `kernel`.
 
     Args:
-      rule: the rule of these Keras layers.
-      kinds: their classes.
+      rule: the rule for the Keras layers themselves.
+      kinds: the classes of these Keras layers.
     """
 
     def __init__(self, rule: LayerRule, *kinds: type) -> None:
@@ -69,7 +68,10 @@ class PulledBack(Factor):
     of_kernel: Factor
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class. Rows are summed first: backpropagation is linear."""
+        """Sums the kernel gradients of each unit, and then backpropagates the sums.
+
+        Backpropagation is linear, so it may come after the sum.
+        """
         return PulledBack(self.layer, self.of_kernel.of_units(rows))
 
     def instantiate(self) -> tf.Tensor:

@@ -14,7 +14,7 @@ from tf_bandmf.keras.clipping.rules.base import LayerCall, LayerRule, of_spread
 
 # For each class, the value of the scale variable at which the layer does not scale.
 # KerasHub layers are recognized by their full names, since KerasHub may not be
-# installed. Two of its layers add 1 to the variable.
+# installed. Its Gemma layers scale by 1 plus the variable.
 _NEUTRAL: dict[type | str, float] = {
     layers.LayerNormalization: 1.0,
     layers.RMSNormalization: 1.0,
@@ -67,6 +67,6 @@ def _scale(layer: Any) -> str:
 
 
 def _axes(layer: Any) -> list[int]:
-    """Returns the axes for which a layer has scales."""
+    """Returns the axes along which the layer's scale varies."""
     axis = getattr(layer, "axis", -1)
     return [axis] if isinstance(axis, int) else list(axis)

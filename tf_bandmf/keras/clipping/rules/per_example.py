@@ -1,7 +1,7 @@
-"""The fallback rule, also for layers that must run on single examples.
+"""The fallback rule, which differentiates a layer on one example at a time.
 
-The layer is differentiated on one example at a time; this is vectorized where it is
-known to be correct. The gradients are exact for any layer that does not mix examples.
+Differentiation is vectorized where this is known to be correct. The gradients are exact
+for any layer that does not mix examples.
 The rule needs memory for one gradient of the layer per example. A layer that may mix
 examples is never called on two examples: the layer and its custom gradients run on one
 example at a time, also in the forward pass.
@@ -73,8 +73,8 @@ class PerExampleRule(Rule):
         call.notes["seeds"] = seeds
         if not self.alone and not generators:
             return _packed(call, outputs, batches.tensor_leaves(outputs))
-        # If the layer was already called above, its outputs are not used, so TensorFlow
-        # removes these operations from the graph.
+        # If `call.run` was called above, its outputs are not used here, so TensorFlow
+        # removes its operations from the graph.
         leaves = _run(call, inputs)
         return _packed(call, call.notes["structure"], leaves)
 
@@ -134,7 +134,17 @@ def _pulled_back(
     upstream: Sequence[tf.Tensor | None],
     sources: Callable[[Sequence[tf.Tensor]], Sequence[Any]],
 ) -> list[tf.Tensor]:
-    """Returns the per-example gradients for the tensors that `sources` selects."""
+    """Backpropagates gradients of the outputs through the layer, for each example.
+
+    Args:
+      call: the recorded call.
+      upstream: for each float output, the gradient of the losses, [B, ...]; or None.
+      sources: maps the layer's inputs to the tensors for which gradients are returned:
+        the weights, or the float inputs.
+
+    Returns:
+      The per-example gradients for these tensors.
+    """
     used = [i for i, gradient in enumerate(upstream) if gradient is not None]
 
     def one_example(
@@ -240,7 +250,7 @@ def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
-    """Packs leaves into the structure of an output; requests float gradients."""
+    """Returns `leaves` in the structure of `outputs`; float tensors are tapped."""
     return batches.with_leaves(
         outputs,
         (

@@ -3,7 +3,7 @@
 The equation `inputs,kernel->outputs` of an einsum has one letter per axis. A letter is
 contracted (in inputs and kernel), new (in kernel and outputs), a position (in inputs
 and outputs) or a group (in all three). The gradient of the kernel is an einsum of the
-inputs and the output gradients, whose order does not matter. Without groups, the
+inputs and the output gradients, for any order of the letters. Without groups, the
 gradient is stored as a `Product` of these two tensors. Kernels with groups are small
 compared with their inputs, so their gradients are stored directly.
 """
@@ -40,7 +40,7 @@ def parsed(equation: str, rank: int) -> Equation | None:
     if "..." in inputs:
         inputs, outputs = (part.replace("...", filled) for part in (inputs, outputs))
     parts = Equation(inputs, kernel, outputs)
-    # Keras has checked that each letter of the kernel or the outputs occurs elsewhere.
+    # Keras has checked that no letter occurs only in the kernel or only in the outputs.
     is_understood = (
         len(inputs) == rank
         and all(len(set(part)) == len(part) for part in parts)
@@ -67,8 +67,8 @@ def product(
     new = [c for c in kernel if c not in letters]
     positions = [c for c in letters[1:] if c in outputs and c not in kernel]
     if len(letters) > 1 + len(positions) + len(contracted):
-        # Gradients are stored directly if there are groups, or letters only in the
-        # inputs.
+        # Gradients are stored directly if a letter is in all three parts (a group), or
+        # only in the inputs.
         inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         of_kernels = f"{letters},{outputs}->{letters[0]}{kernel}"
         return Instantiated(tf.einsum(of_kernels, inputs, gradient))

@@ -148,7 +148,14 @@ def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
 
 
 def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Factor:
-    """Returns the factor of a kernel, with one set of terms per tensor in `lefts`."""
+    """Returns the factor of a kernel.
+
+    Args:
+      lefts: the tensors that the kernel multiplies, [B, T, n]: one for all gates, or
+        one per gate. In the second case, each gate has its own terms.
+      gradient: the gradient for the products, [B, T, gates * units].
+      kernel: the Keras variable.
+    """
     rights = [gradient]
     if len(lefts) > 1:
         gates = tf.range(gradient.shape[-1]) * len(lefts) // gradient.shape[-1]

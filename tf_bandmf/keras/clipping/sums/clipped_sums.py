@@ -85,7 +85,7 @@ def clipped_gradient_sums(
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
     There is one forward pass and one backward pass. An example contributes exactly zero
-    if its loss or norm is not finite, or if its class or index does not exist. The sums
+    if its loss or norm is not finite, or if its label or an id does not exist. The sums
     contain neither noise nor weight regularizers: see `regularization_gradients`.
 
     For all data, the norm of an example's contribution is at most `l2_norm_clip`, up to
@@ -116,8 +116,8 @@ def clipped_gradient_sums(
       scales: None; or factors that multiply the coordinates of each example's gradient
         before clipping: positive float32, one tensor per trainable variable in its
         shape. They must not depend on the batch.
-      readers: None; or functions that look up table rows instead of the layer's
-        variable, by the `id` of this variable. The sums of these tables are
+      readers: None; or a mapping from the `id` of a table's variable to the function
+        that looks up rows in place of this variable. The sums of these tables are
         `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
       structure: the result of `proof.judge.structure_of` for such data, if it is
         already known.
@@ -140,7 +140,8 @@ def clipped_gradient_sums(
     data = batches.to_tensors((x, y, sample_weight, rows))
     static, size = batches.batch_size(data)
     if shares is None and microbatch_size is not None:
-        shares = tf.ones([size])  # The padding of the last group has no share.
+        # The last group is padded with zeros, so the padding gets a share of 0.
+        shares = tf.ones([size])
     elif shares is not None:
         shares = tf.cast(tf.convert_to_tensor(shares), tf.float32)
         # Comparisons with NaN are false, so NaN becomes 0.
@@ -180,9 +181,10 @@ def _one_pass(
     Args:
       model: the model.
       data: (x, y, sample_weight, rows, shares), tensors [B, ...] with B >= 1. Examples
-        that were added as padding have a share of 0; without shares, there are none.
+        that were added as padding have a share of 0. If `shares` is None, there is no
+        padding.
       clip: the settings of clipping.
-      structure: see `clipped_gradient_sums`.
+      structure: as for `clipped_gradient_sums`.
       with_outcomes: likewise.
     """
     variables = model.trainable_variables
@@ -197,7 +199,7 @@ def _one_pass(
         losses, outputs = units.losses(losses), units.unflat(outputs)
     squared, bounds = zip(*all_norms([part.measured.norms for part in parts]))
     norms = clip.unscaled(tf.sqrt(tf.add_n(squared)))
-    # Per group, [G, B]; 0 for an empty group.
+    # Add up the bounds of each group, [G, B]; the bound of an empty group is 0.
     groups = [part.group for part in parts]
     bounds = tf.math.unsorted_segment_sum(tf.stack(bounds), groups, len(clip.norms))
     bounds = clip.unscaled(bounds, 2)
@@ -217,7 +219,7 @@ def _one_pass(
 
 
 class Part(NamedTuple):
-    """One variable, or several small variables of a group that are handled as one.
+    """One variable, or several small ones of a clipping group that are handled as one.
 
     Attributes:
       positions: indices of the variables among the trainable variables of the model.
@@ -237,7 +239,7 @@ def _measured(
     """Computes the norms of per-example gradients of all variables with gradients.
 
     The losses are multiplied by `clip.scale` first. With `units`, there is one gradient
-    per unit of several rows, instead of one per example.
+    per privacy unit of several rows, instead of one per example.
     """
     upstream = tf.fill(
         tf.shape(forward.losses), tf.cast(clip.scale, forward.losses.dtype)
@@ -279,7 +281,14 @@ def _measured(
 
 
 def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[Part]:
-    """Computes gradient norms; the small variables of a group share a `Part`."""
+    """Computes the gradient norms of all variables.
+
+    Except on accelerators, the small variables of a clipping group share a `Part`.
+
+    Args:
+      factors: for each position of a variable, its gradients.
+      groups: for each position, the number of the clipping group.
+    """
     together: dict[int, list[int]] = {}
     for position, factor in factors.items():
         size = None
@@ -317,22 +326,22 @@ def _weighted_sums(
     weights: Sequence[tf.Tensor],
     counts: tf.Tensor,
 ) -> list[Any]:
-    """Returns each variable's weighted sum of gradients, without bad examples.
+    """Returns each variable's weighted sum of gradients over the examples that count.
 
-    On accelerators, the sums are computed one after the other. Otherwise, a GPU could
-    hold copies of the gradients of several layers at the same time. The last layer comes
-    first, since its gradients have been in memory the longest.
+    On accelerators, the sums are computed one after the other, so that a GPU does not
+    hold copies of the gradients of several layers at the same time. The last layer
+    comes first, since its gradients have been in memory the longest.
 
     Args:
       variables: the trainable variables.
       parts: the gradients.
       weights: for each group, the weights of the examples, [B, 1].
-      counts: [B], False for examples whose gradients may not be finite.
+      counts: [B], False if an example's share is 0, or its gradient may not be finite.
     """
     given = tensors = [part.measured.tensors for part in parts]
     in_turns = accelerator()
     if not in_turns:
-        # Bad examples are rare, so gradients are copied only if there is one.
+        # Gradients are copied only if an example does not count, which is rare.
         tensors = tf.cond(
             tf.reduce_all(counts), lambda: given, lambda: cleaned(counts, given)
         )
@@ -366,7 +375,7 @@ def _sum_of(variable: Any, total: Any) -> Any:
     if not isinstance(total, tf.IndexedSlices):
         raise UnsupportedModelError(
             f"The rows of table {variable.path!r} get their noise when they are read, but "
-            f"it cannot be seen which rows are read: another layer reads them, or a layer "
+            f"it is unknown which rows are read: another layer reads them, or a layer "
             f"that is executed for each example by itself. Call the Embedding layer "
             f"itself, which takes ids of any shape, build TimeDistributed for a known "
             f"number of steps, or give make_private tables='dense'."

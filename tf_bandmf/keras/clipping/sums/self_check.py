@@ -59,10 +59,11 @@ def self_check(
 
     The reference is the gradient that `tf.GradientTape` computes for a batch of one,
     without norm rules. Examples are made up. All weights and state variables are drawn
-    at random several times, because inputs that have no influence now may get one in
-    training. Random layers are deterministic during the check, and the model is left
-    unchanged. The check is for registered rules, and for layers whose class the user
-    vouched for; the analysis of the model finds all other layers that mix examples.
+    at random several times, because an input that has no influence on the gradients now
+    may have an influence later in training. Random layers are deterministic during the
+    check, and the model is left unchanged. The check is for registered rules, and for
+    layers whose class the user vouched for; the analysis of the model finds all other
+    layers that mix examples.
 
     Args:
       model: a built and compiled model.

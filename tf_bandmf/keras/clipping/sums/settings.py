@@ -26,7 +26,8 @@ from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
-# Minimum share; the maximum is 1 / `_LEAST`. Thus float32 can represent all ratios.
+# The minimum share of a group; the maximum is 1 / `_LEAST`. Within these limits,
+# float32 can represent the ratio of any two shares.
 _LEAST = 1e-6
 # The gamma of automatic clipping. This value worked in all experiments of Bu et al.
 GAMMA = 0.01
@@ -180,9 +181,13 @@ class Clip(NamedTuple):
     scales: tuple[tf.Tensor, ...] = ()
 
     def allowed(self, shares: tf.Tensor | None) -> tf.Tensor:
-        """Returns the clip norm of each group and example, [G, B], from shares [B].
+        """Returns the norm to which each group of each example's gradient is clipped.
 
-        Without shares, the norms are the same for all examples, [G, 1].
+        Args:
+          shares: None; or the fraction of the clip norm for each example, [B].
+
+        Returns:
+          [G, B] float64; [G, 1] if `shares` is None.
         """
         norms = tf.constant([[norm] for norm in self.norms], tf.float64)
         return norms if shares is None else norms * tf.cast(shares, tf.float64)
@@ -198,7 +203,7 @@ class Clip(NamedTuple):
 
         Args:
           bounds: upper bounds of squared norms, [G, B] float64.
-          allowed: the clip norms of these shares, [G, B].
+          allowed: the clip norms, as the method `allowed` returns them.
           shares: None; or fractions of the clip norm, [B] float32, in (0, 1] where weights
             are used.
 

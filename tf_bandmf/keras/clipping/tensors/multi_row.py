@@ -59,7 +59,7 @@ class UnitRows:
         return tf.reshape(tf.math.divide_no_nan(present, counts), [-1])
 
     def losses(self, losses: tf.Tensor) -> tf.Tensor:
-        """Computes unit losses [U] from row losses [U * K]."""
+        """Computes the mean loss of each unit, [U], from losses of rows, [U * K]."""
         losses = tf.cast(losses, tf.float32)
         weighted = tf.math.multiply_no_nan(losses, self.weights())
         return tf.reduce_sum(tf.reshape(weighted, [-1, self.rows]), axis=1)

@@ -26,7 +26,11 @@ _readers: contextvars.ContextVar[Mapping[int, TableReader]] = contextvars.Contex
 
 @contextlib.contextmanager
 def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
-    """Returns a context that uses `readers`, by the `id` of the table's variable."""
+    """Returns a context in which table rows are looked up with `readers`.
+
+    Args:
+      readers: maps the `id` of a table's variable to its reader; None for no readers.
+    """
     token = _readers.set(_NONE if readers is None else readers)
     try:
         yield
