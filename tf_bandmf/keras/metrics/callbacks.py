@@ -27,7 +27,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
     metrics in the logs begin with `private_`.
 
     Args:
-      x, y, metrics, users, batch_size: as for `model.evaluate_privately`.
+      x, y, metrics, users, batch_size: the data, the metrics and further arguments of
+        `model.evaluate_privately`.
       every: number of epochs from one evaluation to the next.
 
     Raises:

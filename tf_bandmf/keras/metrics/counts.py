@@ -51,7 +51,7 @@ class PrivateCounts:
     steps: int
 
     def sentence(self) -> str:
-        """A warning about examples that contributed nothing; "" if there are few."""
+        """Returns a warning of examples that contributed nothing; "" if there are few."""
         without = self.zero + self.bad
         noise = math.sqrt(2.0) * self.noise
         if without < max(_CLEARLY * noise, _WORTH_SAYING):
@@ -66,7 +66,7 @@ class PrivateCounts:
 
 
 class Counts:
-    """The counts of a run; empty if the plan has none.
+    """Counts the examples of a run by their outcomes; empty if the plan has no counts.
 
     Args:
       plan: plan of the run.
@@ -119,7 +119,7 @@ class Counts:
             self._variable.assign_add(noisy / self._weight)
 
     def value(self, steps: int) -> PrivateCounts | None:
-        """The noisy shares after this many steps; None without counts or steps."""
+        """Returns the noisy shares after `steps` steps; None without counts or steps."""
         if not self.size or not steps or self._variable is None:
             return None
         plan = self._plan

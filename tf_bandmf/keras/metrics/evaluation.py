@@ -50,7 +50,7 @@ def evaluate_privately(
     users: Any = None,
     batch_size: int = 256,
 ) -> NoisyMetrics:
-    """Noisy metrics of private data; each call is one of the plan's evaluations.
+    """Returns noisy metrics of private data; a call is one of the plan's evaluations.
 
         plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
         ...
@@ -107,7 +107,7 @@ def evaluate_privately(
 
 
 def evaluations_left(run: Run) -> int:
-    """The number of evaluations that a run has not spent yet.
+    """Returns the number of private evaluations that a run has not spent yet.
 
     Raises:
       ValueError: if the plan has reserved no evaluations.

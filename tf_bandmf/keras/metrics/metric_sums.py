@@ -37,7 +37,9 @@ def sums_of(
     users: Any = None,
     batch_size: int = 256,
 ) -> tuple[np.ndarray, int, str]:
-    """The sum of the records' vectors; a record's vector concatenates those of all metrics.
+    """Returns the sum of the records' vectors.
+
+    The vector of a record concatenates its vectors of all metrics.
 
     Args:
       model: private and built.
@@ -87,7 +89,7 @@ def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
 
 
 def _sum(function: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> np.ndarray:
-    """The sum of a batch; records for which an error is raised count as bad."""
+    """Returns the sum of a batch; a record for which an error is raised counts as bad."""
     try:
         return np.asarray(function(*batch))
     except OF_THE_MACHINE:
@@ -108,7 +110,9 @@ def _sum(function: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> np.ndar
 def batches_of(
     x: Any, y: Any, batch_size: int, users: Any = None
 ) -> Iterator[tuple[Any, Any, tf.Tensor]]:
-    """Batches (x, y, weights) of records; weights add up to 1 per user or record.
+    """Yields batches (x, y, weights) of records.
+
+    The weights of a user's records add up to 1; without users, each weight is 1.
 
     Raises:
       ValueError: if the data do not fit together.
@@ -156,7 +160,7 @@ def function_of(
     signature = (*specs, tf.TensorSpec([None], tf.float64))
 
     def measure(y: Any, y_pred: Any, losses: Any) -> tf.Tensor:
-        """Vectors of all metrics, [B, M] float64, each row of norm <= 1."""
+        """Returns the vectors of all metrics, [B, M] float64; each row has a norm <= 1."""
         rows = Rows(y, y_pred, losses)
         bounded = [_bounded(m, m.vectors(rows), metrics) for m in metrics]
         return tf.concat(bounded, axis=1)
@@ -188,7 +192,9 @@ def function_of(
 def _bounded(
     metric: PrivateMetric, vectors: tf.Tensor, metrics: Sequence[PrivateMetric]
 ) -> tf.Tensor:
-    """One metric's vectors, of norm <= 1 / sqrt(number of metrics); NaN becomes `bad`.
+    """Clips a metric's vectors to norm 1, and divides them by sqrt(number of metrics).
+
+    Before that, a vector that is not finite is replaced by one of norm `abs(bad)`.
 
     Raises:
       ValueError: if `bad` is not finite, so that its norm has no bound.
@@ -207,7 +213,7 @@ def _bounded(
 
 
 def _on_grid(vectors: tf.Tensor) -> tf.Tensor:
-    """Vectors as int64 multiples of 2^-30, rounded towards zero."""
+    """Returns vectors as int64 multiples of 2^-30, rounded towards zero."""
     # Because of rounding errors, a norm may exceed its bound by a factor of less than
     # 1 + 2^-40. The factor 1 - 2^-40 makes up for that.
     return tf.cast(vectors * (_GRID * (1.0 - 2.0**-40)), tf.int64)

@@ -42,8 +42,8 @@ class PrivateMetric(abc.ABC):
     Attributes:
       name: name in the results.
       size: number of coordinates of each record's vector.
-      bad: a finite value; if a record's vector has a NaN or an infinity, all its
-        coordinates are set to this value.
+      bad: a finite value. If a record's vector has a NaN or an infinity, each of its
+        coordinates is set to `bad / sqrt(size)`.
     """
 
     name: str
@@ -60,7 +60,7 @@ class PrivateMetric(abc.ABC):
 
     @abc.abstractmethod
     def result(self, sums: np.ndarray, count: int, noise: float) -> tuple[float, float]:
-        """The metric, and the standard deviation of its noise.
+        """Returns the metric, and the standard deviation of its noise.
 
         Args:
           sums: noisy sums of `vectors`, float64 [size].
@@ -69,7 +69,7 @@ class PrivateMetric(abc.ABC):
         """
 
     def describe(self) -> str:
-        """Describes the summed quantity; the noise's key depends on this text."""
+        """Describes what is summed over records; the noise's key depends on this text."""
         return f"{type(self).__name__} {vars(self)}"
 
 
@@ -282,7 +282,7 @@ def _only(value: Any, what: str) -> tf.Tensor:
 
 
 def _flat(tensor: tf.Tensor, rank: int) -> tf.Tensor:
-    """The tensor with `rank` axes; a further last axis of size 1 is dropped."""
+    """Returns the tensor with `rank` axes, after it drops a further last axis of size 1."""
     if tensor.shape.rank == rank + 1 and tensor.shape[-1] == 1:
         tensor = tf.squeeze(tensor, -1)
     if tensor.shape.rank != rank:

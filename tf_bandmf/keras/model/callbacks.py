@@ -25,7 +25,7 @@ def each_callback(callbacks: Any) -> list[Any]:
 
 
 def without_key(callbacks: Any) -> Iterator[str]:
-    """Warns of `BackupAndRestore` for a run without a private state file."""
+    """Yields a warning if `BackupAndRestore` is used without a private state file."""
     for callback in each_callback(callbacks):
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             yield (
@@ -36,7 +36,7 @@ def without_key(callbacks: Any) -> Iterator[str]:
 
 
 def acting_on_exact_metrics(callbacks: Any) -> Iterator[str]:
-    """Warns of callbacks that act on exact metrics of the training data."""
+    """Yields a warning for each callback that acts on exact metrics of training data."""
     for callback in each_callback(callbacks):
         monitor = getattr(callback, "monitor", None)
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
@@ -70,7 +70,7 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
             given = float(optimizer.learning_rate)
             try:
                 callback.on_train_begin()
-            except Exception as error:  # h5py may raise exceptions of any type
+            except Exception as error:  # h5py may raise exceptions of any type.
                 raise ValueError(
                     f"The backup in {os.fspath(callback.backup_dir)} is damaged, or "
                     f"belongs to another model or optimizer "
@@ -108,7 +108,7 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
 
 
 def _folders_of(callback: Any) -> list[pathlib.Path]:
-    """The folders that a callback writes."""
+    """Returns the folders that a callback writes."""
     folders = [getattr(callback, name, None) for name in ("backup_dir", "log_dir")]
     file = getattr(callback, "filepath", None)
     if isinstance(file, (str, os.PathLike)):

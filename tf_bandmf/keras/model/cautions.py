@@ -107,7 +107,7 @@ def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
 
 
 def _of_sgd(model: Any) -> Iterator[str]:
-    """Warns if SGD does not match the plan's workload, or learns far too fast.
+    """Yields warnings if SGD does not match the plan's workload, or learns far too fast.
 
     The workload affects only the error, not the guarantee: an optimizer only
     post-processes noisy gradients. SGD with momentum beta, weight decay w and learning
@@ -122,7 +122,8 @@ def _of_sgd(model: Any) -> Iterator[str]:
     steps = np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
     rates, planned = _rates(inner, steps), workload.learning_rates
     if not np.any(rates):
-        return  # With a learning rate of 0, no weight changes.
+        # All learning rates are 0, so no weight changes.
+        return
     momentum, is_constant = float(inner.momentum), np.ptp(rates) == 0.0
     decay = 1.0 - float(np.mean(rates)) * float(inner.weight_decay or 0.0)
     differs: list[str] = []
@@ -168,7 +169,7 @@ def _of_sgd(model: Any) -> Iterator[str]:
 
 
 def _rates(inner: Any, steps: np.ndarray) -> np.ndarray:
-    """The optimizer's learning rates at these steps."""
+    """Returns the optimizer's learning rates at these steps."""
     schedule = given_learning_rate(inner)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return np.array([float(schedule(int(step))) for step in steps])
@@ -181,7 +182,7 @@ def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
 
     Args:
       model: private, built, compiled.
-      ranges: the declared ranges of values; see `Plan.batches`.
+      ranges: the ranges that the caller of `Plan.batches` declared for the values.
 
     Raises:
       ValueError: if the gradients of all examples are zero, or the declared labels contain

@@ -113,7 +113,8 @@ def check_passes(
         return
     length = int(data.cardinality())
     if length < 1:
-        return  # The length is infinite or unknown.
+        # The length is infinite or unknown.
+        return
     epochs = fit_arguments.get("epochs", 1) - fit_arguments.get("initial_epoch", 0)
     steps = (fit_arguments.get("steps_per_epoch") or length) * epochs
     passes = -(-steps // length)

@@ -239,7 +239,7 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
 
 
 def _mixes(model: keras.Model, inputs: Any) -> bool:
-    """True if the outputs for an example change when it is in a batch."""
+    """Returns True if the outputs for an example change when it is in a batch."""
     together = tf.nest.flatten(model(inputs, training=False))
 
     def differ(place: int) -> bool:

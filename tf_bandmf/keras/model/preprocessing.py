@@ -77,7 +77,8 @@ class KerasDialect:
             try:
                 names = inspect.getclosurevars(function)
             except ValueError:
-                return ()  # A name that the function uses has no value yet.
+                # A name that the function uses has no value yet.
+                return ()
             used = [*names.nonlocals.values(), *names.globals.values()]
         return of_adapted(used)
 

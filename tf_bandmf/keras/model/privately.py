@@ -49,7 +49,7 @@ class PrivateFit:
 
     @property
     def statement(self) -> PrivacyStatement:
-        """The privacy statement; it covers all runs on these data so far, even later ones.
+        """The privacy statement of all runs so far on these data, including later runs.
 
         Raises:
           ValueError: if these runs protect different privacy units; see
@@ -137,7 +137,8 @@ def fit_privately(
         )
     optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
     compiling = _compiling(model, loss, metrics)
-    if y is None and _are_arrays(x):  # Data of other types contain their targets.
+    # If x does not consist of arrays, it contains the targets.
+    if y is None and _are_arrays(x):
         raise ValueError(
             "y is missing: fit_privately(model, x, y, ...). For an autoencoder, y is x."
         )

@@ -384,7 +384,7 @@ class Programs:
         if rows is not None:
             seen = present_rows(seen, rows)
         elif count is not None:
-            # No metric counts padding.
+            # Padding is cut off, so that no metric counts it.
             seen = _each(lambda leaf: leaf[:count], seen)
         size = tf.cast(tf.size(losses) if count is None else count, tf.float32)
         loss = tf.math.divide_no_nan(tf.reduce_sum(losses), size)

@@ -131,12 +131,12 @@ class PrivateTraining(BuiltBefore, _Model):
 
         Raises:
           TypeError, ValueError: if the data are not the plan's, the plan has too few
-          steps left, or the private state file would be in a folder that a callback
-          writes. Nothing was trained then.
+            steps left, or the private state file would be in a folder that a callback
+            writes. Nothing was trained then.
           RuntimeError: if TensorFlow may round float32 products in this process, which
             would make norms wrong. The message says how to turn rounding off.
           BudgetExceededError, LedgerError: if the ledger of the plan does not allow the
-          run. Nothing was trained then.
+            run. Nothing was trained then.
           InvalidArgumentError: if something else changed the weights or the state of the
             inner optimizer between two steps.
         """
@@ -202,7 +202,8 @@ class PrivateTraining(BuiltBefore, _Model):
 
         Args:
           batches: batches of the plan.
-          private_state: see `fit`; None for a run that no other process will resume.
+          private_state: path of the file that stores the run's secrets, as in `fit`;
+            None for a run that no other process will resume.
 
         Returns:
           The batches of the run.
@@ -459,17 +460,17 @@ class PrivateTraining(BuiltBefore, _Model):
         return getattr(getattr(self, "optimizer", None), "run", None)
 
     def _before_use(self) -> None:
-        """Releases tables, unless the run cannot go on."""
+        """Releases the lazy tables, unless the run cannot go on."""
         if self._run is not None and not self._run.is_restored():
             self._run.release()
 
     def make_test_function(self, force: bool = False) -> Any:
-        """Makes Keras' test function, after a release of tables."""
+        """Releases the lazy tables, then makes Keras' test function."""
         self._before_use()
         return super().make_test_function(force)
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Makes Keras' predict function, after a release of tables."""
+        """Releases the lazy tables, then makes Keras' predict function."""
         self._before_use()
         return super().make_predict_function(force)
 
@@ -489,7 +490,8 @@ class PrivateTraining(BuiltBefore, _Model):
         """Returns the run's privacy statement, with remarks on this model's layers.
 
         Args:
-          unit: see `Plan.statement`.
+          unit: the privacy unit, such as "one device"; by default, the plan's unit.
+            `Plan.statement` says what the caller asserts by naming a unit.
 
         Returns:
           `optimizer.statement()`; its remarks also name layers that were adapted to data,
@@ -497,7 +499,8 @@ class PrivateTraining(BuiltBefore, _Model):
 
         Raises:
           TypeError: if the model is not compiled with a PrivateOptimizer.
-          ValueError: see `optimizer.statement`.
+          ValueError: if this run and others on the same data protect different privacy
+            units and `unit` is None, or no meaningful joint epsilon is known.
         """
         optimizer = self._private_optimizer()
         remarks, classes = of_adapted([self]), vouched_classes(self)
@@ -512,7 +515,8 @@ class PrivateTraining(BuiltBefore, _Model):
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Loads weights as Keras does; the run's statement then mentions it."""
         if self.built and isinstance(self.optimizer, PrivateOptimizer):
-            preparation.build(self)  # The file may contain the optimizer's variables.
+            # The file may contain the optimizer's variables, so they are created first.
+            preparation.build(self)
         super().load_weights(*args, **kwargs)
         self._training.were_loaded = True
 
@@ -548,7 +552,7 @@ class PrivateTraining(BuiltBefore, _Model):
             return super().save_weights(path, *args, **kwargs)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
-        """Exports the model as Keras does, after a release of tables."""
+        """Releases the lazy tables, then exports the model as Keras does."""
         self._before_use()
         return super().export(*args, **kwargs)
 

@@ -180,7 +180,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         `model.privacy_statement()` adds remarks on the model's layers.
 
         Args:
-          unit: see `Plan.statement`.
+          unit: the privacy unit, such as "one device"; by default, the plan's unit.
+            `Plan.statement` says what the caller asserts by naming a unit.
 
         Raises:
           ValueError: if the runs protect different privacy units and `unit` is None, or

@@ -190,7 +190,8 @@ class PrivateFile(Secret):
         except PermissionError:
             raise
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
-            version = None  # Errors may quote the secret content.
+            # The error is not raised, because it may quote the secret content.
+            version = None
         if version != _FORMAT:
             raise ValueError(
                 f"{self.path} is not a private state file of this version (format "

@@ -197,7 +197,8 @@ def _watch(run: Run, digests: Iterable[int], step: int) -> None:
     for digest in digests:
         last, count = run.returned.get(digest, (-math.inf, 0))
         if step == last:
-            continue  # The step was interrupted, and is repeated with the same batch.
+            # The step was interrupted, and is repeated with the same batch.
+            continue
         run.returned[digest] = step, count + 1
         if step - last < use.min_separation or count >= most:
             text = RETURNED.format(use=use)

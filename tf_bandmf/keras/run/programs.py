@@ -89,7 +89,7 @@ class Update(Program):
     Args:
       function: the program's function.
       model: the model whose metrics the program must not read; None if there is none.
-      *options: see `Program`.
+      *options: the arguments `jit_compile` and `around` of `Program`.
     """
 
     _text = (

@@ -208,8 +208,8 @@ class Run:
 
         Args:
           secrets: state of the run.
-          memory: memory of the lazy tables at this step; the tables' variables must
-            hold a release.
+          memory: the states of the lazy tables' rows at this step, from
+            `LazyTables.memory`; the tables' variables must hold a release.
         """
         self.secrets, self.key, self.has_begun = secrets, secrets.key, True
         self.name = hooks.name_of(secrets.key)
@@ -239,7 +239,7 @@ class Run:
         return int(tf.convert_to_tensor(self.inner_optimizer.iterations.value))
 
     def is_restored(self) -> bool:
-        """True if the optimizer and the noise may be at different steps.
+        """Returns True if the optimizer and the noise may be at different steps.
 
         This happens if the optimizer was restored from a file, or a step was
         interrupted. No further step is allowed then.
@@ -260,7 +260,7 @@ class Run:
         self.takes_steps = False
 
     def note_weights(self) -> None:
-        """Adds a checkpoint's weights to the seal, if the run's steps made them."""
+        """Adds the weights to the seal, if they are those that the run's last step left."""
         if self.takes_steps and self.step and not self.is_restored():
             self.seal.update(map(digest_of, self._sealed()))
 
@@ -339,7 +339,7 @@ class Run:
         return noisy._replace(rows=rows)
 
     def apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Splits values into those of variables with noise in each step and of lazy tables.
+        """Splits values by variable: variables with noise in each step, and lazy tables.
 
         Args:
           values: one for each trainable variable of the model, in order; values after

@@ -157,7 +157,7 @@ class SecretState(Secret):
         return taken + [self.stored.buffer.scatter_update(row) for row in drawn.rows]
 
     def replay(self, last: int) -> None:
-        """Advances to a later step: draws the noise of the steps in between again."""
+        """Advances to step `last`, and draws the noise of the steps before it again."""
 
         @tf.function(autograph=False)
         def again(step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor) -> None:

@@ -63,7 +63,7 @@ def host_digest(variables: Sequence[Any]) -> int:
 
 @shared_function(jit_compile=True, reduce_retracing=False)
 def _device_digest(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the digest of the values' digests, int64 scalar."""
+    """Returns one digest of all values, int64 scalar: a digest of their digests."""
     digests = tf.stack([_sum_of_products(value) for value in values])
     return _sum_of_products(digests)
 

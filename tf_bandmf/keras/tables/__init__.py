@@ -1,1 +1,1 @@
-"""Lazy tables: their noise is drawn when their rows are read."""
+"""Lazy tables: embedding tables whose rows get their noise only when they are read."""

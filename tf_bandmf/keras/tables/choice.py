@@ -22,7 +22,7 @@ DENSE, LAZY = "dense", "lazy"
 
 
 def lazy_layers(model: Any) -> list[Any]:
-    """The embedding layers with lazy tables, in the order of the model's weights.
+    """Returns the embedding layers with lazy tables, in the order of the model's weights.
 
     Args:
       model: a private model, compiled and built; its settings name the tables.
@@ -46,7 +46,7 @@ def lazy_layers(model: Any) -> list[Any]:
             f"{', '.join(sorted(names)) or '(none)'}. Name some of these, or give "
             f"tables='dense'."
         )
-    # A step's gradient sums are in the order of the weights.
+    # The layers are in the order of the weights, like a step's gradient sums.
     in_order = [layers.get(id(variable)) for variable in model.trainable_variables]
     lazy = [layer for layer in in_order if layer is not None and layer.name in chosen]
     for layer in lazy:
@@ -60,17 +60,17 @@ def lazy_layers(model: Any) -> list[Any]:
 
 
 def update_of(inner: Any, variable: Any) -> LinearUpdate:
-    """The momentum and weight decay with which SGD updates a variable."""
+    """Returns the momentum and weight decay with which SGD updates a variable."""
     decay = inner.weight_decay if uses_weight_decay(inner, variable) else None
     return LinearUpdate(float(inner.momentum), bool(inner.nesterov), float(decay or 0))
 
 
 def system_of(plan: Plan, inner: Any, variable: Any) -> RowSystem:
-    """The linear system that each row of a table follows: its update and its noise.
+    """Returns the linear system that each row of a table follows: its update and noise.
 
     Raises:
-      ValueError: if the plan's mechanism needs too much memory, or is not linear in
-        this sense.
+      ValueError: if the plan's mechanism needs too much memory, or its noise cannot be
+        computed by a linear system.
     """
     assert plan.expected_batch_size is not None
     return row_system(

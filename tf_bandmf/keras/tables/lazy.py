@@ -192,9 +192,10 @@ class LazyTables(Secret):
         return {id(v): functools.partial(self._weights, table) for v, table in pairs}
 
     def _weights(self, table: LazyTable, rows: tf.Tensor) -> tf.Tensor:
-        """The weights of rows; NaN for negative ids and for rows that were not `read`.
+        """Returns the weights of rows.
 
-        An example that looks up such a row contributes zero.
+        The weights are NaN for negative ids, and for rows that `read` has not brought up
+        to date. An example that looks up such a row contributes zero.
         """
         places = tf.maximum(rows, 0)
         is_there = tf.equal(table.clocks_of(places), self._now()) & (rows >= 0)
@@ -202,12 +203,12 @@ class LazyTables(Secret):
         return table.weights_of(places) * tf.where(is_there, 1.0, np.nan)[..., None]
 
     def _now(self) -> tf.Tensor:
-        """The index of the coming step, int32; for use in `tf.function`s."""
+        """Returns the index of the coming step, int32; for use in `tf.function`s."""
         iterations = self._run.inner_optimizer.iterations
         return tf.cast(tf.convert_to_tensor(iterations), tf.int32)
 
     def _rate(self) -> tf.Tensor:
-        """The learning rate of the coming step, float64; for use in `tf.function`s."""
+        """Returns the coming step's learning rate, float64; for use in `tf.function`s."""
         rate = self._run.inner_optimizer.learning_rate
         return tf.cast(tf.convert_to_tensor(rate), tf.float64)
 
