@@ -126,7 +126,8 @@ class Counts:
         assert plan.expected_batch_size is not None
         sums = np.asarray(tf.convert_to_tensor(self._variable.value), np.float64)
         prefix = workloads.prefix_sum(plan.num_steps)
-        # The squared error of each prefix sum over the steps, for noise of variance 1.
+        # These are the squared errors of the prefix sums over the steps, for noise of
+        # variance 1.
         errors = plan.strategy.per_step_squared_error(prefix)
         unit = math.sqrt(float(errors[steps - 1]))
         noise = plan.noise_stddev * unit / self._weight

@@ -120,7 +120,7 @@ def batches_of(
     if isinstance(x, tf.data.Dataset):
         if y is not None or users is not None:
             raise ValueError(
-                "A tf.data.Dataset has its targets and no users: leave out y and users."
+                "A tf.data.Dataset contains targets and no users: leave out y and users."
             )
         for batch in x:
             if not (isinstance(batch, tuple) and len(batch) == 2):

@@ -172,7 +172,7 @@ class PrivateMean(_Mean):
         self, function: Callable[[Any, Any], Any], name: str, bound: float = 1.0
     ) -> None:
         if not callable(function):
-            raise TypeError(f"function must be a function, found {function!r}.")
+            raise TypeError(f"PrivateMean needs a function, found {function!r}.")
         check_positive("bound", bound)
         self._function, self.name, self.bound = function, name, float(bound)
 

@@ -112,7 +112,8 @@ def _folders_of(callback: Any) -> list[pathlib.Path]:
     folders = [getattr(callback, name, None) for name in ("backup_dir", "log_dir")]
     file = getattr(callback, "filepath", None)
     if isinstance(file, (str, os.PathLike)):
-        # The part before the first placeholder, as in "models/{epoch}/weights.h5".
+        # Only the part before the first placeholder counts: "models" in the case of
+        # "models/{epoch}/weights.h5".
         folders.append(os.path.dirname(os.fspath(file).split("{", maxsplit=1)[0]))
     paths = [one for one in folders if isinstance(one, (str, os.PathLike))]
     return [pathlib.Path(one).resolve() for one in paths]

@@ -86,7 +86,7 @@ def given(data: Any) -> Any:
     data = keras.tree.map_structure(value, data)
     if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
         if any(item is not None for item in data[1:]):
-            raise ValueError("A batch of plan.batches has its targets: leave out y.")
+            raise ValueError("A batch of plan.batches contains targets: leave out y.")
         return data[0]
     return data
 

@@ -120,8 +120,8 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         model = keras.Model(model.inputs, model.outputs)
     if not hasattr(model, "operations"):
         raise TypeError(
-            f"Only Sequential and functional models can be cut, found "
-            f"{type(model).__name__}. Apply its preprocessing layers before: give them to "
+            f"Only Sequential and functional models can be split, found "
+            f"{type(model).__name__}. Apply its preprocessing layers to the data instead: "
             f"plan.batches(..., map=function)."
         )
     encoded = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}

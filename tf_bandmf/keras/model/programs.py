@@ -94,7 +94,7 @@ class Programs:
         # How the model keeps its examples apart; set only while `_prepare` runs.
         self._structure: Any = None
 
-    # Methods that take a step.
+    # The methods below take a step.
 
     def step(self, batch: Any, spec: Any = None) -> dict[str, Any]:
         """Takes one step of the plan.
@@ -137,7 +137,7 @@ class Programs:
         run.secrets.step += 1
         return contents, clipped, released
 
-    # Before the first step.
+    # The methods below run before the first step.
 
     def _prepare(self, batch: Any, update: Program, spec: Any) -> None:
         """Checks the model on made-up examples, and traces the programs of a step.
@@ -213,7 +213,7 @@ class Programs:
         )
         self._nothing = ClippedGradients(sums, (), losses, outputs)
 
-    # Methods that call the programs.
+    # The methods below call the programs.
 
     def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that runs `function` in each replica."""
@@ -291,7 +291,7 @@ class Programs:
             lambda context: parts[context.replica_id_in_sync_group % len(parts)]
         )
 
-    # Methods that are compiled as programs.
+    # The methods below are compiled as programs.
 
     def _reseed(self, seed: tf.Tensor) -> None:
         """Sets the states of random layers to values that follow from the step's seed."""

@@ -308,7 +308,7 @@ class PrivateTraining(BuiltBefore, _Model):
                 optimizer.run.close_seal()
         return NoisyGradients(noisy, step, optimizer)
 
-    # The training step.
+    # The methods below take training steps.
 
     def train_step(self, data: Any) -> NoReturn:
         """Raises RuntimeError: a private step consists of programs that Python calls."""
@@ -330,7 +330,8 @@ class PrivateTraining(BuiltBefore, _Model):
             raised if its batch belongs to the step that was taken.
             """
             nonlocal programs
-            # A callback could have set TensorFlow to round products.
+            # This is repeated, because a callback could have set TensorFlow to round
+            # products.
             prepare_process()
             logs, spec = None, getattr(iterator, "element_spec", None)
             with run.turn, optimized_once():
@@ -438,7 +439,7 @@ class PrivateTraining(BuiltBefore, _Model):
             value = preparation.without_dynamic_scale(value)
         super().__setattr__(name, value)
 
-    # Releases, statements and saved files.
+    # The methods below release tables, make statements, and save and load models.
 
     def release(self) -> None:
         """Brings the weights of lazy tables up to date; call it between two steps.

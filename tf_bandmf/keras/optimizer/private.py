@@ -400,7 +400,7 @@ def check_inner(inner: keras.optimizers.Optimizer) -> None:
     if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
             f"inner_optimizer cannot be a {type(inner).__name__}: give the "
-            f"optimizer inside of it."
+            f"optimizer inside it."
         )
     names = "gradient_accumulation_steps", "loss_scale_factor"
     if any(getattr(inner, name, None) for name in names):

@@ -66,8 +66,8 @@ class PrivateFile(Secret):
         self._model, self.run = model, model.optimizer.run
         self._file = Journal(self.path)
         self._lock: locks.Lock | None = None
-        # The file's content: JSON values, the noise buffer, and the lazy tables'
-        # memory.
+        # The file contains JSON values, the noise buffer, and the states of the lazy
+        # tables' rows.
         self._header = HiddenDict()
         self._arrays: dict[str, np.ndarray] = {}
 

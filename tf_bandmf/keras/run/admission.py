@@ -1,4 +1,4 @@
-"""Why a batch or a step is refused, and the runs that the process remembers.
+"""Checks whether a step may be taken, and remembers the runs of the process.
 
 The function `checked` has all conditions of a step, in order: the batch must be the one
 that the accountant assumed for this step. The run's noise and its optimizer must be at
@@ -44,7 +44,7 @@ from tf_bandmf.sampling.identity import CONTENT, FINGERPRINT, content_digest
 if TYPE_CHECKING:
     from tf_bandmf.keras.run.run import Run
 
-# The messages, in the order of the conditions in `checked`.
+# The messages are in the order of the conditions in `checked`.
 OTHER_PLAN = (
     "The batches belong to another plan than the optimizer. Use the same plan object for "
     "both: `reserve` and `bounded` return another plan."
@@ -127,7 +127,9 @@ def facts(batch: Any) -> tf.Tensor:
 @functools.cache
 def program_of_facts(device: str) -> Program:
     """Returns the program of `facts` for all models that train on this device."""
-    del device  # TensorFlow compiles a program for the device on which it is traced.
+    # TensorFlow compiles a program for the device on which it is traced, so the device is
+    # part of the cache's key.
+    del device
     return Program(facts)
 
 
@@ -213,7 +215,7 @@ def refuse(is_wrong: bool, text: str) -> None:
         raise tf.errors.InvalidArgumentError(None, None, text)
 
 
-# The runs that the process remembers.
+# The classes and functions below keep the runs that the process remembers.
 
 
 class Record(NamedTuple):

@@ -212,7 +212,7 @@ class Noising:
 
 
 def _point(digest: tf.Tensor, step: tf.Tensor, stored: Stored) -> tf.Tensor:
-    """Returns a step's point: a PRF of the previous point and the step's digest.
+    """Returns a step's point: a pseudorandom function of its digest and the point before.
 
     If two histories of a run differ in one step, all their later points differ, too.
     With a digest of only the step itself, they could share the normals of a later step,

@@ -1,4 +1,4 @@
-"""Compiled programs of a step; checks which tensors updates and metrics use.
+"""Compiles the programs of a step, and checks which tensors updates and metrics use.
 
 Schedules, constraints, regularizers and inner optimizers are the user's code. They are
 traced as a function of noisy gradients, so they cannot reach tensors that another
@@ -129,7 +129,7 @@ class Update(Program):
 
 
 class Measure(Update):
-    """A program that computes exact metrics of the data, and may change only these."""
+    """A program that computes exact metrics of the data, and may change nothing else."""
 
     _text = (
         "A metric {what}: it would carry training data past clipping and noise. Keep the "

@@ -144,7 +144,7 @@ class Run:
         self.tables: Any = None
         self.takes_steps = False
 
-    # Beginning a run.
+    # The methods below begin a run.
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
         """Returns the variables with noise in each step: all but lazy tables."""
@@ -226,7 +226,7 @@ class Run:
         state = [v for v in inner.variables if not any(v is other for other in others)]
         return self.eager(self.weights), state
 
-    # The state of the run.
+    # The methods below report the state of the run.
 
     @property
     def step(self) -> int:
@@ -252,7 +252,7 @@ class Run:
         """Raises InvalidArgumentError if `is_restored` is true."""
         admission.refuse(self.is_restored(), admission.RESTORED)
 
-    # The weights between steps.
+    # The methods below guard the weights between steps.
 
     def close_seal(self) -> None:
         """Adds the weights to the seal after a step, except those of lazy tables."""
@@ -271,7 +271,7 @@ class Run:
         if self.tables is not None:
             admission.refuse(self.tables.is_changed, CHANGED)
 
-    # The steps of the run.
+    # The methods below take the steps of the run.
 
     def start(self) -> None:
         """Calls `check`, then allows steps to change the weights until `close_seal`."""
@@ -404,7 +404,7 @@ class Run:
             self.refuse_restored()
             self.tables.release()
 
-    # The ledger that the plan is bound to.
+    # The methods below record and report what the run has done.
 
     def reserve(self) -> None:
         """Reserves the run's budget in the ledger, or finds its earlier reservation.

@@ -34,7 +34,7 @@ REPEATED = (
 
 
 class SecretState(Secret):
-    """Key, points, noise buffer and step of one run, invisible to Keras.
+    """Holds the key, points, noise buffer and step of one run, invisible to Keras.
 
     Variables that Keras or TensorFlow track end up in every saved file, even with
     `include_optimizer=False`. This is a plain Python object that nothing tracks. It

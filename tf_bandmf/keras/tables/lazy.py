@@ -80,7 +80,7 @@ class LazyTables(Secret):
         self._run, self.looked_up = run, looked_up
         self.variables = [layer.trainable_variables[0] for layer in layers]
 
-    # The beginning of the run.
+    # The methods below create the tables, and detect changes to them.
 
     def begin(self, memory: Sequence[np.ndarray] = ()) -> None:
         """Creates the tables' keys and states, when the run has its secrets.
@@ -135,7 +135,7 @@ class LazyTables(Secret):
         """True if the layers' variables are not those of the last release."""
         return self._seal != [digest_of([variable]) for variable in self.variables]
 
-    # Methods that a step calls.
+    # The methods below are called in each step.
 
     def read(self, x: Any, rows: tf.Tensor | None, step: tf.Tensor) -> None:
         """Adds the noise that rows have missed since they were last read.
@@ -281,7 +281,7 @@ class LazyTables(Secret):
             key = run.noising.generator.bound_key(key, tf.bitcast(digest, tf.int64))
         return tf.bitcast(key, tf.uint64)
 
-    # Releases.
+    # The methods below release the tables.
 
     def release(self) -> None:
         """Brings all rows up to date, and writes them into the layers' variables.
