@@ -1,1 +1,1 @@
-"""Per-example gradients and their norms; most are stored as products of factors."""
+"""Per-example gradients, mostly stored as products of smaller tensors, and norms."""

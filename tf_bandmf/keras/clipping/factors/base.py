@@ -34,7 +34,7 @@ _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
 def prefers_forming(terms: int | None, size: int) -> bool:
-    """Returns whether norms should be computed from whole gradients, not from terms.
+    """Returns whether norms are computed faster from whole gradients than from terms.
 
     A gradient is the sum of T terms, each of which is an outer product.
 
@@ -53,9 +53,9 @@ class Measured(NamedTuple):
         from which `norms.all_norms` computes them.
       tensors: the tensors [B, ...] from which the sum is computed; float32, or on
         accelerators also 16-bit floats, see `norms.kept`.
-      weighted_sum: maps weights [B, 1] and the (cleaned) tensors, one argument each, to
-        the weighted sum of the per-example gradients, in the variable's shape or
-        flattened.
+      weighted_sum: maps weights [B, 1] and `tensors` (after `cleaned`), one argument
+        each, to the weighted sum of the per-example gradients, in the variable's shape
+        or flattened.
     """
 
     norms: Norms | tuple[tf.Tensor, ...]

@@ -38,7 +38,7 @@ from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat.graphs import gen_xla_ops
 from tf_bandmf.noise.devices import device_kind, traced_under_xla
 
-# κ u in the module docstring.
+# The product κ u of the module docstring.
 ROUNDING = 64 * 2.0**-24
 # Numbers below `_TINY` may be flushed to zero, so squared norms may be too small by up
 # to `_VANISHING`.
@@ -232,7 +232,7 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
 
 
 def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
-    """Computes the norms of gradients Lᵀ R from their entries."""
+    """Computes the norms of gradients Lᵀ R from the entries of these gradients."""
     left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
     formed = batches.flattened(tf.matmul(left, right, transpose_a=True))
     measured = of_last_axis(formed).squared

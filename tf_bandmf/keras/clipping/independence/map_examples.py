@@ -34,7 +34,7 @@ VECTORIZABLE = frozenset(
         # Operations along axes of one example.
         "All Any ArgMax ArgMin BroadcastGradientArgs Cumprod Cumsum LogSoftmax Max "
         "Mean Min Prod Softmax Sum "
-        # Changes of shapes.
+        # Operations that change shapes or rearrange entries.
         "ConcatV2 ExpandDims Pack Pad Reshape ReverseV2 Slice Split SplitV Squeeze "
         "StridedSlice StridedSliceGrad Tile Transpose Unpack "
         # Matrix products, and operations on images.

@@ -228,9 +228,9 @@ def _matmul(call: Call) -> list[Place]:
 
 
 def _dot(call: Call) -> list[Place]:
-    """Treats `Dot` and `Tensordot` on one axis of a vector or matrix as `Matmul`."""
+    """Treats `Dot` and `Tensordot` over one axis of a vector or matrix as `Matmul`."""
     if len(call.args[1].shape) > 2 or getattr(call.op, "axes", 1) != 1:
-        raise CannotOpen(f"{type(call.op).__name__} that is no matrix product")
+        raise CannotOpen(f"{type(call.op).__name__} that is not a matrix product")
     return _matmul(call)
 
 

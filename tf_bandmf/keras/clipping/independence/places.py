@@ -84,7 +84,7 @@ def same(places: Sequence[Place]) -> Place:
 
 
 def row_of(value: Any, place: Place, size: int) -> Any:
-    """Returns a row of a constant that has equal rows for all examples.
+    """Returns the row of a constant, which must be equal for all examples.
 
     Raises:
       Mixes: if the rows differ, since results would depend on the position in the

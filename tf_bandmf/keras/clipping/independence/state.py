@@ -101,6 +101,6 @@ def refuse_effects(
             continue
         raise UnsupportedModelError(
             f"Operation {op.name!r} {problem}. State computed from data would be released "
-            f"with the model without noise, or reach the next step past clipping. Remove "
+            f"with the model without noise, or reach the next step unclipped. Remove "
             f"the operation, or freeze its layer."
         )

@@ -96,7 +96,7 @@ class Walk:
 
         Args:
           tensor: a tensor, or any other value.
-          is_combined: True if the tensor is an operand of an entry-by-entry operation.
+          is_combined: True if the tensor is an operand of an elementwise operation.
             Only such an operation may use the result of a layer that was called
             without a batch axis: the training step repeats this result for each
             example.
@@ -138,7 +138,7 @@ class Walk:
                 (layer, "call", functools.partial(self._layer, layer))
                 for layer in layers
             ),
-            # Otherwise, Keras would record calls of layers as nodes of a model.
+            # Without this hook, Keras would record layers' calls as nodes of a model.
             (keras_operations.layer, "Node", lambda *_, **__: None),
             # Writes of variables are refused later, in the traced training step.
             (keras.Variable, "assign", _if_symbolic(lambda _, value: value)),
@@ -259,7 +259,7 @@ class Walk:
         """Returns the symbolic results of a layer whose code is not analyzed.
 
         The layer is known to keep examples apart, or runs on one example at a time. So
-        if its arguments have a batch axis, the first axis of each result is one, too.
+        if its arguments have a batch axis, the results have it as their first axis.
         """
         self._note(layer.name)
         tensors = tensors_of((args, kwargs))
@@ -388,7 +388,7 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, An
 
 
 def _if_symbolic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a hook that calls `function` instead if an argument is symbolic."""
+    """Returns a hook that replaces a call by `function` if an argument is symbolic."""
 
     def hook(original: Any, *args: Any, **kwargs: Any) -> Any:
         leaves = keras.tree.flatten((args, kwargs))

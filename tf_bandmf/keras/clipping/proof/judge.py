@@ -114,7 +114,7 @@ def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> Any:
     except Mixes:
         raise
     except Exception:
-        # If the model cannot run at all, tracing it in TensorFlow raises the error.
+        # If the model cannot run at all, its error is raised when TensorFlow traces it.
         walk.alone = [model]
         return None
     if model not in walk.alone and any(place != ROWS for place in places):

@@ -98,7 +98,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def factors(self, call: LayerCall, *gradients: Any) -> Mapping[int, Factor]:
-        """Returns the `Factor` of each Keras variable, by the variable's `id`.
+        """Returns a dictionary from the `id` of each Keras variable to its `Factor`.
 
         Args:
           call: the recorded call.
@@ -156,7 +156,10 @@ class LayerRule(Rule):
         return all(id(variable) in weights for variable in variables)
 
     def fits(self, layer: Any) -> bool:
-        """Returns whether the layer computes what the rule assumes; see `is_plain`."""
+        """Returns whether the layer computes what the rule assumes.
+
+        Unless a subclass overrides this method, the layer must be plain (`is_plain`).
+        """
         return is_plain(layer, *self.kinds, adapted=self.takes_adapters)
 
     @abc.abstractmethod

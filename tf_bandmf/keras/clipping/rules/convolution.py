@@ -128,7 +128,7 @@ class Convolved(Factor):
         if any(not isinstance(n, int) or n for pair in paddings for n in pair):
             inputs = tf.pad(inputs, [*paddings, (0, 0)])
         starts = list(itertools.product(*axes))
-        # Without strides, `tf.slice` takes half as many operations as indexing.
+        # If all strides are 1, `tf.slice` takes half as many operations as indexing.
         if set(layer.strides) == {1}:
             sizes = tf.stack([-1, *reached, -1])
             slices = [tf.slice(inputs, [0, *each, 0], sizes) for each in starts]
@@ -157,7 +157,7 @@ class Convolved(Factor):
             # For a kernel with one position, the patches are the inputs themselves.
             or math.prod(self._size) == 1
             or (is_small and are_few)
-            # TensorFlow's Conv2D can pad and stride only in this form.
+            # TensorFlow's Conv2D gradient supports only equal strides and no dilation.
             or not isinstance(layer, keras.layers.Conv2D)
             or len(set(layer.strides)) > 1
             or set(layer.dilation_rate) != {1}

@@ -76,7 +76,7 @@ class MaskedLMHeadRule(PreActivationRule):
 
 
 def _spelled(layer: Any) -> str:
-    """Returns the equation of a layer, without spaces."""
+    """Returns the einsum equation of a layer, without spaces."""
     return getattr(layer, "equation", "...i,io->...o").replace(" ", "")
 
 

@@ -1,10 +1,9 @@
 """The fallback rule, which differentiates a layer on one example at a time.
 
 Differentiation is vectorized where this is known to be correct. The gradients are exact
-for any layer that does not mix examples.
-The rule needs memory for one gradient of the layer per example. A layer that may mix
-examples is never called on two examples: the layer and its custom gradients run on one
-example at a time, also in the forward pass.
+for any layer that does not mix examples. The rule needs memory for one gradient of the
+layer per example. A layer that may mix examples is never called on two examples: the
+layer and its custom gradients run on one example at a time, also in the forward pass.
 """
 
 import collections
@@ -250,7 +249,10 @@ def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
-    """Returns `leaves` in the structure of `outputs`; float tensors are tapped."""
+    """Returns `leaves` in the structure of `outputs`.
+
+    For float tensors, the gradients of the losses are requested (`call.tap`).
+    """
     return batches.with_leaves(
         outputs,
         (

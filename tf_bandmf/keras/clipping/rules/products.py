@@ -33,7 +33,7 @@ class Equation(NamedTuple):
 
 
 def parsed(equation: str, rank: int) -> Equation | None:
-    """Parses an equation for inputs of a given rank; None if it is not supported."""
+    """Parses an einsum for inputs of a given rank; None if it is not supported."""
     inputs, kernel, outputs = equation.replace("->", ",").split(",")
     spare = [letter for letter in string.ascii_uppercase if letter not in equation]
     filled = "".join(spare[: rank - len(inputs.replace("...", ""))])
@@ -54,7 +54,7 @@ def parsed(equation: str, rank: int) -> Equation | None:
 def product(
     equation: Equation, inputs: tf.Tensor, gradient: tf.Tensor, shape: tuple[int, ...]
 ) -> Factor:
-    """Returns the factor of the kernel of an einsum.
+    """Returns the per-example gradients of the kernel of an einsum.
 
     Args:
       equation: the einsum.

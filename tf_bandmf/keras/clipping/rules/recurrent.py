@@ -2,10 +2,10 @@
 
 The inputs are projected for all time steps in one operation, outside of the loop over
 steps. The gradient of the projection contains the gradients of the gate inputs at each
-step. The gradients of the kernels are sums over steps of outer products of inputs or
-states with this gradient. The loop itself is `keras.src.backend.rnn`, with masks,
-reversed time and unrolling. Besides its outputs, it returns the states before each
-step, and the reset gates of a GRU.
+step. The gradient of a kernel is a sum over steps: each step adds the outer product of
+its inputs or states with the gradients of its gate inputs. The loop itself is
+`keras.src.backend.rnn`, with masks, reversed time and unrolling. Besides its outputs,
+it returns the states before each step, and the reset gates of a GRU.
 
 Dropout multiplies the inputs or states of all steps with one mask, which Keras draws
 per example before the loop. There is one mask for all gates, or one per gate; in the
@@ -85,8 +85,8 @@ class RecurrentRule(LayerRule):
             count = 2 + isinstance(cell, keras.layers.GRUCell)
             last = ops.split(last, count, axis=-1)[0]
             outputs, *noted = ops.split(outputs, count, axis=-1)
-            # The loop loses the static number of steps, on which the method for norms
-            # depends.
+            # The loop loses the static number of steps, on which the choice of the
+            # method for norms depends.
             noted = [
                 tf.ensure_shape(part, [None, sequences.shape[1], None])
                 for part in noted

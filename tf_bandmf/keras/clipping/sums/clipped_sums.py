@@ -286,8 +286,9 @@ def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[
     Except on accelerators, the small variables of a clipping group share a `Part`.
 
     Args:
-      factors: for each position of a variable, its gradients.
-      groups: for each position, the number of the clipping group.
+      factors: maps the position of a variable among the trainable variables to the
+        gradients of the variable.
+      groups: the clipping group of each trainable variable.
     """
     together: dict[int, list[int]] = {}
     for position, factor in factors.items():
@@ -309,7 +310,7 @@ def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[
 
 
 def _dense(gradient: Any, shape: tf.TensorShape) -> tf.Tensor | None:
-    """Converts a gradient to a dense tensor of a static shape; None stays None.
+    """Converts a gradient to a dense tensor with a static shape; None stays None.
 
     Gather operations, as in a loss with sparse labels, have sparse gradients.
     """

@@ -1,4 +1,4 @@
-"""Structures of tensors with a leading batch dimension."""
+"""Helpers for nested tensors with a leading batch dimension."""
 
 import contextlib
 import math
@@ -141,8 +141,8 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
         return tensor
     if example == shape:
         return tf.ensure_shape(tensor, [None, *shape])
-    # TensorFlow may remove `ensure_shape` in a loop over groups of examples, so that it
-    # cannot replace this size.
+    # `ensure_shape` and -1 cannot replace the explicit batch size here: in a loop over
+    # groups of examples, TensorFlow may remove `ensure_shape`.
     return tf.reshape(tensor, [num_examples(tensor), *shape])
 
 

@@ -1,7 +1,7 @@
 """Readers that look up the current rows of tables with lazy noise.
 
 With lazy noise, the noise of a table row is drawn only when the row is read. The
-layer's variable then has the table as it was last released. A training step gets the
+layer's variable holds the table as it was last released. A training step gets the
 current rows, which are secret, from a reader instead.
 """
 
