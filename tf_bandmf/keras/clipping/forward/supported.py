@@ -92,7 +92,7 @@ def refuse_own_step(kind: type, others: Iterable[str] = ()) -> None:
 
     Args:
       kind: the class.
-      others: names of methods that are replaced by attributes of the model instance.
+      others: names of the model instance's own attributes, which may replace methods.
 
     Raises:
       UnsupportedModelError: if the class, or one of its bases, is not Keras' own, and has

@@ -51,9 +51,9 @@ class Recorder:
     def tapping(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which calls to the layers in this thread are recorded.
 
-        On exit, the layers' own `call` is restored, even after an error. The
-        replicas of a distribution strategy trace in threads that take turns within a
-        forward pass, so only the thread that replaced a `call` sees the replacement.
+        On exit, the layers' own `call` is restored, even after an error. A distribution
+        strategy traces its replicas in threads that take turns during a forward pass,
+        so only the thread that replaced a `call` sees the replacement.
         """
         return all_patched(
             (unit.layer, "call", functools.partial(self._called, unit))

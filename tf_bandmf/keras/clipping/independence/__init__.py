@@ -7,12 +7,12 @@ and the step's random numbers. Before the training step is traced,
   (`operations`) tells where each operation puts the axis of examples; known layers
   (`layers`), and layer classes for which the user vouches (`registration`), are
   trusted;
-* layers for which this fails are executed on one example at a time
+* layers that mix examples, or cannot be analyzed, are executed on one example at a time
   (`rules.per_example`, `map_examples`), without access to other examples: in a loop, or
   vectorized if TensorFlow is known to vectorize each operation correctly. Losses are
   executed in the same way, except for a fixed list of losses whose row i depends only
   on example i (`losses.rows`);
-* all models for which neither is possible are refused.
+* all other models are refused.
 
 The training step that is traced afterwards changes no variables (`state`), and a
 function that runs on one example cannot read the rest of the batch.

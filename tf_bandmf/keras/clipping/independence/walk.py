@@ -326,7 +326,7 @@ class Walk:
         return self._made((None, *rest), leaf.dtype, ROWS)
 
     def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Handles a random draw, which must be new for each example and each step."""
+        """Handles a random draw, which must differ between examples and steps."""
         given = _bound(original, args, kwargs)
         x = given.pop("inputs", None)
         if not tf.executing_eagerly() or is_array(x):

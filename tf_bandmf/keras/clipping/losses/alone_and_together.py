@@ -34,8 +34,8 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 _EXAMPLES = 5
 # Gradients of single examples count as zero if they are below this fraction of the
-# batch gradient. They count as the terms of the batch gradient if the angle between
-# both, and the ratio of their norms, have an error of at most _TOLERANCE.
+# batch gradient. They count as the terms of the batch gradient if the angle between the
+# two, and the ratio of their norms, have an error of at most _TOLERANCE.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
     "Use a loss of single examples, or combine what the loss compares into one example (a "

@@ -89,7 +89,7 @@ def row_losses(
 
 
 def _ranks_of_targets(loss: Any, rank: int) -> tuple[int, ...]:
-    """Returns the ranks of targets that match predictions of a given rank."""
+    """Returns the ranks that targets may have for predictions of a given rank."""
     sparse = loss.fn is keras.losses.sparse_categorical_crossentropy
     return (rank - 1, rank) if rank == 2 or sparse else (rank,)
 

@@ -57,8 +57,8 @@ def proved_forward(
 ) -> Iterator[Forward]:
     """Runs a model and its loss, and proves that they do not mix examples.
 
-    In the current graph, the batch size is unknown even if it is known elsewhere, so
-    that a use of the batch size can be detected.
+    The model runs with an unknown batch size, even if the caller knows it, so that any
+    use of the batch size can be detected.
 
     Args:
       model: a built and compiled model.

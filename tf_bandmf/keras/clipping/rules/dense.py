@@ -1,9 +1,10 @@
 """Norm rules for `Dense`, `EinsumDense` and the bias of KerasHub's `MaskedLMHead`.
 
-A kernel with an adapter (LoRA) is W + s A B with a frozen W (Hu et al., 2021,
-arXiv:2106.09685), so x (W + s A B) = x W + s (x A) B. Let g be the gradient of the
-output. The gradient of A is the sum of outer products of x and s g Bᵀ. The gradient of
-B is the sum of outer products of s x A and g. No per-example tensor is as large as W.
+A kernel with an adapter (LoRA) is W + s A B with a frozen W and a constant s (Hu et
+al., 2021, arXiv:2106.09685), so x (W + s A B) = x W + s (x A) B. Let g be the gradient
+for the output. The gradient of A is the sum of outer products of x and s g Bᵀ. The
+gradient of B is the sum of outer products of s x A and g. No per-example tensor is as
+large as W.
 """
 
 import string

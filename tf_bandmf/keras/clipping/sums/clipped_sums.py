@@ -85,8 +85,9 @@ def clipped_gradient_sums(
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
     There is one forward pass and one backward pass. An example contributes exactly zero
-    if its loss or norm is not finite, or if its label or an id does not exist. The sums
-    contain neither noise nor weight regularizers: see `regularization_gradients`.
+    if its loss or norm is not finite, or if it has a label or an id that does not exist.
+    The sums contain neither noise nor gradients of weight regularizers (see
+    `regularization_gradients`).
 
     For all data, the norm of an example's contribution is at most `l2_norm_clip`, up to
     a relative error of 1e-3. To ensure this, a bound on rounding errors is added to the
@@ -236,7 +237,7 @@ class Part(NamedTuple):
 def _measured(
     variables: list[Any], forward: Forward, clip: Clip, units: UnitRows | None
 ) -> list[Part]:
-    """Computes the norms of per-example gradients of all variables with gradients.
+    """Computes per-example gradient norms of all variables that affect the loss.
 
     The losses are multiplied by `clip.scale` first. With `units`, there is one gradient
     per privacy unit of several rows, instead of one per example.

@@ -72,8 +72,8 @@ def _first_match(patterns: Iterable[str], path: str) -> str:
 class Clipping:
     """How the gradient of each example is clipped to the clip norm C of the plan.
 
-    With all settings, the norm of a contribution is at most C, so the privacy guarantee
-    does not depend on the settings. Choose them without looking at the data.
+    Whatever the settings, the norm of a contribution is at most C, so the privacy
+    guarantee does not depend on the settings. Choose them without looking at the data.
 
     Attributes:
       kind: "flat": a gradient longer than C is shortened to it. "automatic": each

@@ -21,7 +21,7 @@ def made_up(data: Any, num_examples: int) -> Any:
     """Makes up examples from the shapes and dtypes of a batch, not from its values.
 
     Floats are in (0.05, 0.95). Integers and strings are 0 and 1, which nearly all
-    vocabularies, class counts and masks allow. Images of bytes have values from 0 to
+    vocabularies, class counts and masks allow. Images of uint8 have values from 0 to
     255. Each example has the same number of ones, so a mask has the same number of
     unmasked positions in each example.
 

@@ -18,8 +18,8 @@ def in_groups(
     one group are in memory at a time.
 
     Args:
-      function: a `tf.function` with a signature. It maps the tensors of a group to a list
-        of sums over the group and nested results [m, ...].
+      function: a `tf.function` with an input signature. It maps the tensors of a group
+        to a list of sums over the group, and nested results [m, ...].
       data: nested tensors [B, ...].
       size: B, scalar int32.
       group_size: examples per group, m. The last group is padded with zeros.
