@@ -1,7 +1,8 @@
 """Names for programs that extend private training in Keras.
 
-Layer rules and registration, base classes of metrics, errors, and the classes of the
-objects that `make_private`, `fit_privately` and custom training loops return.
+These are layer rules and their registration, base classes of metrics, errors, and the
+classes of the objects that `make_private`, `fit_privately` and custom training loops
+return.
 """
 
 from tf_bandmf.keras.clipping.factors.base import Factor as Factor

@@ -66,7 +66,7 @@ class PrivateCounts:
 
 
 class Counts:
-    """Counts the examples of a run by their outcomes; empty if the plan has no counts.
+    """Counts the examples of a run by outcome, if the plan reserves budget for that.
 
     Args:
       plan: plan of the run.

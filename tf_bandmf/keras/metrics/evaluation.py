@@ -131,7 +131,7 @@ def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
         on them.
 
     Returns:
-      Float64, shape [M].
+      The noisy sums, float64, shape [M].
 
     Raises:
       InvalidArgumentError: if the optimizer was restored without its private state, a

@@ -150,7 +150,7 @@ def batches_of(
 def function_of(
     model: keras.Model, batch: Any, metrics: Sequence[PrivateMetric]
 ) -> Any:
-    """Returns a compiled function of (x, y, weights): the weighted sum of metrics.
+    """Returns a compiled function of (x, y, weights): the weighted sum of all vectors.
 
     No record affects another record's contribution to the sum.
     """

@@ -55,7 +55,8 @@ class PrivateMetric(abc.ABC):
         """Returns the records' vectors, float [B, size]; the caller bounds their norms.
 
         Row i must be a function of record i alone. If this cannot be shown, the method is
-        called with batches of one record. NaN stands for `bad`.
+        called with batches of one record. A vector that is not finite is replaced, as the
+        attribute `bad` says.
         """
 
     @abc.abstractmethod
@@ -282,7 +283,7 @@ def _only(value: Any, what: str) -> tf.Tensor:
 
 
 def _flat(tensor: tf.Tensor, rank: int) -> tf.Tensor:
-    """Returns the tensor with `rank` axes, after it drops a further last axis of size 1."""
+    """Drops a further last axis of size 1, so that the tensor has `rank` axes."""
     if tensor.shape.rank == rank + 1 and tensor.shape[-1] == 1:
         tensor = tf.squeeze(tensor, -1)
     if tensor.shape.rank != rank:

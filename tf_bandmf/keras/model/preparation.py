@@ -92,7 +92,7 @@ def given(data: Any) -> Any:
 
 
 def build(model: Any, data: Any = None) -> None:
-    """Builds model and optimizer, if they are not built; this begins the run.
+    """Builds the model and its optimizer, if they are not built, which begins the run.
 
     Args:
       model: private and compiled.
@@ -168,9 +168,9 @@ def refuse_preprocessor(model: Any) -> None:
 
 
 def without_dynamic_scale(optimizer: Any) -> Any:
-    """Unwraps a private optimizer, which Keras' `compile` wraps under mixed_float16.
+    """Takes a private optimizer out of the LossScaleOptimizer around it, if there is one.
 
-    The scale of Keras' LossScaleOptimizer depends on the data.
+    Under mixed_float16, Keras' `compile` adds this wrapper, whose scale depends on data.
     """
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if is_scaled and isinstance(optimizer.inner_optimizer, PrivateOptimizer):

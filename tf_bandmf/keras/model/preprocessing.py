@@ -42,7 +42,7 @@ _JOINING = (keras.layers.Concatenate, keras.layers.Flatten, keras.layers.Reshape
 
 
 def of_adapted(used: Iterable[Any]) -> tuple[str, ...]:
-    """Returns the privacy statement's remark on adapted layers, if there are any."""
+    """Returns the statement's remark on layers that were adapted to data, if any."""
     layers = [one for one in used if isinstance(one, keras.layers.Layer)]
     adapted = [inner for layer in layers for inner in adapted_layers(layer)]
     if not adapted:
@@ -83,7 +83,7 @@ class KerasDialect:
         return of_adapted(used)
 
     def seeded(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[None]:
-        """A context in which layers draw seeds that follow from the example's seed."""
+        """Returns a context in which layers draw seeds that follow from the example's."""
         numbers = itertools.count()
         return seeds_from(
             lambda: tf.random.experimental.stateless_fold_in(seed, next(numbers))
@@ -142,7 +142,7 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         )
     if not frontier or last & encoded:
         raise ValueError(
-            f"Model {model.name!r} has an output of preprocessing layers alone: remove it."
+            f"An output of {model.name!r} comes from preprocessing layers alone: remove it."
         )
     tensors: Any = tuple(frontier.values())
     if len(frontier) == 1:

@@ -401,9 +401,10 @@ class Programs:
 
 @contextlib.contextmanager
 def _no_records_fault(model: Any) -> Iterator[None]:
-    """A context that turns errors for made-up examples into UnsupportedModelError.
+    """Provides a context that turns errors for made-up examples into another error.
 
-    Errors of the machine, such as running out of memory, pass unchanged.
+    It raises UnsupportedModelError, because no record can be at fault. Errors of the
+    machine, such as running out of memory, pass unchanged.
     """
     try:
         yield

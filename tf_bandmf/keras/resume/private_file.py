@@ -157,7 +157,7 @@ class PrivateFile(Secret):
         memory = [one for name, one in self._arrays.items() if name != "buffer"]
         if memory and step != kept:
             raise ValueError(
-                f"{self.path} has the memory of lazy tables' noise only at step {kept}, "
+                f"{self.path} has the noise state of lazy tables only at step {kept}, "
                 f"and these weights are of step {step}. Resume from the newest "
                 f"checkpoint."
             )
@@ -169,7 +169,7 @@ class PrivateFile(Secret):
         state = SecretState(run.noising, key, run.plan, start, buffer, points)
         state.replay(step)
         run.adopt(state, memory)
-        # The file has a record that these weights belong to the run.
+        # The run may start from these weights: the file records that they belong to it.
         run.start()
         run.close_seal()
         for name in _OF_RUN:

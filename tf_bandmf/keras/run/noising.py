@@ -48,7 +48,7 @@ class Stored(NamedTuple):
         return "Stored(<secret>)"
 
     def point_before(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the point (see `Drawn`) of the previous step, int64; 0 at step 0."""
+        """Returns the previous step's point, a digest, int64; 0 at step 0."""
         return tf.where(step > 0, self.points.sparse_read(tf.maximum(step - 1, 0)), 0)
 
 
@@ -195,7 +195,7 @@ class Noising:
     def row(
         self, step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor, stored: Stored
     ) -> tuple[tf.Tensor, Drawn]:
-        """Draws row `step` of `C^-1 Z` at a point of the run.
+        """Draws row `step` of `C^-1 Z`, the noise of the step, bound to its point.
 
         Returns:
           The row, float32, shape [num_parameters], possibly followed by further
@@ -215,8 +215,8 @@ def _point(digest: tf.Tensor, step: tf.Tensor, stored: Stored) -> tf.Tensor:
     """Returns a step's point: a pseudorandom function of its digest and the point before.
 
     If two histories of a run differ in one step, all their later points differ, too.
-    With a digest of only the step itself, they could share the normals of a later step,
-    but not the earlier normals that contribute to its correlated noise.
+    If a point depended only on its own step, they could share the normals of a later
+    step, but not the earlier normals that contribute to its correlated noise.
     """
     words = tf.stack([stored.point_before(step), digest])
     chained = tf.raw_ops.StatelessRandomUniformFullIntV2(

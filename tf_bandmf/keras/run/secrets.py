@@ -79,7 +79,7 @@ class SecretState(Secret):
         self.note: Callable[[bytes], None] | None = None
         self.key, self.step = key, step
         self.is_whole = True
-        # The points that are known so far; 0 for later steps.
+        # These are the points that are known so far; 0 stands for an unknown point.
         self._known = np.zeros([generator.num_steps], np.int64).view(HiddenArray)
         self._known[: len(points)] = points
         if buffer is None:
@@ -102,7 +102,7 @@ class SecretState(Secret):
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """A context for a program that changes the run's state or the model's weights.
+        """Provides a context for a program that changes the run's state or the weights.
 
         If the program is interrupted, the state and the weights may belong to different
         steps, so further training is refused.

@@ -313,7 +313,7 @@ class LazyTables(Secret):
         self._jumps.released(step)
 
     def remarks(self) -> list[str]:
-        """Remarks about lazy tables, for the privacy statement."""
+        """Returns the privacy statement's remarks on lazy tables."""
         names = ", ".join(str(variable.path) for variable in self.variables)
         return [
             f"The noise of tables ({names}) was drawn when their rows were read. The "
