@@ -118,7 +118,8 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
       Norms [...].
     """
     size, block = tensor.shape[-1], _block(tensor)
-    # XLA fuses conversion, square and sum. Without XLA, each of them reads all entries.
+    # XLA fuses conversion, square and sum. Without XLA, each of the three reads all
+    # entries, so they are used only if there is no suitable block size.
     if not block:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
         return Norms(squared, squared * (1.0 + 2.0**-20))
@@ -149,13 +150,13 @@ def _block(tensor: tf.Tensor) -> int:
 def all_norms(gradients: Sequence[Norms | tuple[tf.Tensor, ...]]) -> list[Norms]:
     """Computes the norms of the gradients of several variables.
 
-    The norms of vectors are computed together: fewer operations take less time to trace
-    and to start.
+    The norms of vectors are computed together, since fewer operations take less time to
+    trace and to start.
 
     Args:
-      gradients: for each variable, the norms; or the vectors l [B, I] and r [B, O] of
-        gradients l rᵀ, whose norm is |l| |r| without cancellation; or a tuple of the
-        gradients [B, n] themselves.
+      gradients: for each variable, its `Norms`; or a pair of vectors l [B, I] and
+        r [B, O], if the gradient is l rᵀ, with norm |l| |r|; or a tuple that contains
+        only the gradients themselves, [B, n].
 
     Returns:
       Norms [B].
@@ -222,7 +223,8 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
       Norms [B].
     """
     total = tf.reduce_sum(tf.cast(tf.reduce_sum(lefts * rights, -1), tf.float64), -1)
-    # The diagonals are |l_t|² and |r_t|², so no terms cancel in these sums.
+    # The diagonals of `lefts` and `rights` are |l_t|² and |r_t|², sums in which no terms
+    # cancel.
     lengths = [
         tf.sqrt(tf.cast(tf.raw_ops.MatrixDiagPart(input=part), tf.float64) + _VANISHING)
         for part in (lefts, rights)

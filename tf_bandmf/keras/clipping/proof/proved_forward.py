@@ -101,7 +101,8 @@ def proved_forward(
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.shape[0] is None:
-        # XLA would treat the placeholder as a constant, and recompile for each batch.
+        # The size is unknown already. With a placeholder, XLA would treat the data as a
+        # constant, and recompile for each batch.
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(
         input=tensor, shape=[None, *tensor.shape[1:]]

@@ -117,7 +117,7 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             # Gather operations (in some losses, for example) have sparse gradients.
             dense = [tf.convert_to_tensor(gradient) for gradient in upstream]
             gradients = _pulled_back(call, dense, _floats)
-            # The gradients of weights come from `factors`.
+            # The gradients of weights are None here: they come from `factors`.
             return (gradients, [None] * len(variables)) if variables else gradients
 
         return _floats(leaves), backward

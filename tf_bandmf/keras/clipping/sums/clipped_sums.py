@@ -85,7 +85,7 @@ def clipped_gradient_sums(
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
     There is one forward pass and one backward pass. An example contributes exactly zero
-    if its loss or norm is not finite, or if it has a label or an id that does not exist.
+    if its loss or norm is not finite, or if one of its labels or ids does not exist.
     The sums contain neither noise nor gradients of weight regularizers (see
     `regularization_gradients`).
 

@@ -158,7 +158,8 @@ def join_first(tensor: tf.Tensor) -> tf.Tensor:
 
 def inner_sizes(tensor: tf.Tensor) -> Sequence[Any]:
     """Returns the sizes of all axes but the first: integers, or tensors if unknown."""
-    # `keras.ops.shape` also computes B, for which it creates five operations.
+    # For static sizes, this avoids `keras.ops.shape`, which creates five operations to
+    # compute B as well.
     is_static = None not in tuple(tensor.shape[1:])
     return tuple(tensor.shape[1:]) if is_static else keras.ops.shape(tensor)[1:]
 
