@@ -223,8 +223,8 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
       Norms [B].
     """
     total = tf.reduce_sum(tf.cast(tf.reduce_sum(lefts * rights, -1), tf.float64), -1)
-    # The diagonals of `lefts` and `rights` are |l_t|² and |r_t|², sums in which no terms
-    # cancel.
+    # The diagonals of `lefts` and `rights` are |l_t|² and |r_t|², so no terms cancel in
+    # these sums.
     lengths = [
         tf.sqrt(tf.cast(tf.raw_ops.MatrixDiagPart(input=part), tf.float64) + _VANISHING)
         for part in (lefts, rights)

@@ -101,7 +101,7 @@ def proved_forward(
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.shape[0] is None:
-        # The size is unknown already. With a placeholder, XLA would treat the data as a
+        # The batch size is unknown already. XLA would treat the placeholder below as a
         # constant, and recompile for each batch.
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(
