@@ -59,10 +59,7 @@ class ConvolutionRule(PreActivationRule):
     def factors(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, kernel = call.layer, kernel_of(call.layer)
         gradient = channels_last(gradient, layer.data_format)
-        # This checks the static shape at run time. If no patches are extracted, nothing
-        # else does.
-        inputs = tf.ensure_shape(call.inputs, call.inputs.shape)
-        inputs = channels_last(inputs, layer.data_format)
+        inputs = channels_last(call.inputs, layer.data_format)
         of_kernel = Convolved(layer, inputs, gradient)
         return {id(kernel): of_kernel, **of_spread(layer.bias, gradient)}
 

@@ -141,8 +141,8 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
         return tensor
     if example == shape:
         return tf.ensure_shape(tensor, [None, *shape])
-    # `ensure_shape` and -1 cannot replace the explicit batch size here: in a loop over
-    # groups of examples, TensorFlow may remove `ensure_shape`.
+    # `ensure_shape` and -1 cannot replace the explicit batch size here: TensorFlow also
+    # computes the tensors before `ensure_shape` in its shape, so it may never raise.
     return tf.reshape(tensor, [num_examples(tensor), *shape])
 
 
