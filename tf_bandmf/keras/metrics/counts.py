@@ -51,7 +51,7 @@ class PrivateCounts:
     steps: int
 
     def sentence(self) -> str:
-        """Returns a warning of examples that contributed nothing; "" if there are few."""
+        """Returns a warning about examples that contributed nothing, or "" for few."""
         without = self.zero + self.bad
         noise = math.sqrt(2.0) * self.noise
         if without < max(_CLEARLY * noise, _WORTH_SAYING):
@@ -136,7 +136,7 @@ class Counts:
         return PrivateCounts(clipped, zero, bad, noise, steps)
 
     def warn(self, steps: int) -> None:
-        """Warns of examples that contributed nothing, if the counts show many."""
+        """Warns about examples that contributed nothing, if the counts show many."""
         counts = self.value(steps)
         if counts is not None and counts.sentence():
             warnings.warn(counts.sentence(), stacklevel=3)

@@ -1,4 +1,4 @@
-"""Warns of settings, or refuses them, before `fit` spends the budget.
+"""Warns about settings, or refuses them, before `fit` spends the budget.
 
 The warnings concern settings that waste the budget, and callbacks that act on exact
 metrics of private data.

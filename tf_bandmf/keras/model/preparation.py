@@ -204,7 +204,7 @@ def refuse_plain_outer_training(
 
 
 def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None:
-    """Warns of layers that run on single examples; refuses models that mix examples.
+    """Warns about layers that run on single examples; refuses models that mix examples.
 
     Args:
       model: private and built.

@@ -71,7 +71,7 @@ class KerasDialect:
         return call
 
     def remarks(self, function: Any) -> tuple[str, ...]:
-        """Returns the remark on adapted layers that `function` is or uses."""
+        """Returns the remark on layers adapted to data that `function` is or uses."""
         used = [function]
         if inspect.isfunction(function):
             try:

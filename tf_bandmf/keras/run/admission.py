@@ -140,7 +140,8 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
 
     Args:
       run: a run that has begun.
-      parts: the `facts` of each part of the batch that a replica of this process takes.
+      parts: the result of `facts` for each part of the batch that a replica of this
+        process takes.
       step: the coming step.
 
     Raises:

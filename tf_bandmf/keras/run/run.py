@@ -260,7 +260,7 @@ class Run:
         self.takes_steps = False
 
     def note_weights(self) -> None:
-        """Adds the weights to the seal, if they are those that the run's last step left."""
+        """Adds the current weights to the seal, if the run is taking steps."""
         if self.takes_steps and self.step and not self.is_restored():
             self.seal.update(map(digest_of, self._sealed()))
 

@@ -113,7 +113,7 @@ class SecretState(Secret):
 
     @property
     def buffer(self) -> np.ndarray:
-        """The kept noise vectors, float32, [memory_vectors, num_parameters]. Secret."""
+        """The secret kept noise vectors, float32, [memory_vectors, num_parameters]."""
         return self.stored.buffer.numpy().view(HiddenArray)
 
     def points(self) -> np.ndarray:
