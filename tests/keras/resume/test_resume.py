@@ -83,9 +83,8 @@ PARTICIPATIONS = {
 @pytest.mark.invariant(11)
 def test_key_and_sampler_are_those_of_the_interrupted_run(kind, tmp_path):
     mechanism, participation, generator = PARTICIPATIONS[kind]
-    steps = None if hasattr(participation, "steps_per_epoch") else 8
     arguments = {"noise_multiplier": 1.0, "delta": 1e-5, "sampling": participation}
-    plan = planned(mechanism, num_steps=steps, generator=generator, **arguments)
+    plan = planned(mechanism, num_steps=8, generator=generator, **arguments)
     options = {"epochs": 2, "private_state": tmp_path / "run.private", "verbose": 0}
 
     class Keep(keras.callbacks.Callback):
