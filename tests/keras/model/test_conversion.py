@@ -74,7 +74,7 @@ class Mine(tf_bandmf.keras.extending.PrivateTraining, Subclassed):
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(Subclassed, r"to_plain\(model, into=plain\)"), (Mine, "private from the begin")],
+    [(Subclassed, r"to_plain\(model, into=plain\)"), (Mine, "no plain class")],
 )
 def test_a_model_that_keras_cannot_make_again(make, message):
     model = train(make(4))
