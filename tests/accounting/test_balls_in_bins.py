@@ -143,7 +143,7 @@ def test_no_value_of_a_bound_exceeds_what_is_certain(sampling, noise, epsilon, a
         gram = gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 6)
         simulator = BinsSimulator(gram, 20_000, 0).at(noise, add)
         tilts, target = simulator.certain_tilts()[1:], Tilt()
-        # A stronger tilt also samples losses that are rare under the proposal.
+        # A stronger tilt also samples losses that the tested proposals rarely draw.
         strong = Tilt(common=-4.0 * tilts[0].common) if add else Tilt(4.0, 4.0)
     else:
         rows = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 24).as_rows()

@@ -16,7 +16,10 @@ class TestFixedSize:
     )
     @pytest.mark.parametrize("delta", [1e-3, 1e-7])
     def test_noise_is_that_of_dp_accountings_losses(self, queries, part, batch, delta):
-        """The noise agrees with dp-accounting; Poisson samples need under half."""
+        """The noise agrees with dp-accounting.
+
+        It is more than twice the noise for Poisson sampling.
+        """
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         actual = fixed.calibrate(1.0, delta)
         noise = actual.noise_stddev

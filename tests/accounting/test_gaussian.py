@@ -26,7 +26,7 @@ def test_calibration_is_safe_and_tight(epsilon, log10_delta):
 
 @pytest.mark.parametrize("noise", [0.008, 0.007])
 def test_an_epsilon_near_the_largest_of_a_budget_is_stated(noise):
-    """Epsilons between 8,000 and 11,000 are accurate; above 100,000 is an error."""
+    """Epsilons from 8,000 to 11,000 are accurate; one above 100,000 raises an error."""
     actual = gaussian.gaussian_epsilon(noise, 1e-5)
     with mpmath.workdps(50):
         s = mpmath.mpf(noise)

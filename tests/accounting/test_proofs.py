@@ -13,7 +13,10 @@ from tf_bandmf.accounting.bins_simulator import gram_matrix
 
 
 def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
-    """Estimates delta if C x + z is released, for an example in the first part."""
+    """Estimates the delta of releasing C x + z, for an example in the first part.
+
+    Every `num_parts` steps, this example is sampled with probability q.
+    """
     n = len(strategy)
     steps = np.arange(0, n, num_parts)
     patterns = list(itertools.product((0, 1), repeat=steps.size))

@@ -14,7 +14,7 @@ USERS = 342_477
 
 
 def test_appendix_f5():
-    """2 bands give 1,000 queries with q = 2%; 100 bands give no amplification.
+    """With 2 bands, a run is 1,000 queries with q = 2%; 100 bands give no amplification.
 
     The run has 2,000 steps with batches of 500 of 50,000 examples.
     """

@@ -52,7 +52,8 @@ def test_renyi_dp_is_never_better(noise):
 def test_a_pure_mechanism_pays_2_plus_eta_times_epsilon(shape):
     """If each run is epsilon-DP, selecting the best one is (2 + eta) epsilon-DP.
 
-    See arXiv:2110.03620, after Theorem 2.
+    Here, eta is the shape of the distribution of the number of runs. See
+    arXiv:2110.03620, after Theorem 2.
     """
     actual = selection.profile_epsilon(lambda delta: 0.7, 20.0, shape, 1e-12)
     assert actual == pytest.approx((2.0 + shape) * 0.7, rel=1e-6)

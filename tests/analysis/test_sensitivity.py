@@ -77,7 +77,7 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
 
 
 def test_the_production_case_400_bands_at_separation_385():
-    """The sensitivity is exact and nearly tight if bands exceed the min separation.
+    """The sensitivity is exact if there are more bands than the min separation.
 
     This case of 400 bands at min separation 385 is from arXiv:2306.08153, section 6.
     """
@@ -91,12 +91,12 @@ def test_the_production_case_400_bands_at_separation_385():
     # The sensitivity exceeds sqrt(6), the value for orthogonal columns. It does not
     # exceed the bound of Alg. 4 of arXiv:2306.08153.
     assert np.sqrt(6) * 1.001 < actual.value <= bound.value * (1 + 1e-12)
-    # The sensitivity is nearly tight: this pattern of participations attains at least
-    # 99% of it.
+    # This pattern of participations attains at least 99% of the sensitivity.
     pattern = np.zeros(n)
     pattern[::b] = 1.0
     assert actual.value >= np.linalg.norm(matrix.matmul(pattern)) > 0.99 * actual.value
-    # At min separation 400, the number of bands, the columns are orthogonal.
+    # At min separation 400, which equals the number of bands, columns of participations
+    # are orthogonal.
     at_400 = sensitivity_lib.sensitivity(matrix, MinSep(400, 5))
     np.testing.assert_allclose(at_400.value, np.sqrt(5), rtol=1e-12)
 

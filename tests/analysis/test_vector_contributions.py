@@ -32,8 +32,8 @@ def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
     signs = np.array([best_signs(gram) for gram in grams])
     assert np.all(signs <= upper * (1.0 + 1e-12))
     assert np.all(upper <= absolute * (1.0 + 1e-8))
-    # In some cases, contributions that are vectors exceed every choice of signs; in
-    # some, they stay below the sum of absolute values.
+    # In some cases, the bound for vectors exceeds every choice of signs; in some, it is
+    # below the sum of absolute values.
     assert np.any(upper > 1.001 * signs) and np.any(upper < 0.99 * absolute)
 
 

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from audit counts match formulas and hold often enough."""
+"""Audits' lower bounds on epsilon match formulas, and hold as often as stated."""
 
 import math
 

@@ -2,9 +2,9 @@
 
 `python killed_runs.py FOLDER 3 1 1` completes a run despite 3 kills and 1 full disk,
 and compares it with a run without faults. Then the program starts 1 pair of processes
-that train in the same folder. It records digests of all noise outside of the run before
-the noise is used, and `check_uses` compares the digests. The plan is bound to a ledger,
-which must contain each run exactly once (`check_ledger`).
+that train in the same folder. Before noise is used, the program records a digest of it
+outside of the run's folder, and `check_uses` compares the digests. The plan is bound to
+a ledger, which must contain each run exactly once (`check_ledger`).
 
 The program imports TensorFlow and then forks its children before TensorFlow runs any
 operation. Therefore, no child needs to import TensorFlow again.

@@ -21,7 +21,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def whole(path):
-    """Returns the bytes of a file with entries, and the file's size without them."""
+    """Returns the bytes of a file with entries, and its size before they were added."""
     journal = Journal(path)
     journal.replace(CONTENT)
     size = os.path.getsize(path)

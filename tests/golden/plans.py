@@ -26,7 +26,7 @@ from tf_bandmf import workloads
 FILE = pathlib.Path(__file__).with_suffix(".json")
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 DATA = {"num_examples": 600, "batch_size": 60, "epochs": 6}
-# A run that sampling amplifies strongly, because a batch is only 1% of the data.
+# Sampling amplifies privacy strongly here, because a batch is only 1% of the data.
 SPARSE = {"num_examples": 2_000, "batch_size": 20, "epochs": 2}
 APART = {"num_steps": 60, "sampling": tf_bandmf.MinSep(8, 5)}
 FEW = {"num_examples": 64, "batch_size": 8, "epochs": 4}
@@ -150,7 +150,7 @@ def tolerance(name: str, field: str) -> float:
 
     On the same machine, all numbers are equal to the last bit. Other machines may add
     numbers in a different order, so an optimizer may stop at another point near the
-    optimum. The RMSE hardly changes near the optimum, but amplification does.
+    optimum. The RMSE hardly changes near the optimum, but the amplification does.
     """
     if name in SIMULATED:
         return 1e-3

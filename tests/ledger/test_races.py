@@ -17,7 +17,7 @@ PROGRAM = pathlib.Path(__file__).with_name("racing_runs.py")
 
 
 def told(url, plan, what, count):
-    """Runs racing_runs.py; returns the answers of the ledger, which it prints."""
+    """Runs racing_runs.py, which prints the ledger's answers; returns its output lines."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     options = {"env": environment, "timeout": 900}
     lines = printed(PROGRAM, url, plan, what, count, **options).splitlines()

@@ -164,7 +164,7 @@ def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     zeros = [min(max(k - first, 0), 31) for first in FIRST_BITS]
     inside = [words(LOW >> zero) for zero in zeros]
     square = box_muller.squared_radius(*inside[:3], box_muller.shared_part(*inside[3:]))
-    rest = 2.0 ** (k - 157)  # The generator adds half a unit, 2^-157, to u.
+    rest = 2.0 ** (k - 157)  # The generator adds 2^-157, half of u's last bit, to u.
     np.testing.assert_allclose(square, edge - 2.0 * math.log1p(-rest), rtol=2.0**-22)
     assert math.sqrt(square[0]) <= box_muller.LARGEST_NORMAL * (1.0 + 2.0**-22)
     # With the other sign bit, the radius is that of `1 - u`. These are the smallest

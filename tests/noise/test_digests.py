@@ -152,9 +152,8 @@ def test_a_few_recent_keys_suffice():
         np.testing.assert_array_equal(row, whole)
 
 
-# Expected digests of the first numbers 0, 1, ... The dictionary keys are the version of
-# the digest and the count of numbers. For a new version, add an entry and keep the old
-# entries.
+# Expected digests of the numbers 0, 1, ..., count - 1. The dictionary keys are the version
+# of the digest and the count. For a new version, add an entry and keep the old entries.
 OF_VERSIONS = {
     3: {
         5: (1608067432, 326217624),

@@ -29,7 +29,7 @@ def weighted_error(c, a, weights):
 
 
 def bounds(c, a, weights, bands, separation):
-    """Returns two lower bounds on the error: the simple one, and the best one."""
+    """Returns the error's lower bound by `dual_bound`, and the one by `lower_bound`."""
     inverse = np.linalg.inv(c.T @ c)
     gram = rows_of(inverse @ a.T @ np.diag(weights) @ a @ inverse, bands)
     value, norms = weighted_error(c, a, weights), np.linalg.norm(c, axis=0)

@@ -11,7 +11,7 @@ FEW, BANDS = 512, 4
 
 @pytest.fixture(scope="module")
 def long_runs():
-    """Returns strategies: the Toeplitz start, five iterations later, the optimum."""
+    """Returns the strategy at the Toeplitz start, after five iterations, and at the end."""
     workload = workloads.prefix_sum(4 * FEW)
     start = strategies.optimized_banded(workload, BANDS, max_iterations=0)
     five = strategies.optimized_banded(workload, BANDS, start=start, max_iterations=5)

@@ -13,7 +13,7 @@ def test_general_columns_are_certified_to_a_thousandth_by_default():
     largest = np.max(actual.per_step_squared_error(workload))
     assert actual.diagnostics["value"] == pytest.approx(largest)
     assert actual.diagnostics["optimality_gap"] < 1e-3
-    # An optimization from another start is better by at most the stated optimality gap.
+    # The optimum from another start is better by at most the stated optimality gap.
     start = strategies.bsr(workload, 4).normalize_columns()
     other = strategies.optimized_banded(
         workload, 4, objective="max", start=start, max_iterations=100

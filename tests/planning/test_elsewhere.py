@@ -77,9 +77,10 @@ def test_rhos_add_up_and_cost_more_than_the_gaussian_mechanism(plan):
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-11, 1e-12, 1e-13, 1e-14])
 def test_many_pure_releases_are_never_below_their_binomial(delta):
-    """At the computed epsilon, 1,000 randomized responses do not exceed delta.
+    """The computed epsilon is valid for 1,000 randomized responses.
 
-    Each response has epsilon = 0.01. The total privacy loss of n responses is
+    At this epsilon, their exact joint delta is not above the requested delta. Each
+    response has epsilon = 0.01. The total privacy loss of n responses is
     (2 k - n) epsilon, where k has a binomial distribution.
     """
     count, epsilon = 1000, 0.01
@@ -92,10 +93,11 @@ def test_many_pure_releases_are_never_below_their_binomial(delta):
 
 
 def test_several_kinds_are_never_below_the_best_that_one_can_do():
-    """A Gaussian mechanism and a randomized response jointly do not exceed delta.
+    """The computed epsilon is valid for a Gaussian mechanism plus a randomized response.
 
-    The exact joint delta is the mean of the Gaussian delta over the two possible
-    privacy losses of the randomized response.
+    At this epsilon, the exact joint delta is not above the requested delta. The exact
+    joint delta is the mean of the Gaussian delta over the two possible privacy losses of
+    the randomized response.
     """
     mu, response = 0.5, 1.0
     p = 1.0 / (1.0 + math.exp(-response))

@@ -99,7 +99,7 @@ def whiteness(
 
 
 def _between_steps(rows: np.ndarray) -> np.ndarray:
-    """Returns the p-value of each pair of rows' correlation (Fisher transformation)."""
+    """Returns p-values of the correlation of each pair of rows (Fisher transformation)."""
     n, d = rows.shape
     correlations = np.corrcoef(rows)[np.triu_indices(n, 1)]
     return _of_correlations(correlations, d)

@@ -1,4 +1,4 @@
-"""Examples on disk (TFRecords, arrays, rows by index) give the batches of arrays."""
+"""Examples on disk (TFRecords, arrays, rows by index) give the same batches as arrays."""
 
 import numpy as np
 import pytest

@@ -38,8 +38,8 @@ def cells(cuts):
 def gaps_of(trials):
     """Computes the distribution of the first success from all pairs of random words.
 
-    Two words look up the gap before the first success in a table. If the gap exceeds
-    the table, further words extend it; here, they are maximal and add 0.
+    Two words select the gap before the first success from a table. If the gap exceeds
+    the table, further words extend it; here, these words are maximal and add 0.
     """
     law = collections.Counter()
     for (a, last_a), (b, last_b) in itertools.product(
@@ -219,9 +219,9 @@ def test_who_rests_is_not_taken_and_nobody_else_is_left_out(separation):
     for rest, tried in itertools.product(
         range(separation), itertools.product([False, True], repeat=steps)
     ):
-        # Each length of the initial rest is chosen by a quarter of all random words.
-        # The remaining words choose no rest. The test uses the first and the last word
-        # of each quarter.
+        # Each nonzero length of the initial rest is chosen by a quarter of all random
+        # words. The remaining words choose length 0. The test uses the first and the
+        # last word of each quarter.
         cell = separation - 1 if rest == 0 else rest - 1
         for word in (cell * quarter, (cell + 1) * quarter - 1):
             sampler = RestSampler(

@@ -101,7 +101,7 @@ def test_values_count_and_not_dtypes():
 
 
 def test_what_is_read_later_is_recognized_too():
-    """Records of an indexed data set also count if they are first read during a run.
+    """Records of an indexed data set are recognized even if first read during a run.
 
     Before the run, only some examples of a large indexed data set are read.
     """

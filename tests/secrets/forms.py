@@ -37,7 +37,7 @@ def forms_of_bytes(secret):
             forms.add(str(number).encode())
         forms.add(f"{int(word):x}".encode())
         for number in (word.view("<f8"), *word.reshape(1).view("<f4")):
-            # Numbers with few digits may occur by chance.
+            # Leave out numbers with few digits, which may occur in a file by chance.
             if len(re.sub(r"[-+0.einfa]", "", str(number))) >= _SHORTEST:
                 forms |= {repr(float(number)).encode(), str(number).encode()}
     forms |= {
@@ -57,7 +57,7 @@ def forms_of_floats(row):
         for value in (float(row[0]), float(row[1]), float(row[2])):
             forms.add(pattern.format(value).encode())
     forms |= {str(value).encode() for value in row[:3]}
-    # Numbers with few digits may occur by chance.
+    # Leave out numbers with few digits, which may occur in a file by chance.
     return {form for form in forms if len(re.sub(rb"[-0.e+]", b"", form)) >= _SHORTEST}
 
 

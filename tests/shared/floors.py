@@ -46,7 +46,8 @@ def one_step(probability, noise, epsilon):
 def own_bin(norm, noise, num_bins, epsilon):
     """Returns a lower bound on delta for balls in bins, from the example's own bin.
 
-    The likelihood ratio L is the mean of the ratios L_j of the b bins, so `L >= L_j / b`.
+    Let K = e^eps. If the example is in bin j of b, the output has the distribution P_j and
+    the likelihood ratio L_j. The means over all bins are P and L, so `L >= L_j / b`.
     Therefore `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, in which only bin j occurs.
     """
     with mpmath.workdps(DIGITS):
@@ -57,9 +58,9 @@ def own_bin(norm, noise, num_bins, epsilon):
 def replaced_step(probability, noise, epsilon):
     """Returns the delta of one sampled step if a contribution changes its sign.
 
-    `L(x) = (1 - q + q v(x)) / (1 - q + q v(-x))`, `v(x) = exp((2 x - 1) / (2 sigma^2))`,
-    increases in x, so delta is a difference of tails beyond the point where `log L` is
-    epsilon.
+    With `v(x) = exp((2 x - 1) / (2 sigma^2))`, the likelihood ratio
+    `L(x) = (1 - q + q v(x)) / (1 - q + q v(-x))` increases in x. Therefore, delta is a
+    difference of tails beyond the point where `log L` is epsilon.
     """
     with mpmath.workdps(DIGITS):
         q, sigma = mpmath.mpf(probability), mpmath.mpf(noise)

@@ -64,7 +64,7 @@ def serial(words):
 
 
 def spectral(words):
-    """Tests the largest spectral amplitude (NIST, section 2.6, counts large ones)."""
+    """Tests the largest spectral amplitude; NIST, section 2.6, counts large amplitudes."""
     signal = 2.0 * bits(words[: 2**14]).astype(np.float64) - 1.0
     power = np.abs(np.fft.rfft(signal))[1:-1] ** 2 / signal.size
     # The spectral powers are independent and exponential. The p-value comes from the

@@ -76,7 +76,7 @@ def test_without_a_budget_it_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "limit"), [(1.0, 22.54), (8.0, 4.47)])
 def test_reference_points(epsilon, limit):
-    """Optimized for the budget, a BLT has a smaller RMSE than the result of `blt`.
+    """A BLT optimized for the privacy budget has a smaller RMSE than that of `blt`.
 
     The RMSE of `blt` is 27.42 for epsilon = 1, and 4.588 for epsilon = 8.
     """

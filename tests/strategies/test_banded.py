@@ -24,7 +24,7 @@ def mean_error(strategy, workload):
 
 @functools.cache
 def example():
-    """Returns the optimized strategy for Example B.1, from the default start."""
+    """Optimizes the strategy of arXiv:2405.15913, Example B.1, from the default start."""
     return strategies.optimized_banded(
         workloads.prefix_sum(9), 3, gradient_tolerance=1e-8, gap_tolerance=1e-8
     )

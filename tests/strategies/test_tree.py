@@ -27,8 +27,8 @@ def test_the_square_factor_stands_for_the_rectangular_tree(n):
     square = strategy.matrix.to_dense()
     np.testing.assert_allclose(square.T @ square, tree.T @ tree, atol=1e-9)
     assert np.array_equal(square, np.tril(square))
-    # At every step, the error is that of the rectangular matrix with its optimal
-    # decoder.
+    # At every step, the square factor has the error of the rectangular tree matrix with
+    # its optimal decoder.
     for workload in (workloads.prefix_sum(n), workloads.momentum_sgd(n, 0.5, 0.9)):
         decoder = workload.to_dense() @ np.linalg.pinv(tree)
         np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""Tests that an audit contradicts a run's epsilon only if its noise is missing."""
+"""Tests that an audit contradicts a run's epsilon only if noise is missing."""
 
 import keras
 import pytest

@@ -170,8 +170,8 @@ def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **option
     """Asserts that the clipped sums of a batch match brute force on single examples.
 
     Also asserts, in the same graph, that the example with the largest gradient
-    contributes at most the clip norm, even if its values are extreme, and zero if they are
-    not finite.
+    contributes at most the clip norm, even if its values are extreme, and contributes zero
+    if they are not finite.
     """
     data = named(x=x, y=y, sample_weight=sample_weight, rows=rows)
     given = (model, x, y, sample_weight)

@@ -83,7 +83,7 @@ def largest_change(model):
 
 
 def assert_harmless(make):
-    """Asserts that a layer is refused, or that a record adds at most the clip norm."""
+    """Asserts that a layer is refused, or lets a record add at most the clip norm."""
     try:
         assert largest_change(model_with(make())) <= 1 + 1e-3
     except (UnsupportedModelError, ValueError):

@@ -1,4 +1,4 @@
-"""Tests that examples beyond a layer's declared shape are not clipped in parts."""
+"""Tests that examples larger than a layer's declared shape are not clipped in parts."""
 
 import clipping_reference as reference
 import keras

@@ -54,7 +54,7 @@ def stepped(make):
 
 
 def sums_agree(first, second):
-    """Asserts that example outcomes are equal, and returns whether the sums agree."""
+    """Asserts that all examples have equal outcomes; returns whether the sums agree."""
     *first, outcomes = first
     *second, others = second
     assert np.array_equal(outcomes, others) and outcomes[2] == 3

@@ -159,7 +159,8 @@ def test_what_is_said_at_the_end():
     bad = PrivateCounts(0.3, 0.01, 0.88, 0.01, 40).sentence()
     assert bad.startswith("About 89% of the examples (noise 1.4%) contributed nothing")
     assert "88% had a loss" in bad and "1% had weight 0, a failed map" in bad
-    # There is no sentence if the share is within the noise, or if it is small.
+    # There is no warning if the share of examples that contributed nothing is within
+    # the noise, or if it is small.
     assert not PrivateCounts(0.3, 0.2, 0.3, 0.2, 40).sentence()
     assert not PrivateCounts(0.3, 0.0, 0.02, 1e-4, 40).sentence()
 

@@ -1,4 +1,4 @@
-"""Tests that a run has only its reserved private evaluations, and independent noise."""
+"""Tests that a run makes only reserved private evaluations, with independent noise."""
 
 from unittest import mock
 
@@ -195,8 +195,8 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(
     model = begun_at(path)
     model.fit(reserved.batches(*data), epochs=1, verbose=0)
     model.save_weights(checkpoint)
-    # 6, 8 or 16 of 22 predictions are right, because the noisy accuracy would be
-    # clipped near 0 or 1.
+    # 6, 8 or 16 of 22 predictions are right. If the accuracy were nearer to 0 or 1, its
+    # noisy value could be clipped.
     some = np.arange(22) % 4 == 0
     first = evaluated(model, data, ~some)
     # Repeating an evaluation returns the same value. This reveals nothing new, so it is

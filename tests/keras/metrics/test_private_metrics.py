@@ -160,7 +160,7 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
 
 @pytest.mark.parametrize("metric", [PrivateAccuracy(), PrivateLoss(2.0), PrivateAUC(8)])
 def test_the_stated_noise_is_that_of_the_metric(metric):
-    """Asserts that the stated noise is within 10% of the deviation of 2000 draws.
+    """Asserts that the stated noise is within 10% of 2000 draws' standard deviation.
 
     The tolerance of 10% is six standard errors.
     """

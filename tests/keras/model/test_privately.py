@@ -75,7 +75,7 @@ def test_what_is_given_is_used(line):
     assert set(fitted.model.evaluate(x, y, verbose=0, return_dict=True)) == {
         *("loss", "mse")
     }
-    # A statement also covers later runs on the same data, so both epsilons are equal.
+    # Each statement covers both runs on the data, so their epsilons are equal.
     again = {"plan": PLAN, "loss": "mse", "verbose": 0, "additional_run": True}
     later = fit_privately(linear(), x, y, **again)
     assert fitted.statement.epsilon == later.statement.epsilon > PLAN.epsilon

@@ -82,9 +82,9 @@ def ways_to_train(model, plan, data):
 
 
 def assert_trains_with_privacy_or_not_at_all(model, plan, data):
-    """Asserts that each way to train is private or refused; returns private ones.
+    """Asserts that each way to train is private or refused; returns the private ways.
 
-    Each way is a key of `ways_to_train`.
+    A way is given by its key in `ways_to_train`.
     """
     trained = []
     for name, train in ways_to_train(model, plan, data).items():

@@ -168,14 +168,14 @@ def noise_of(*rates):
 
 
 def by_two_rates():
-    """Solves for the exact rows from two runs with different rates at step 1."""
+    """Combines two runs with different rates at step 1 so that shared noise cancels."""
     (a,), (b,) = releases_of((0.5, 0.6), {1}), releases_of((0.5, 2.0), {1})
     u, v = noise_of(0.5, 0.6), noise_of(0.5, 2.0)
     return (a * v - b * u) / (v - u)
 
 
 def by_one_more_release():
-    """Solves for the exact rows from two runs, one of which makes one more release."""
+    """Combines two runs, one with an extra release, so that shared noise cancels."""
     (a,), (first, b) = releases_of((0.5, 0.5), {1}), releases_of((0.5, 0.5), {0, 1})
     return a - noise_of(0.5, 0.5) * (b - first) / noise_of(0.5)
 
@@ -216,7 +216,7 @@ def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
 def test_runs_that_share_a_program_have_their_own_noise():
     """Asserts that two runs that share a compiled program still draw their own noise.
 
-    The runs take turns with the program. Each releases what it releases on its own.
+    The runs take turns with the program. Each releases the same values as it does alone.
     """
     sampling = tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 2)
     budget = {"noise_multiplier": 1.0, "delta": 1e-5, "num_examples": EXAMPLES}

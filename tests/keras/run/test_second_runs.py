@@ -77,7 +77,8 @@ def test_an_additional_run_says_so():
         assert points["This run"].startswith("1 other run(s)")
         assert plan.fingerprint[:12] in points["This run"]
         assert points["Unit of privacy"] == "One device."
-    # `additional_run` announces one run, so copies of the optimizer must not have it.
+    # `additional_run` allows one further run, so the config, from which optimizers are
+    # copied, must not contain it.
     config = second.optimizer.get_config()
     assert "additional_run" not in config
 

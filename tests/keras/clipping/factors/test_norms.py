@@ -55,9 +55,9 @@ def rows_of(ids):
     return make
 
 
-# Each case holds a function that builds a factorized gradient, the number of its terms,
-# and its numbers of inputs and outputs. Norms of gradients with more than 40,000
-# parameters are computed from inner products.
+# Each case is a function that builds a factorized gradient, followed by the gradient's
+# number of terms, number of inputs and number of outputs. Norms of gradients with more
+# than 40,000 parameters are computed from inner products.
 KINDS = {
     "one outer product": (product, 1, 40, 30),
     "formed": (product, 4, 20, 30),
@@ -103,9 +103,10 @@ def terms(rng, count, size, form, nearness):
 
 @st.composite
 def pairs(draw):
-    """Draws a case: a seed, and the forms, exponents and nearness of two factors.
+    """Draws a case: a seed, two factors' forms, their exponents, and one nearness.
 
-    An exponent e scales a factor by 10^e; a nearness n is a distance of 10^n.
+    An exponent e scales a factor by 10^e. Nearness n makes terms differ by about 10^n,
+    unless they are unrelated.
     """
     forms = st.sampled_from(["unrelated", "alike", "opposite", "ties"])
     exponent = st.floats(-30, 30)

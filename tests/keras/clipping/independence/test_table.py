@@ -159,7 +159,7 @@ def drawn_alike(function, x):
 
 
 def walked(function):
-    """Returns the traversal of a function, and its result's example axis and shape."""
+    """Returns the `Walk` of a function, and its result's example axis and shape."""
     walk = Walk(SIZE, ())
     x = walk.tensor((None, 3, 4), "float32")
     with walk._hooks():

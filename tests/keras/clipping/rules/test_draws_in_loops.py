@@ -66,7 +66,7 @@ def branching(drawn, x):
 
 
 def alone(drawn, x):
-    """Flattens the batch axis, so the layer must run on one example at a time."""
+    """Merges and restores the batch axis, so the layer must run on single examples."""
     return tf.reshape(tf.reshape(looped(drawn, x), [-1]), tf.shape(x))
 
 
