@@ -38,10 +38,10 @@ def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
 
 
 def test_three_vectors_that_repel_one_another_have_a_closed_form():
-    """For the 3 x 3 Gram matrix I + c (J - I) with c < 0, the maximum is 3 - 3 c.
+    """If the Gram matrix is I + c (J - I) with c < 0, the sensitivity is sqrt(3 - 3 c).
 
-    J is the matrix of ones. Three unit vectors at angles of 120 degrees attain the
-    maximum.
+    J is the 3 x 3 matrix of ones. Contributions that are unit vectors at angles of 120
+    degrees attain this sensitivity.
     """
     for c in (-0.1, -0.5):
         gram = np.full((1, 3, 3), c) + (1.0 - c) * np.eye(3)

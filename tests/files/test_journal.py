@@ -96,7 +96,7 @@ def test_the_end_of_an_interrupted_machine_is_no_entry(path, whole, fill):
     content, size = whole
     for length in range(size, len(content)):
         entries = (length - size) // 32
-        # Zeros are appended only after a whole entry.
+        # If zeros are appended, the content before them ends with a whole entry.
         end = length if not fill else size + 32 * entries
         write(path, content[:end] + fill)
         journal = Journal(path)

@@ -1,4 +1,4 @@
-"""Fixtures that isolate Keras tests in a shared process, and that resume runs."""
+"""Fixtures that isolate Keras tests from one another, and fixtures that resume runs."""
 
 import keras
 import pytest

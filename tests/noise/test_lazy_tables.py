@@ -1,4 +1,4 @@
-"""Tables whose rows get noise only when read have the distribution of eager noise."""
+"""Tests that drawing noise only for rows that are read does not change its distribution."""
 
 import numpy as np
 import pytest

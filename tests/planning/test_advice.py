@@ -72,8 +72,9 @@ def test_the_setting_with_the_most_progress_is_advised(advice):
 
 
 def test_a_mechanism_with_much_less_noise_per_step_may_have_slightly_more_error():
-    # In benchmarks/utility, a network on CIFAR-10 reaches 69.6% accuracy with bisr,
-    # which must be advised, and 68.9% with bandinv, whose RMSE is smaller.
+    # `advise` must prefer bisr to bandinv, although the RMSE of bandinv is smaller. In
+    # benchmarks/utility, a network on CIFAR-10 reaches 69.6% accuracy with bisr, and
+    # 68.9% with bandinv.
     data = {"num_examples": 10_000, "num_parameters": 4313, "delta": 1e-5, "epochs": 8}
     use = {"loss": "binary_crossentropy", "sampling": "fixed-order"}
     names = ("identity", "bandinv", "bisr")

@@ -162,7 +162,7 @@ def test_impossible_neighbors_and_budgets_are_refused():
 @pytest.mark.slow_cases("b_min_sep_sampling", "poisson")
 @pytest.mark.parametrize("kind", ["b_min_sep_sampling", "balls_in_bins", "poisson"])
 def test_never_more_than_basic_composition(kind):
-    """The joint epsilon of two sampled plans never exceeds basic composition."""
+    """The joint epsilon of two sampled plans never exceeds that of basic composition."""
     participation = lib.PARTICIPATIONS[kind].example(16)
     plan = sampled(participation, num_steps=16)
     together = tf_bandmf.compose([plan, plan])

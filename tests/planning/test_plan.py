@@ -84,7 +84,7 @@ def test_the_smallest_delta_that_the_noise_can_give_is_accepted():
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 1.1, 123.4])
 @pytest.mark.invariant(12)
 def test_noise_of_single_precision_is_not_less(noise, clip):
-    """Training uses the noise level in float32, which is never rounded down."""
+    """Training uses the noise level in float32, and rounding never decreases it."""
     options = {"noise_multiplier": noise, "l2_norm_clip": clip}
     plan = small_plan("lambda_cgd:0.5", 6, 2, 2, **options)
     actual = np.float32(plan.noise_stddev)

@@ -88,7 +88,7 @@ def main(target, *sources):
     cases = [case for source in sources for case in cases_of(source)]
     before, mark, _ = target.read_text(encoding="utf-8").partition(MARK)
     if not mark:
-        raise SystemExit(f"{target} must have the line {MARK!r}.")
+        raise SystemExit(f"{target} lacks the line {MARK!r}. Add it above the tables.")
     target.write_text(f"{before}{MARK}\n\n{page(cases)}", encoding="utf-8")
 
 

@@ -161,7 +161,7 @@ def test_parts_have_fingerprints_of_their_own(padded):
         assert not is_as_drawn({**part, "part": tf.constant([1, 2])})
     first, second, *_ = parts
     assert not is_as_drawn({**first, "part": second["part"]})
-    # The parts of a batch can be concatenated into the batch, or read separately.
+    # The concatenated parts of a batch equal the batch. Parts can also be read alone.
     for step, batch in enumerate(schedule.dataset()):
         of_step = [part["x"] for part in parts[3 * step : 3 * step + 3]]
         joined = tf.nest.map_structure(lambda *p: tf.concat(p, 0), *of_step)

@@ -1,4 +1,4 @@
-"""If users are privacy units, steps sample users, and limit the rows of each user."""
+"""If users are the privacy units, each step samples users and limits their rows."""
 
 import numpy as np
 import pytest

@@ -23,7 +23,7 @@ def build(bands=3, workload=WORKLOAD, name="toeplitz", **options):
 
 
 def built(monkeypatch):
-    """Returns a list that grows by a key each time that a strategy is stored."""
+    """Returns a list that grows by a key each time a strategy is stored."""
     calls, store = [], cache.store
 
     def counted(key, strategy):

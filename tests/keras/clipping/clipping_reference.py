@@ -19,7 +19,7 @@ FROM_LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 class Scale(keras.layers.Layer):
-    """A custom layer with one weight vector."""
+    """A custom layer that returns `x * scale + scale**2` for one weight vector."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")

@@ -129,7 +129,7 @@ ROWS, STDDEV = 60, 3.0
 
 
 def releases_of(rates, releases):
-    """Trains a table with lazy noise for two steps; returns the rows step 0 has read.
+    """Trains a table with lazy noise for two steps; returns the rows that step 0 read.
 
     Args:
       rates: the learning rate of each step.

@@ -150,7 +150,7 @@ def test_runs_on_the_same_examples_headline_what_they_spend_together():
         assert "for all runs together" in headline(model)
         assert fill("Epsilon is {:.3g up}", expected) in statement.card().to_markdown()
         assert statement.remarks[0].startswith("1 other run(s)")
-    # Compiling a new optimizer does not reset the epsilon that the weights have spent.
+    # Compiling a new optimizer does not reset the epsilon already spent on the weights.
     plan = plans[0]
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
     first.compile(optimizer, first.loss)

@@ -213,7 +213,7 @@ def test_squares_that_vanish_are_counted():
 @pytest.mark.parametrize("xla", [False, True])
 @pytest.mark.parametrize("size", [2**22, 999_983])
 def test_long_sums_of_equal_numbers(size, xla):
-    # Adding so many equal float32 terms one by one would give too small a sum.
+    # Adding this many equal float32 terms one by one would give too small a sum.
     @tf.function(autograph=False, jit_compile=xla)
     def run(gradients):
         return contribution(base.Instantiated(gradients))

@@ -68,7 +68,7 @@ class Subclass(L.Dropout):
 
 
 class ByContext(L.Layer):
-    """A layer that mixes examples only in training mode, read from the call context."""
+    """A layer that mixes examples only if Keras' call context sets `training`."""
 
     def call(self, x, training=False):
         return centred(x) if training else x
@@ -107,7 +107,7 @@ def tf_centred(x):
 
 
 def dilated(function):
-    """Returns a function that cuts examples into pieces, transforms and joins them."""
+    """Returns a function that cuts examples, transforms the pieces, and joins them."""
 
     def call(x):
         cut = tf.space_to_batch(x, [2], [[0, 1]])

@@ -39,7 +39,7 @@ PLACES = {
 
 
 class Average(keras.layers.Layer):
-    """A layer that assigns a moving average of the data in a chosen control flow."""
+    """A layer that assigns a moving average of the data, for example inside a loop."""
 
     def __init__(self, place):
         super().__init__()

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Tests that vectorized operations equal a loop over examples; others run in a loop."""
+"""Tests that operations are vectorized without a change of results, or run in a loop."""
 
 import numpy as np
 import pytest
