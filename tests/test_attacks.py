@@ -1,4 +1,4 @@
-"""Each attack in docs/what-was-attacked.md is an existing test, and none succeeded."""
+"""Each attack in docs/what-was-attacked.md is a test, and no attack succeeded."""
 
 import re
 

@@ -33,7 +33,7 @@ def test_neighbors_of_neighbors_of_a_gaussian_mechanism_are_bounded():
 
 
 def test_the_loss_is_a_distribution_in_both_directions():
-    """Probabilities sum to 1, and loss -e has exp(-e) times the probability of e."""
+    """Probabilities sum to 1, and loss -e is exp(-e) times as probable as loss e."""
     both = profiles.least(gaussian_profile(1.0), profiles.pair_profile(1.5, 1e-6))
     loss = profiles.dominating_loss(both, INTERVAL, [1.5])
     deltas = loss.get_delta_for_epsilon([-40.0, 0.0, 600.0])

@@ -40,7 +40,7 @@ def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
 
 @pytest.mark.parametrize("bands", [1, 2, 3])
 def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(bands):
-    """The claimed delta is right if bands <= parts (here 3), and too small if not."""
+    """The claimed delta is right for bands <= parts (here 3), and too small otherwise."""
     q, noise, epsilon, parts = 0.4, 1.2, 2.0, 3
     column = np.array([1.0, 0.6, 0.4, 0.5])
 

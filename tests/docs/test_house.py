@@ -1,4 +1,4 @@
-"""Imports within tf_bandmf/keras are limited, and docs/inside.md names each folder."""
+"""Tests that tf_bandmf/keras has few internal imports, and docs/inside.md is complete."""
 
 import re
 

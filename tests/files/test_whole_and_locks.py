@@ -1,4 +1,4 @@
-"""Writes of files are atomic, and a lock ends when its process ends."""
+"""Writes of files are atomic, and a lock ends when the process that holds it ends."""
 
 import gc
 import os

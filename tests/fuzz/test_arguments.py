@@ -1,4 +1,4 @@
-"""Public functions refuse wrong values of any argument, and their errors name it."""
+"""Public functions refuse wrong values of any argument with an error that names it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Keras functions refuse wrong values of any argument, and their errors name it."""
+"""Keras functions refuse wrong values of any argument with an error that names it."""
 
 import keras
 import pytest

@@ -132,7 +132,7 @@ def test_what_is_shown_has_the_law_of_the_eager_noise():
 
 
 def _after_a_step(weights, kind="inverse"):
-    """Makes a lazy table; takes one step (learning rate 0.1) that reads no rows."""
+    """Makes a lazy table, and takes a step that reads no rows, at learning rate 0.1."""
     jumps = Jumps(_system(kind, lazy.LinearUpdate()), _STEPS)
     table = LazyTable(weights, jumps)
     jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))

@@ -18,8 +18,8 @@ def long_runs():
     return start, five, strategies.optimized_banded(workload, BANDS, start=start)
 
 
-# Only the most recent optimization problem stays traced. Therefore, this fixture
-# requests `long_runs`, so that all long problems are solved before this one.
+# Only the most recent optimization problem stays traced, and tracing again takes time.
+# Therefore, this fixture requests `long_runs`, whose problems are solved before its own.
 @pytest.fixture(scope="module")
 def columns(long_runs):
     actual = strategies.optimized_banded(

@@ -1,4 +1,4 @@
-"""Tests strategies that minimize the maximum error of a step, and error bounds."""
+"""Tests strategies that minimize the maximum error of a step, and bounds on it."""
 
 import numpy as np
 import pytest

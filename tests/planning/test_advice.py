@@ -1,4 +1,4 @@
-"""`advise` makes correct predictions, and recommends the settings predicted as best."""
+"""`advise` predicts correctly, and recommends the settings that it predicts to be best."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Tests the table that `compare` returns, and plans of its best mechanism."""
+"""Tests the table that `compare` returns, and plans made with its best mechanism."""
 
 import numpy as np
 import pytest
@@ -103,7 +103,7 @@ HONEST_ACCOUNTANT = BallsInBins.accountant
 
 
 def failing_accountant(self, matrix, confidence=None):
-    """Returns the real accountant, but raises for strategies with several bands."""
+    """Returns the real accountant, or raises an error if the matrix has several bands."""
     if matrix.bands > 1:
         raise ArithmeticError("The accountant lost itself.")
     return HONEST_ACCOUNTANT(self, matrix, confidence)

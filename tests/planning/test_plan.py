@@ -44,7 +44,7 @@ def test_fingerprint_ignores_how_the_strategy_was_found():
     actual = tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA)
     lambda_ = actual.strategy.parameters["lambda"]
     given = tf_bandmf.plan(f"lambda_cgd:{lambda_!r}", **BUDGET, **DATA)
-    # The fingerprint is computed only once, because training compares it at each step.
+    # Training compares the fingerprint at each step, so it must be computed only once.
     assert actual.fingerprint == given.fingerprint is given.fingerprint
 
 

@@ -1,4 +1,4 @@
-"""If `map` or `parse` fails for a record, it gets weight 0, and the run continues."""
+"""A record for which `map` or `parse` fails gets weight 0, and the run continues."""
 
 import traceback
 

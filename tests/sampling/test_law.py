@@ -96,7 +96,7 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
 @pytest.mark.invariant(2)
 @pytest.mark.parametrize("q", ["9/20", "512/10000000", "1/1000000", "2/10000000000"])
 def test_rare_trials_succeed_with_no_more_than_the_probability(q):
-    """The success probability of a rare trial is at most q, and nearly q.
+    """The success probability of a rare trial is at most q, and not much smaller.
 
     The test checks random gaps between successes, and gaps at the edges of the tables
     that the sampler uses.

@@ -47,7 +47,7 @@ def test_rests_are_the_same_wherever_a_run_goes_on(batch_size):
 
 
 def test_a_step_costs_a_batch_and_not_the_data():
-    """A step's cost depends on its batch: for 10^9 examples, it draws < 1,000 words."""
+    """A step draws fewer than 1,000 random words, even to sample from 10^9 examples."""
     drawn = []
 
     def words(step, count):

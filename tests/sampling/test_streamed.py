@@ -1,4 +1,4 @@
-"""Data sets that can only be read in order become batches, or are refused."""
+"""Data sets that can only be read in order are divided into batches, or refused."""
 
 from __future__ import annotations
 

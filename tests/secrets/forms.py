@@ -85,7 +85,7 @@ def forms_of_run(model):
 
 
 def contents_of(content):
-    """Returns a file's content, and all decoded and decompressed contents of it."""
+    """Returns a file's content, and all that can be decoded or decompressed from it."""
     contents = [content]
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

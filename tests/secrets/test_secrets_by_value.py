@@ -106,7 +106,7 @@ def export(model, folder):
 
 
 def dump_graphs(model, schedule, folder):
-    """Writes the graphs of training and of the data pipeline, and reprs of objects."""
+    """Writes the graphs of training and of the data pipeline, and the repr of objects."""
     programs = model._programs()
     compiled = [programs._facts, programs._clip, programs._noise]
     compiled += [programs._update, programs._measure]

@@ -67,7 +67,7 @@ class InMidEpoch(keras.callbacks.Callback):
 
 
 class Jumping(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that begins at 0, jumps to 2, and stays at 0.1."""
+    """A learning rate of 0 at step 0, 2 at step 1, and 0.1 at all later steps."""
 
     def __call__(self, step):
         return tf.where(step == 0, 0.0, tf.where(step == 1, 2.0, 0.1))

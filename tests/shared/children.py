@@ -9,7 +9,7 @@ import traceback
 
 
 def printed(*arguments, **options):
-    """Runs Python with these arguments; returns its output, or fails as it does."""
+    """Runs Python with these arguments; returns its output, or fails if Python fails."""
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -122,7 +122,7 @@ def make_private_model(
 
 
 def built(model, weights=None, key=None):
-    """Builds a model's optimizer, as `fit` does; may also set its weights and key.
+    """Builds a model's optimizer, as `fit` does; can also set the weights and the key.
 
     Args:
       model: a private model.

@@ -1,6 +1,6 @@
-"""Tests that `optimized_once` limits graph optimization, and only in its own thread.
+"""Tests that `optimized_once` allows one round of TensorFlow's graph optimizations.
 
-It allows one round of TensorFlow's graph optimizations.
+It does not affect other threads.
 """
 
 from concurrent.futures import ThreadPoolExecutor

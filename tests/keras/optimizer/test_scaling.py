@@ -1,4 +1,4 @@
-"""Tests that gradients can be scaled before the noise, and unscaled after it."""
+"""Tests that gradients can be scaled before noise is added, and unscaled afterwards."""
 
 import keras
 import numpy as np

@@ -29,7 +29,7 @@ def make_model(plan, **changes):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Replaces `fit` by a recorder of the batches' targets, and returns its record."""
+    """Makes `fit` only record the targets of batches; returns the list of records."""
     steps = []
 
     def fit(model, x, **settings):

@@ -178,7 +178,7 @@ def test_bounds_of_terms_that_do_not_cancel_are_close_at_all_scales(name, forms)
         factor = KINDS[name][0](left, right)
         exact = np.linalg.norm(np.asarray(factor.instantiate(), "f8"))
         measured = [norms_of(factor.measure())]
-        # A product can compute its norm in a second way, from its terms.
+        # The norm of a product can also be computed from its terms.
         if isinstance(factor, base.Product):
             measured.append(norms.of_terms(factor.left, factor.right))
         for each in measured:

@@ -1,4 +1,4 @@
-"""Tests that `row_losses` returns the losses of single examples, or None."""
+"""Tests that `row_losses` returns per-example losses, or None if it cannot find them."""
 
 import keras
 import numpy as np
