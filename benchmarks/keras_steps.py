@@ -217,8 +217,8 @@ def in_turns(
 
 def peak(kind: str, name: str, options: Any) -> None:
     """Prints how many MB of memory running a step adds to the process."""
-    # Generating noise once loads XLA's compiler, which needs about 100 MB in any
-    # process. Therefore the result does not contain this memory.
+    # This call loads XLA's compiler, which needs about 100 MB in any process, so that the
+    # result does not include this memory.
     noise.standard_normals(tf.constant([0, 0], tf.uint64), 1)
     step = step_of(kind, name, options)
     before = largest_memory()

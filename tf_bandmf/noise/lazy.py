@@ -33,8 +33,9 @@ import numpy as np
 
 from tf_bandmf import matrices
 
-# The maximum number m of entries in the state of a weight. Each entry takes as much
-# memory as the whole table, and a fresh normal per weight whenever a row is updated.
+# The maximum number m of state entries of a weight. Each entry needs as much memory as
+# the whole table, and whenever a row is updated, each entry of its weights needs a fresh
+# normal.
 MOST_ENTRIES = 9
 
 

@@ -19,7 +19,6 @@ becomes NaN.
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -76,8 +75,8 @@ class Programs:
         facts = admission.program_of_facts(tf.zeros([]).device)
         in_each = self._everywhere(admission.facts)
         self._facts = facts if self._is_one else Program(in_each)
-        is_scaled = optimizer.clipping.scaling is not None
-        self._scales = Update(optimizer.scales, model) if is_scaled else None
+        scaling = optimizer.clipping.scaling
+        self._scales = Update(optimizer.scales, model) if scaling else None
         changing = self._run.secrets.changing
         self._clip = Program(self._everywhere(self._clipped), by_xla)
         self._clip_here = Program(self._clipped)
@@ -198,7 +197,7 @@ class Programs:
         """
         parts = self._local(contents._replace(count=None))
         parts = [made_up(part, size or max(1, _size(part))) for part in parts]
-        examples = _map(self._distributed, *parts)
+        examples = _each(self._distributed, *parts)
         clipped = self._local(self._clip(examples, *self._of_no_step()))[0]
         scale = self._model._private_optimizer().loss_scale_factor
         if scale and not bool(tf.reduce_all(tf.math.is_finite(clipped.norms))):
@@ -217,12 +216,7 @@ class Programs:
 
     def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that runs `function` in each replica."""
-
-        @functools.wraps(function)
-        def everywhere(*args: Any) -> Any:
-            return self._strategy.run(function, args=args)
-
-        return everywhere
+        return lambda *args: self._strategy.run(function, args=args)
 
     def _clip_all(self, contents: Contents, scales: Any, seed: Any) -> Any:
         """Clips a batch at once, or one example at a time.
@@ -234,7 +228,7 @@ class Programs:
             if clipped is not None:
                 return clipped
         parts = self._local((contents, scales, seed))
-        return _map(self._distributed, *[self._each_alone(*part) for part in parts])
+        return _each(self._distributed, *[self._each_alone(*part) for part in parts])
 
     def _each_alone(self, contents: Contents, scales: Any, seed: Any) -> Any:
         """Clips one replica's examples one by one; an example that raises adds zero."""
@@ -251,7 +245,7 @@ class Programs:
             part = slice(place, place + 1)
             row = _each(operator.itemgetter(part), contents)
             each.append(_unless_it_raises(self._clip_here, row, scales, seed) or bad)
-        losses, outputs = _map(
+        losses, outputs = _each(
             lambda *leaves: tf.concat(leaves, 0), *[c[2:4] for c in each]
         )
         sums = [_added(parts) for parts in zip(*[c.sums for c in each])]
@@ -440,13 +434,9 @@ def _size(contents: Any) -> Any:
     return keras.tree.flatten(contents)[0].shape[0]
 
 
-def _map(function: Callable[..., Any], *structures: Any) -> Any:
-    return keras.tree.map_structure(function, *structures)
-
-
-def _each(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Maps a function over a structure; leaves None unchanged."""
-    return keras.tree.map_structure(function, structure, none_is_leaf=False)
+def _each(function: Callable[..., Any], *structures: Any) -> Any:
+    """Maps a function over the leaves of structures of one form; None stays None."""
+    return keras.tree.map_structure(function, *structures, none_is_leaf=False)
 
 
 def _added(parts: Sequence[Any]) -> Any:
