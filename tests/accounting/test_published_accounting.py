@@ -14,9 +14,10 @@ USERS = 342_477
 
 
 def test_appendix_f5():
-    """With 2 bands, a run is 1,000 queries with q = 2%; 100 bands give no amplification.
+    """With 2 bands, 1,000 queries are amplified; with 100 bands, sampling gains nothing.
 
-    The run has 2,000 steps with batches of 500 of 50,000 examples.
+    Each of the queries has the sampling probability 2%. The run has 2,000 steps with
+    batches of 500 of 50,000 examples.
     """
     two = tf_bandmf.CyclicPoisson(50_000, 500, 2)
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 2).matrix

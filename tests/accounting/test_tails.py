@@ -28,7 +28,7 @@ def test_cells_are_not_below_the_truth(width):
     for start in starts:
         edges = np.array([start, start + width])
         mass, error = tails.cells(edges)
-        # The exact probability is the difference of two tails on the same side.
+        # The exact probability is the difference of two tails on the same side of 0.
         sign = 1 if start > 0 else -1
         true = abs(true_tail(sign * edges[0]) - true_tail(sign * edges[1]))
         assert float(mass[0]) >= true

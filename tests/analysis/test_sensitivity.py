@@ -95,8 +95,8 @@ def test_the_production_case_400_bands_at_separation_385():
     pattern = np.zeros(n)
     pattern[::b] = 1.0
     assert actual.value >= np.linalg.norm(matrix.matmul(pattern)) > 0.99 * actual.value
-    # At min separation 400, which equals the number of bands, the columns of
-    # an example's participations are orthogonal.
+    # At min separation 400, which equals the number of bands, the columns of an
+    # example's participations are orthogonal.
     at_400 = sensitivity_lib.sensitivity(matrix, MinSep(400, 5))
     np.testing.assert_allclose(at_400.value, np.sqrt(5), rtol=1e-12)
 
@@ -176,8 +176,8 @@ def test_a_million_participations_take_no_dynamic_program():
 )
 def test_the_order_of_the_first_b_entries_does_not_matter(head, b):
     # Theorem 1 of arXiv:2601.22334 requires a non-increasing column. A comment in
-    # sensitivity.py explains why it suffices
-    # that the column is non-increasing from lag b.
+    # sensitivity.py explains why it suffices that the column is non-increasing from
+    # lag b.
     n, k = 9, 4
     tail = np.linspace(min(head[:b]), 0.0, n - b) if b < 4 else np.full(5, 0.01)
     column = np.concatenate([[1.0], head[: b - 1], tail])[:n]

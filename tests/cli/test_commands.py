@@ -1,4 +1,4 @@
-"""The command `tf-bandmf` gives the same numbers as Python, and helpful errors."""
+"""The command `tf-bandmf` prints the same numbers as Python, and helpful errors."""
 
 import json
 import re

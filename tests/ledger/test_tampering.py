@@ -12,7 +12,7 @@ from tf_bandmf.ledger import DamagedLedgerError, LedgerError
 
 @pytest.fixture
 def filled(ledger):
-    """Fills a ledger: entry 0 is a data set, 1 and 3 begin runs, 2 and 4 are steps."""
+    """Fills a ledger: entry 0 adds a data set, 1 and 3 begin runs, 2 and 4 record steps."""
     ledger.add_dataset("patients", epsilon=4.0, delta=1e-6)
     plan = bound_plan(ledger)
     for number in range(2):
@@ -22,7 +22,10 @@ def filled(ledger):
 
 
 def change(ledger, *statements, guarded=False):
-    """Executes SQL statements on the database, like a person who has its password."""
+    """Executes SQL statements on the database, like a person who has its password.
+
+    Unless `guarded` is true, first drops the triggers that forbid changes of entries.
+    """
     with ledger._store.transaction(writes=True) as actual:
         if not guarded:
             on = "" if actual.connection.dialect.name == "sqlite" else " ON runs"

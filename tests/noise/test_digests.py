@@ -46,7 +46,10 @@ def long(words):
 
 
 def reference(key, pieces, more=()):
-    """Computes the digest of several pieces of data in Python integers."""
+    """Computes the digest of several pieces of data in Python integers.
+
+    `more` holds further numbers, which are hashed in the last step.
+    """
     key, left, most = integers(key), integers(more), 512 // (2 * len(pieces))
     words = []
     for piece in map(integers, pieces):

@@ -24,7 +24,7 @@ def data():
 
 
 def write(directory, names=("a", "b", "c"), x=None):
-    """Writes files with different numbers of records, which have different lengths."""
+    """Writes files with different numbers of records; the records differ in length, too."""
     x, y = (data()[0] if x is None else x), data()[1]
     cuts = np.array_split(np.arange(M), [5, 6][: len(names) - 1])
 

@@ -34,7 +34,7 @@ def monobit(words):
 
 
 def block_frequency(words):
-    """Tests that half of the bits in 4096-bit blocks are ones (NIST, section 2.2)."""
+    """Tests that about half of the bits in 4096-bit blocks are ones (NIST, section 2.2)."""
     ones = bits(words).reshape(-1, 4096).sum(1)
     return float(stats.chi2.sf(np.sum((ones - 2048.0) ** 2) / 1024.0, ones.size))
 

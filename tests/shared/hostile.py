@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-# Hostile values, by a name that appears in test failures.
+# Hostile values (invalid or extreme arguments), each with a name for test failures.
 VALUES = {
     "None": None,
     "True": True,

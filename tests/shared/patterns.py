@@ -28,7 +28,7 @@ def fixed_patterns(n, b):
 
 
 def brute_force(dense, patterns):
-    """Returns the largest norm over all patterns and signs of contributions."""
+    """Returns the largest sensitivity over all patterns and signs of contributions."""
     best = 0.0
     for pattern in patterns:
         signs = np.array(list(itertools.product([1.0, -1.0], repeat=len(pattern) - 1)))

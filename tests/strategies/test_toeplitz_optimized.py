@@ -22,8 +22,8 @@ def test_known_optimum_of_1024_steps():
 
 
 def test_inverse_coefficients_meet_the_peer_s_optimum():
-    # The library jax_privacy reaches an RMSE of 13.402731; it uses another bound on the
-    # sensitivity.
+    # The RMSE must be below 13.402731, the RMSE of the library jax_privacy, which uses
+    # another bound on the sensitivity.
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
     actual = strategies.optimized_banded_inverse(workload, participation, 4)

@@ -134,7 +134,7 @@ def test_users_must_be_named():
 
 
 def release(plan, sums, about, *steps, secret=b"k" * 32):
-    """Returns the noisy sums that a run releases at each of the given steps."""
+    """Returns the noisy sums that evaluations of the metric `about` release at `steps`."""
     run = mock.MagicMock(plan=plan, key=NoiseKey(secret))
     run.notes, run.num_evaluations = {"evaluations": set()}, {}
     run.weights_digest.return_value = 7

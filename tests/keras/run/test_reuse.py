@@ -63,7 +63,11 @@ def begun(mechanism, folder):
 
 
 def step_from_a_copy(plan, folder, world, sign):
-    """Resumes a run from copied files, and returns how step 2 changes its weights."""
+    """Resumes a run from copied files, and returns how step 2 changes its weights.
+
+    The private file is copied to a name for this `world`. The loss of step 2 is
+    multiplied by `sign`.
+    """
     shutil.copy(folder / "run.private", folder / f"{world}.private")
     model = make_model(plan, folder / "1.weights.h5")
     batches = model.begin_run(plan.batches(*data()), folder / f"{world}.private")

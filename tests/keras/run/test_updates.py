@@ -78,7 +78,10 @@ HONEST = {
 
 
 def updated(keep, make, constraint):
-    """Returns the values of a variable, initially 1, after one private update."""
+    """Applies one private update to a variable of ones, and returns its values.
+
+    Asserts that the variable does not change if the update is refused.
+    """
     if keep is not None:
         keep()
     variable = keras.Variable(np.ones(300, "f4"))
