@@ -137,7 +137,7 @@ def test_delta_is_that_of_dp_accounting_and_not_below(
 
 @pytest.mark.parametrize("noise", [0.001, 0.003])
 def test_noise_far_too_small_is_refused_at_once(noise):
-    """An early check raises within 8 s; without it, the error takes 50 s and 4.6 GB."""
+    """The error is raised within 8 s; without an early check, it takes 50 s and 4.6 GB."""
     began = time.perf_counter()
     with pytest.raises(
         ValueError, match=r"epsilon > 100000? at delta = 1e-05\. Add noise"

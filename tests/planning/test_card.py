@@ -31,7 +31,7 @@ def said_of(plan, epsilon, delta=1e-5, mu=None, kind="exact", confidence=None):
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 30.0, 900.0])
 @pytest.mark.parametrize("delta", [1e-9, 0.01])
 def test_no_test_of_randomized_response_does_better(plan, epsilon, delta):
-    """No attack on a worst-case (epsilon, delta)-DP mechanism exceeds the bounds."""
+    """No attack on a worst-case (epsilon, delta)-DP mechanism exceeds the card's bounds."""
     right = 1.0 / (1.0 + math.exp(-epsilon))
     wrong = math.exp(-epsilon) * right
     out = np.array([delta, 0.0, (1 - delta) * right, (1 - delta) * wrong])
