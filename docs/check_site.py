@@ -129,7 +129,7 @@ def _what_is_wrong_outside(
 
 
 def lost_subjects(index: str) -> list[str]:
-    """Returns a message for each subject whose page the search does not find."""
+    """Returns a message for each page that the search does not find by its subject."""
     search = json.loads(index[index.index("(") + 1 : index.rindex(")")])
     lost = []
     for subject, page in SUBJECTS.items():
@@ -144,7 +144,7 @@ def lost_subjects(index: str) -> list[str]:
 
 
 def main() -> None:
-    """Checks the site; exits with 1 if a link is broken, or a subject is not found."""
+    """Checks the site; exits with 1 if a link is broken or the search misses a page."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("site", type=pathlib.Path, help="folder of the built site")
     site = parser.parse_args().site

@@ -131,7 +131,7 @@ def setup(app):
     def convert(app, what, name, obj, options, lines):
         lines[:] = to_rst(lines)
 
-    # The priority makes this run before the napoleon extension.
+    # The priority makes `convert` run before the napoleon extension.
     app.connect("autodoc-process-docstring", convert, priority=400)
     return {"parallel_read_safe": True}
 

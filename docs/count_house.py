@@ -164,7 +164,7 @@ def table() -> str:
 
 
 def room_of(path: pathlib.Path) -> str:
-    """Returns the room of a file: its folder or, if that has subfolders, the file."""
+    """Returns a file's room: its folder or, if that has subfolders, the file itself."""
     folder = path.parent
     inner = [f for f in folder.iterdir() if f.is_dir() and f.name != "__pycache__"]
     place = path.with_suffix("") if inner else folder
@@ -172,7 +172,10 @@ def room_of(path: pathlib.Path) -> str:
 
 
 def arrows_of(folder: pathlib.Path) -> dict[str, set[str]]:
-    """Maps each room (see `room_of`) to the rooms that it imports at run time."""
+    """Maps each room to the rooms that it imports at run time.
+
+    A room is a folder without subfolders, or a file next to folders.
+    """
     files = sorted(folder.rglob("*.py"))
     arrows: dict[str, set[str]] = {room_of(path): set() for path in files}
     for path in files:
@@ -216,7 +219,9 @@ def _file_of(name: str) -> pathlib.Path | None:
 
 
 def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
-    """Returns each room's floor, the length of its longest chain of imports, from 1.
+    """Maps each room to its floor, the number of rooms in its longest chain of imports.
+
+    The chain starts with the room itself, so a room without imports is on floor 1.
 
     Raises:
       ValueError: if rooms have cyclic imports.

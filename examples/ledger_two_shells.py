@@ -35,7 +35,7 @@ def plan_for(ledger: tf_bandmf.Ledger, epsilon: float) -> tf_bandmf.Plan:
 
 
 def say(name: str, text: str) -> None:
-    """Prints a message after the name of the shell."""
+    """Prints the shell's name, followed by a message."""
     lines = textwrap.fill(
         f"{name + ':':8}{text}", 90, subsequent_indent=" " * 8, break_on_hyphens=False
     )
@@ -68,7 +68,10 @@ def shell(url: str, name: str) -> None:
 
 
 def main(path: str) -> None:
-    """Runs two shells that make plans before either starts a run, and then a third."""
+    """Starts two shells, and lets both make a plan before either begins its run.
+
+    After both have ended, a third shell runs.
+    """
     url = f"sqlite:///{os.path.abspath(path)}"
     tf_bandmf.Ledger(url).add_dataset(DATASET, epsilon=5.0, delta=1e-6)
     command = [sys.executable, __file__, path]

@@ -46,8 +46,8 @@ TITLES = {
 class Run:
     """One training run: plan, learning rate, and test accuracy after each epoch.
 
-    The last accuracy is measured with the moving average of the weights, to which `fit`
-    sets the weights at the end of training.
+    When `fit` ends, it replaces the weights by their moving average, so the last accuracy
+    is that of the average.
     """
 
     plan: tf_bandmf.Plan

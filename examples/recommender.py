@@ -118,8 +118,9 @@ def generated(num_users: int, num_items: int, seed: int) -> Users:
 def from_movielens(folder: pathlib.Path, seed: int) -> Users:
     """Reads users and their items from a MovieLens folder.
 
-    A user's items are the movies with the user's newest ratings >= 4. Ids are row numbers
-    in `movies.csv`, which is public.
+    A user's items are the movies that the user rated 4 or higher, newest rating first, at
+    most HISTORY + 1 of them. Users with fewer than 6 such movies are left out. Ids are row
+    numbers in `movies.csv`, which is public.
 
     Args:
       folder: folder with `movies.csv` and `ratings.csv`.
@@ -154,8 +155,8 @@ def from_movielens(folder: pathlib.Path, seed: int) -> Users:
 class Rows(NamedTuple):
     """Training rows, each with a history of HISTORY items, a target item, and the user.
 
-    A user without rows gets one row of weight 0, so every user is in the data. Therefore
-    the number of users may be public.
+    A user without rows gets one row of weight 0. Therefore the number of users in the data
+    does not depend on the users' items, and may be public.
     """
 
     history: np.ndarray

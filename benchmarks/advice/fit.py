@@ -6,9 +6,9 @@ The program reads grids of learning rates and scores: `results/runs.csv` in this
 (the rows "advised" and "momentum"), and
 `benchmarks/utility/results/advised/weight_noise.csv` (networks trained from pixels; its
 column "weight_noise" is rate * RMSE / B * sqrt(fan-in) for a workload with momentum
-0.9). The regret of a learning rate is the gap between its score, interpolated on a
-logarithmic scale of rates, and the best score of the grid, as a fraction of the gain
-over the trivial score.
+0.9). The regret of a learning rate is how far its score, interpolated on a logarithmic
+scale of rates, is below the best score of the grid. It is a fraction of the gain of this
+best score over the trivial score.
 """
 
 from __future__ import annotations

@@ -196,7 +196,11 @@ def table() -> None:
 
 
 def budgets() -> None:
-    """Prints each task's advised scores for growing budgets, and their deviation."""
+    """Prints each task's mean advised scores, in order of increasing epsilon.
+
+    The column "deviation" is the standard deviation of the scores over seeds, at the
+    epsilon where it is largest.
+    """
     scores: dict[str, dict[float, list[float]]] = {}
     for row in rows():
         name, epsilon, way, _, _ = key(row)

@@ -26,7 +26,7 @@ class Task:
     """A data set with a model, a loss and a metric.
 
     Attributes:
-      build: function that returns a new plain model.
+      build: function that returns a new non-private model.
       loss: the loss for `compile`.
       metric: "r2", "d2_poisson", "auc" or "accuracy"; larger is better.
       trivial: metric value of a model that has learned nothing.

@@ -14,7 +14,8 @@ import numpy as np
 import tf_bandmf
 
 HERE = pathlib.Path(__file__).parent
-# The number of training examples, the last ones, that are held out to choose settings.
+# The number of examples at the end of the training set that are held out to choose
+# settings.
 VALIDATION = 10_000
 
 COLUMNS = (

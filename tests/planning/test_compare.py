@@ -47,10 +47,10 @@ def test_rows_say_what_a_mechanism_costs_and_how_it_was_found(table):
 def test_without_memory_only_what_keeps_nothing_is_compared():
     table = tf_bandmf.compare(CLOSED, max_memory_vectors=0, **DATA, **BUDGET)
     assert all(row.memory_vectors == 0 for row in table)
-    assert table.excluded == {"bsr": "max_memory_vectors must be at least 1."}
+    assert table.excluded == {"bsr": "max_memory_vectors must be at least 1, found 0."}
     assert table.mechanism.startswith("bisr:")
     assert table.mechanism in table.reason
-    assert "Not compared: bsr: max_memory_vectors must be at least 1." in str(table)
+    assert "Not compared: bsr: max_memory_vectors must be at least 1, found 0." in str(table)
 
 
 def test_a_plan_keeps_the_table_in_its_file(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ def make_plan(mechanism="identity", **changes):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"confidence": 0.9}, "confidence must be None if accounting"),
+        ({"confidence": 0.9}, "needs simulated accounting"),
         ({"mechanism": "lambda_cgd:0.9999999999"}, r"lambda must be in \[0, 1\), also"),
         ({NOISE: 1e9}, IS_ZERO),
         ({NOISE: 1e6, "sampling": "balls-in-bins"}, IS_ZERO),

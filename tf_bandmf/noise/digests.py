@@ -178,7 +178,7 @@ def _digest(
     most = _BLOCK // (2 * len(pieces))
     left = tf.concat([*(_hashed(keys, p, most) for p in pieces), *numbers], axis=0)
     if left.shape[0] > _BLOCK:
-        raise ValueError("Too many numbers for a digest. Pass fewer of them.")
+        raise ValueError("Too many numbers or pieces for one digest. Pass fewer.")
     halves = tf.stack(_halves(_hashed_blocks(keys[LEVELS - 1], left)), axis=1)
     key = tf.reshape(key[-_LAST_WORDS // 2 :], [2, 2 * _VALUES + 1])
     # The factor of the key's first number is 1, so this number is added unchanged.

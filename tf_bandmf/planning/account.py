@@ -41,12 +41,12 @@ class Account:
 
 
 def bind(plan: Plan, account: Account) -> Plan:
-    """Returns a bound copy of `plan`; runs of the original `plan` are refused."""
+    """Binds a copy of `plan` to `account`; runs of the original are then refused."""
     bound = dataclasses.replace(plan, account=account)
     _LEFT_UNBOUND.add(plan)
     return bound
 
 
 def is_left_unbound(plan: Plan) -> bool:
-    """Returns True if `bind` was called with this plan, which itself stays unbound."""
+    """Returns True if `bind` made a bound copy of this plan, which itself stays unbound."""
     return plan in _LEFT_UNBOUND

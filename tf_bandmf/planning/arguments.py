@@ -93,11 +93,11 @@ def resolve_data(
         stated, value = getattr(made, field, None), given[field]
         if stated is not None and value not in (None, stated):
             raise ValueError(
-                f"{field} must be {stated}, the value in sampling, found {value}."
+                f"{field} must be {stated}, as in the sampling, found {value}."
             )
     steps = made.num_steps if num_steps is None else num_steps
     if steps is None:
-        raise ValueError("num_steps must be given with a participation.")
+        raise ValueError("num_steps must be given with this participation, found None.")
     made.validate_num_steps(steps)
     expected = made.expected_batch_size()
     if batch_size is not None:
@@ -156,7 +156,7 @@ def check_budget(
     if num_examples is not None and delta >= 1.0 / num_examples:
         warnings.warn(
             f"delta = {delta} is not below 1 / num_examples = {1.0 / num_examples:.3g}: "
-            f"a mechanism with this delta may publish a person's full record.",
+            f"it lets a mechanism publish a person's full record. Use a smaller delta.",
             stacklevel=3,
         )
     return float(delta)

@@ -382,9 +382,9 @@ class Search:
 
     @property
     def _is_searched(self) -> bool:
-        """True if the best parameters must be searched.
+        """True if the best parameters must be found by a search.
 
-        This is so if the noise depends on more than the strategy's sensitivity.
+        A search is needed if the noise depends on more than the strategy's sensitivity.
         """
         is_noisy = self.data.is_cyclic or self.data.sampling.is_simulated
         return self.budget is not None and is_noisy
@@ -460,7 +460,7 @@ class Search:
         if (self.data.is_cyclic or is_certain) and family.banded != "C":
             raise ValueError(
                 f"{use.sampling or type(use).__name__} amplifies only strategies with a "
-                f"banded matrix C. Use balls-in-bins for this strategy."
+                f"banded C, which this one lacks. Use balls-in-bins for this strategy."
             )
         if self._is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
@@ -541,11 +541,11 @@ class Search:
         """
         most = self._most_bands(family) if family.has_bands else 1
         if most < 2 and self._limit < 1:
-            raise ValueError("max_memory_vectors must be at least 1.")
+            raise ValueError("max_memory_vectors must be at least 1, found 0.")
         if not family.has_bands:
             return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
-            raise ValueError("This run permits only one band. Use identity.")
+            raise ValueError("At least 2 bands are needed, but 1 fits. Use identity.")
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]
@@ -596,7 +596,7 @@ class Search:
             log_error, bounds=bounds, method="bounded", options=_COARSE
         )
         if not made:
-            # Without a possible value, an error that says why is raised here.
+            # If no value is possible, this call raises an error that says why.
             return self._candidate(family, {**options, name: 0.0})
         return min(made, key=self._value)
 

@@ -132,7 +132,7 @@ class Release:
         checks.check_word("adjacency", self.adjacency, ADJACENCIES)
         given = self.epsilon, self.rho, self.event, self.noise_multiplier
         if all(one is None for one in given):
-            raise ValueError("A release needs epsilon and delta, a rho or an event.")
+            raise ValueError("Pass epsilon and delta, a rho or an event; found none.")
         if self.epsilon is not None:
             checks.check_nonnegative("epsilon", self.epsilon)
         if not (checks.is_number(self.delta) and 0.0 <= self.delta < 1.0):
@@ -454,7 +454,9 @@ class JointGuarantee:
         return Guarantee(delta=delta, **best._asdict(), **others)  # type: ignore[arg-type]
 
     def bound_at(self, delta: float) -> Bound | None:
-        """Returns the best epsilon at delta (perhaps <= 0), or None if none is known.
+        """Returns the best epsilon at delta, with its origin; None if none is known.
+
+        This epsilon may be zero or negative.
 
         Raises:
           ValueError: if delta is not in (0, 1).
@@ -493,8 +495,8 @@ class JointGuarantee:
         if unit is None and len(units) != 1:
             whose = f"different units: {', '.join(units)}" if units else "no unit"
             raise ValueError(
-                f"unit must be given, found releases that state {whose}. Name the unit "
-                f"that all of them protect."
+                f"unit must be given, because the releases state {whose}. Name the "
+                f"unit that all of them protect."
             )
         plans, others = self.plans, len(self.parts) - len(self.plans)
         about = "runs and releases" if others else "several runs"

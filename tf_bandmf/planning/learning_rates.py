@@ -73,8 +73,8 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
     """Returns s, the noise per coordinate of a model relative to an update of norm 1.
 
     Args:
-      rmse: RMSE per coordinate of the noisy models for clip norm 1, for sums of
-        gradients and the workload with `momentum`.
+      rmse: RMSE per coordinate of the noisy models at clip norm 1, if gradients are
+        summed (not averaged) and the workload has this `momentum`.
       batch_size: B, by which sums of gradients are divided.
       momentum: momentum of SGD, in [0, 1); it makes updates 1 / (1 - momentum) times as
         large.
@@ -149,8 +149,8 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     """
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
-            "The rule for learning rates needs a plan with a batch size and a constant "
-            "rate: this plan has no batch size, or its workload has learning_rates."
+            "This plan has no batch size, or its workload has learning_rates. Choose "
+            "the learning rate yourself: the rule needs a batch size and one rate."
         )
     momentum, clip = plan.workload.momentum or 0.0, plan.l2_norm_clip
     return per_clip_unit(noise_of(plan), num_parameters, momentum, clip, loss) / clip

@@ -58,15 +58,15 @@ class Measurements:
 
     @property
     def norm(self) -> float:
-        """The bound on the norm of an example's clipped gradient and counts together.
+        """The bound on the joint norm of an example's clipped gradient and counts.
 
-        It is relative to l2_norm_clip.
+        The value is in units of l2_norm_clip.
         """
         return 1.0 / math.sqrt(1.0 - self.counts)
 
     @property
     def mu(self) -> float:
-        """The value `mu = 1 / sigma` of all evaluations as one Gaussian mechanism.
+        """The `mu = 1 / sigma` of the Gaussian mechanism that all evaluations form.
 
         It is 0 without evaluations.
         """

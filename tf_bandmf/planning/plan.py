@@ -337,8 +337,8 @@ class Plan:
         """
         if not self.participation.is_simulated:
             raise ValueError(
-                f"confidence must be None if accounting does not simulate, found "
-                f"{confidence!r}. Only BallsInBins and BMinSepSampling are simulated."
+                f"bounded(confidence={confidence!r}) needs simulated accounting, which "
+                f"only BallsInBins and BMinSepSampling have. Use this plan as it is."
             )
         if self.measurements != Measurements():
             raise ValueError("The plan has a reservation. Call bounded before reserve.")

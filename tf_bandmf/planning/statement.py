@@ -134,7 +134,10 @@ class PrivacyStatement:
         return min(bounds)
 
     def right(self) -> float:
-        """Returns the maximum share of correct guesses if half of the people took part."""
+        """Returns the maximum share of people about whom an attacker guesses right.
+
+        The attacker guesses who took part, and half of the people did.
+        """
         # The result is (1 + d) / 2, where d, the total variation distance, is the maximum
         # of `self.found(accused) - accused` over all values of `accused`.
         shifts = [(math.tanh(0.5 * epsilon), delta) for epsilon, delta in self._pairs()]

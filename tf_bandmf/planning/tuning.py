@@ -191,7 +191,7 @@ def _trials(
 
 
 def _bounded(plan: Plan, delta: float) -> float:
-    """Returns a simulated bound on a trial's epsilon at delta, which takes seconds.
+    """Simulates a bound on one trial's epsilon at delta; this takes seconds.
 
     Raises:
       ValueError: if a bound with amplification would take too many draws.

@@ -145,7 +145,7 @@ class ClassWeights:
             )
         if any(isinstance(weight, Mapping) for weight in class_weight.values()):
             raise ValueError(
-                f"class_weight must be for a model with one output, found weights for "
+                f"class_weight supports only models with one output, found weights for "
                 f"the outputs {', '.join(map(repr, class_weight))}. Pass one array of "
                 f"sample weights for each output instead: plan.batches(x, y, "
                 f"sample_weight={{output: weights_of_its_classes[y[output]], ...}})."

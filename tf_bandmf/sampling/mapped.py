@@ -49,7 +49,7 @@ def register_dialect(dialect: Any) -> None:
 
 
 def remarks_on(functions: Iterable[Any]) -> tuple[str, ...]:
-    """Returns remarks about functions that change examples, for privacy statements."""
+    """Returns a privacy statement's remarks on functions that change examples."""
     said = [d.remarks(function) for function in functions for d in _DIALECTS]
     return tuple(dict.fromkeys(itertools.chain.from_iterable(said)))
 

@@ -124,7 +124,7 @@ class ExampleSource(abc.ABC):
             return [*leaves, ~self._failed[indices]]
 
     def _compare(self, indices: np.ndarray, hashes: np.ndarray) -> None:
-        """Raises ValueError if readable rows have other hashes than the stored ones."""
+        """Raises ValueError if a readable row's hash differs from the stored hash."""
         changed = indices[(self._hashes[1, indices] != hashes) & ~self._failed[indices]]
         if changed.size:
             raise ValueError(self._changed.format(place=changed[0]))
@@ -403,8 +403,8 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
         raise ValueError(
             f"The plan is for {num_examples} examples, found {key} of shape {array.shape}. "
             f"Make a plan for this data set, or pass users= and rows_per_user= if users "
-            f"have several rows. A list of arrays means several model inputs: combine a "
-            f"list of rows with np.stack or keras.utils.pad_sequences."
+            f"have several rows. A list counts as several model inputs; if yours is a "
+            f"list of rows, combine it with np.stack or keras.utils.pad_sequences."
         )
     return array
 
