@@ -77,14 +77,13 @@ class Programs:
         self._facts = facts if self._is_one else Program(in_each)
         scaling = optimizer.clipping.scaling
         self._scales = Update(optimizer.scales, model) if scaling else None
-        changing = self._run.secrets.changing
         self._clip = Program(self._everywhere(self._clipped), by_xla)
         self._clip_here = Program(self._clipped)
         is_shared = self._is_one and self._run.tables is None
         shared = self._run.noising.programs[by_xla]
         self._noise = shared if is_shared else Program(self._run.privatize, by_xla)
         self._update, self._take = (
-            Update(self._updating(applies), model, by_xla, changing)
+            Update(self._updating(applies), model, by_xla, self._run.secrets.changing)
             for applies in (True, False)
         )
         self._measure = Measure(self._everywhere(self._measured), model, by_xla)

@@ -125,11 +125,10 @@ def facts(batch: Any) -> tf.Tensor:
 
 
 @functools.cache
-def program_of_facts(device: str) -> Program:
+def program_of_facts(_device: str) -> Program:
     """Returns a compiled `facts`, which all models that train on this device share."""
     # TensorFlow compiles a program for the device on which it is traced, so the device is
     # part of the cache's key.
-    del device
     return Program(facts)
 
 
