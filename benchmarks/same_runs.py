@@ -183,7 +183,7 @@ RUNS = {
 
 
 def trained(run: Run) -> dict[str, str]:
-    """Trains a model; returns a digest of its first noise vectors, and its weights."""
+    """Trains a model; returns its weights, and a digest of its first noise vectors."""
     given = {"sampling": "fixed-order", **run.plan}
     generator = given.pop("generator", "philox")
     plan = tf_bandmf.plan(
@@ -272,7 +272,7 @@ def machine() -> str:
 
 
 def difference(before: dict[str, str], now: dict[str, str]) -> str:
-    """Describes the difference between two runs, as an empty text if there is none."""
+    """Describes how two runs differ, or returns an empty text if they are equal."""
     if before == now:
         return ""
     words = [] if before["noise"] == now["noise"] else ["other noise"]

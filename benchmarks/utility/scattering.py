@@ -112,7 +112,7 @@ def _fold(transformed: np.ndarray) -> np.ndarray:
 
 
 def _low_frequencies(transformed: np.ndarray) -> np.ndarray:
-    """Returns the lower half of the frequencies, times 4, which `_fold` divides by."""
+    """Keeps the lower half of the frequencies, times 4 to offset the mean in `_fold`."""
     size = transformed.shape[-1]
     kept = np.ones(size, np.float32)
     kept[size // 4 : size // 4 + size // 2] = 0.0

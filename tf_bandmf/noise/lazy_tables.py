@@ -157,11 +157,11 @@ class Jumps:
         ]
 
     def released(self, step: tf.Tensor) -> Any:
-        """Records that all rows were brought up to date at `t = step`, int32."""
+        """Records that all rows are up to date at step `step`, an int32 scalar."""
         return self._release.assign(step, read_value=False)
 
     def since_release(self, step: tf.Tensor) -> Window:
-        """Returns the jumps to `step`, int32, from each step since the last release."""
+        """Returns the jumps to `step` (int32) from each step since the last release."""
         first = self._release.read_value()
         both = self._jumps.sparse_read(tf.range(first, step + 1))
         return Window(step, first, both)
@@ -319,7 +319,7 @@ class LazyTable(Secret):
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """Returns the number of rows whose states have at most `numbers` values together.
+        """Returns how many rows have states that together fit in `numbers` values.
 
         The result is at least 1.
         """

@@ -143,7 +143,7 @@ def _plus_terms(
     """Adds the terms `begin, ..., end - 1` to a total, in this order.
 
     Term `j` belongs to the step `step - j`; terms of negative steps are zero. The call
-    `add(j, total)` returns the total with the `at_once` terms from `j` on added.
+    `add(j, total)` adds `at_once` terms to the total, beginning with term `j`.
     """
     if end <= _TERMS and at_once == 1:
         for j in range(begin, end):

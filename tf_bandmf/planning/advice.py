@@ -324,7 +324,9 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 
 def _calmest(table: Comparison) -> Row | None:
-    """Returns a good row with much less noise per step than the best row, or None.
+    """Returns a row with less noise per step than the best row, or None if none is good.
+
+    A good row has almost the error of the best row, and clearly less noise per step.
 
     Noise that later steps cancel still moves the weights at which gradients are
     computed. Only mechanisms with a banded inverse are compared: their matrices have

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 MOMENTUM = 0.9
-# _RATE is the SGD learning rate at s = 1 for few weights, divided by 1 - momentum. For
-# a squared error, the rate is multiplied by _OF_SQUARES. _NOISE is the value of s
-# sqrt(d) above which noise limits the rate.
+# For noise s in the models and few weights, the SGD learning rate is _RATE (1 - momentum) /
+# sqrt(s). For a squared error, the rate is multiplied by _OF_SQUARES. With d weights, noise
+# limits the rate if s sqrt(d) is above _NOISE.
 _RATE = 0.8
 _OF_SQUARES = 0.625
 _NOISE = 12.0

@@ -221,7 +221,7 @@ class Mapped:
                 f"{state}. For random numbers, give it an argument seed for "
                 f"tf.random.stateless_* or tf.image.stateless_random_*, or use "
                 f"keras.random and Keras' layers (import tf_bandmf.keras first). Do not "
-                f"assign variables or call Python code (tf.py_function): this could mix "
+                f"assign variables or call Python code (tf.py_function), which could mix "
                 f"examples or change later. Move such code to a data set read by index."
             )
         return traced

@@ -49,7 +49,8 @@ class ExampleSource(abc.ABC):
     not end the run: from then on, it is an all-zero row with sample weight 0.
 
     Args:
-      num_examples: m, the number of examples, each of which takes about 20 bytes.
+      num_examples: m, the number of examples; each needs about 20 bytes of memory
+        for its hashes.
       sample: contents of an example, which define the structure, shapes and dtypes that
         all examples must have.
 
