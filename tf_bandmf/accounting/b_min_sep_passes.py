@@ -98,15 +98,15 @@ class Passes:
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
     ) -> np.ndarray:
-        """Draws a set S of participations per probability; returns `m_S`, shape [N, n].
+        """Draws N sets S of participations; returns their means `m_S`, shape [N, n].
 
-        `probability`, shape [N], is the probability that an example takes part at a
-        step at which it does not rest.
+        In the i-th draw, an example takes part at each step at which it does not rest
+        with the probability `probability[i]`.
         """
         count, b = probability.size, self.separation
         uniform = generator.random(count)
-        # An example may be resting at the first step: each number of remaining steps of
-        # rest from 1 to b - 1 has probability q.
+        # An example may be resting at the first step. It then rests for 1, 2, ..., or
+        # b - 1 more steps; each of these numbers has probability q.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
@@ -202,9 +202,9 @@ class Passes:
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                # For some sets S, a rest has just ended: it followed a participation at
-                # step t - b or, for t < b, was under way at step 0. The likelihood
-                # ratio of these sets is added.
+                # `free` gains the sets S for which a rest ends at step t: a rest after
+                # a participation at step t - b or, if t < b, a rest that was under way
+                # at step 0.
                 free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
             if t % period == period - 1:

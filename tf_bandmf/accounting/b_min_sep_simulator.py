@@ -146,9 +146,9 @@ class BMinSepSimulator(Simulator):
         return self.noise / math.sqrt(max(expected, self.passes.squares.max()))
 
     def _log_weights(self, tilt: Tilt) -> np.ndarray:
-        """Returns the part of each step in the log weight `log w_S`, shape [n].
+        """Returns each step's term of the log weight `log w_S`, shape [n].
 
-        `log w_S` is the sum of the parts of the steps in S.
+        `log w_S` is the sum of the terms of the steps in S.
         """
         moved = 0.5 * tilt.scale * (tilt.scale - 1.0) / self.noise**2
         return moved * self.passes.squares

@@ -300,7 +300,7 @@ def factorize(gram: np.ndarray) -> np.ndarray:
     values, vectors = np.linalg.eigh(gram)
     if values[0] < -1e-9 * values[-1]:
         raise ArithmeticError(
-            "The Gram matrix of the bins is not positive semidefinite."
+            f"gram must be positive semidefinite, found the eigenvalue {values[0]:g}."
         )
     kept = values > 1e-14 * values[-1]
     return vectors[:, kept] * np.sqrt(values[kept])

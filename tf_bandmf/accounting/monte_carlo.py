@@ -136,7 +136,7 @@ def betting_upper_bound(
     if not (
         values.size and values.min() >= 0.0 and values.max() <= largest * (1 + 1e-4)
     ):
-        raise ValueError(f"values must be in [0, {largest}], found a value outside.")
+        raise ValueError(f"values must be in [0, {largest}], found {np.sort(values)}.")
     levels = np.ceil(np.log(np.maximum(values[values > 0.0], resolution)) / _GRID)
     codes, counts = np.unique(levels.astype(np.int64), return_counts=True)
     support = np.concatenate([[0.0], np.exp(codes * _GRID)])

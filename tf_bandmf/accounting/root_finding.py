@@ -88,7 +88,7 @@ def near_root(
         if abs(move) <= tolerance:
             return x
     raise ArithmeticError(
-        "Search failed: noise or epsilon near 0 meets delta. Use a smaller delta."
+        "Even a noise (or epsilon) near 0 meets delta. Use a smaller delta."
     )
 
 

@@ -95,7 +95,7 @@ class SimulatedAccountant(Accountant):
     def delta(
         self, epsilon: float, noise_stddev: float, rough: bool = False
     ) -> MonteCarloValue:
-        """Returns the larger delta at epsilon of the two directions of adjacency.
+        """Returns delta at epsilon, in the direction of adjacency where it is larger.
 
         Args:
           epsilon: >= 0.

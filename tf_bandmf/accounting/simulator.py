@@ -276,8 +276,8 @@ class Simulator(abc.ABC):
     ) -> list[tuple[Run, float, float]]:
         """Returns (run, maximum value, failure probability) for each direction.
 
-        `Run.values` of the run is never above the maximum value, for any epsilon >=
-        `epsilon`. The failure probabilities of the two directions add up to `beta`. The
+        For any e >= `epsilon`, none of the run's `values(e)` is above the maximum
+        value. The failure probabilities of the two directions add up to `beta`. The
         number of draws is chosen so that, if delta is `aim`, a bound exceeds it by
         about `BOUND_SLACK * aim`.
 
@@ -335,7 +335,7 @@ class Simulator(abc.ABC):
         start = 0
         for drawn, densities in self.chunks(proposal, stage, count):
             if not (np.all(np.isfinite(drawn)) and np.all(np.isfinite(densities))):
-                raise ArithmeticError("The simulation of the privacy loss overflowed.")
+                raise ArithmeticError("The privacy loss overflowed. Use more noise.")
             part = slice(start, start + drawn.size)
             mixed = np.logaddexp.reduce(densities + log_shares, axis=0)
             losses[part], ratios[:, part] = drawn, densities[:rows] - mixed

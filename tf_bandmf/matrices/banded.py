@@ -62,7 +62,7 @@ class ToeplitzBanded(Banded):
         c = frozen(self.coefficients)
         object.__setattr__(self, "coefficients", c)
         if c.ndim != 1 or c.size < 1:
-            raise ValueError(f"coefficients must be a vector, found shape {c.shape}.")
+            raise ValueError(f"coefficients must have shape [w >= 1], found {c.shape}.")
         if c.size > self.num_rows:
             raise ValueError(
                 f"A matrix with {self.num_rows} rows must have at most as many bands, "
@@ -196,7 +196,7 @@ def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
     """
     a, b = left.as_rows(), right.as_rows()
     if a.shape[0] != b.shape[0]:
-        raise ValueError(f"Sizes differ: {a.shape[0]} and {b.shape[0]} rows.")
+        raise ValueError(f"The numbers of rows differ: {a.shape[0]} and {b.shape[0]}.")
     n = a.shape[0]
     product = np.zeros((n, min(a.shape[1] + b.shape[1] - 1, n)))
     for i in range(a.shape[1]):

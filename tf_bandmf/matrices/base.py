@@ -104,7 +104,7 @@ class LowerTriangular(abc.ABC):
         Raises:
           TypeError: if `M` is not stored as its diagonals.
         """
-        raise TypeError(f"{type(self).__name__} is not stored as its diagonals.")
+        raise TypeError(f"{type(self).__name__} stores no diagonals. Use to_dense().")
 
     def distinct_rows(self) -> np.ndarray:
         """Returns `as_rows()`, or only the first column, [1, bands], if `M` is Toeplitz."""
@@ -131,7 +131,7 @@ class LowerTriangular(abc.ABC):
         """
         column = self.toeplitz_column()
         if column is None:
-            raise TypeError(f"{type(self).__name__} does not support gram_diagonal.")
+            raise TypeError(f"{type(self).__name__} lacks gram_diagonal. Use to_dense.")
         # Both columns i and i + offset are nonzero only from row i + offset on.
         return np.cumsum(column[: self.num_rows - offset] * column[offset:])[::-1]
 
@@ -244,8 +244,8 @@ def check_num_rows(num_rows: int) -> int:
         needed = f"{8 * int(num_rows):.3g}" if num_rows < 10**300 else "endless"
         raise ValueError(
             f"num_steps (num_rows) must be <= {LARGEST_NUM_STEPS:,}, found "
-            f"{float(min(num_rows, 10**300)):g}: each vector with a number for every "
-            f"step would take {needed} bytes."
+            f"{float(min(num_rows, 10**300)):g}: a vector with one number per step "
+            f"would take {needed} bytes. Use fewer steps."
         )
     return int(num_rows)
 
@@ -265,5 +265,5 @@ def check_operand(x: np.ndarray, num_rows: int) -> np.ndarray:
     """
     x = np.asarray(x, dtype=np.float64)
     if x.ndim not in (1, 2) or x.shape[0] != num_rows:
-        raise ValueError(f"The array must have {num_rows} rows, found shape {x.shape}.")
+        raise ValueError(f"x must be 1-D or 2-D with {num_rows} rows, found {x.shape}.")
     return x

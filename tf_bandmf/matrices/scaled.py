@@ -39,13 +39,13 @@ class ColumnScaled(LowerTriangular):
         scale = frozen(self.scale)
         object.__setattr__(self, "scale", scale)
         if self.inner.column_scale is not None:
-            raise ValueError("The columns are already scaled. Scale `inner.core`.")
+            raise ValueError("inner already has scaled columns. Scale inner.core.")
         if scale.shape != (self.inner.num_rows,):
             raise ValueError(
                 f"scale must have shape [{self.inner.num_rows}], found {scale.shape}."
             )
         if not np.all(np.isfinite(scale) & (scale > 0.0)):
-            raise ValueError("scale must be finite and > 0.")
+            raise ValueError(f"scale must be finite and > 0, found {scale}.")
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]

@@ -244,7 +244,7 @@ class Minimizer:
         if not (np.isfinite(float(offset)) and np.all(np.isfinite(gradient))):
             raise ValueError(
                 f"The objective must be finite and > 0 at the start, with a finite "
-                f"gradient, found {float(offset)} as its log."
+                f"gradient, found log(objective) = {float(offset)}."
             )
 
         scaling = (

@@ -6,18 +6,19 @@ from entry b on, the sensitivity is the norm of the sum of the columns 0, b, ...
 (k - 1) b.
 
 With a fixed epoch order and entries of any sign, the columns 0, b, 2b, ... are the worst
-of the b participation patterns, because moving a column to the left adds rows and removes
-none. Let X be the Gram matrix of these columns. The squared sensitivity is then the
-maximum of `<X, G>` over correlation matrices G; see `analysis.vector_contributions`. This
-module computes a smooth approximation, the maximum of
+of the b participation patterns, because the columns of the other patterns are the same
+without their last entries. Let X be the Gram matrix of the worst pattern's columns. The
+squared sensitivity is then the maximum of `<X, G>` over correlation matrices G; see
+`analysis.vector_contributions`. This module computes a smooth approximation, the maximum
+of
 
     <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 times the mean of X_ii.
 
 The maximizer `G = mu (diag(y) - X)^-1`, where `y` are the Lagrange multipliers of
 `G_ii = 1`, is unique. At fixed mu, the derivative of the maximum is `<dX, G>`.
 
-In all other cases, no exact value is known or affordable. The module then uses an upper
-bound: the squared sensitivity of a Toeplitz majorant of `C`, as in
+In all other cases, the exact value is unknown or too expensive to compute. The module
+then uses an upper bound: the squared sensitivity of a Toeplitz majorant of `C`, as in
 `analysis.sensitivity.upper_bound`.
 """
 

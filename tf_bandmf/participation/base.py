@@ -168,7 +168,7 @@ class Participation(abc.ABC):
           ValueError: if the arguments are inconsistent.
           TypeError: if the class attribute `sampling` is None.
         """
-        raise TypeError(f"{cls.__name__} has no sampling name. Call its constructor.")
+        raise TypeError(f"{cls.__name__} has no of_data. Call its constructor instead.")
 
     def to_config(self) -> dict[str, Any]:
         """Returns a dictionary of plain values that `from_config` accepts."""
@@ -199,7 +199,7 @@ def register(cls: _Class) -> _Class:
     """
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
-        raise TypeError(f"{cls.__name__} lacks {missing}.")
+        raise TypeError(f"{cls.__name__} lacks the methods {missing}.")
     if cls.is_amplified and cls.accountant is Participation.accountant:
         raise TypeError(
             f"{cls.__name__} lacks the method accountant, which amplification needs."
@@ -207,7 +207,7 @@ def register(cls: _Class) -> _Class:
     for table, name in ((PARTICIPATIONS, cls.kind), (NAMED, cls.sampling)):
         if name is not None and table.setdefault(name, cls) is not cls:
             raise ValueError(
-                f"The name {name!r} of {cls.__name__} is used by {table[name].__name__}."
+                f"{name!r} names {cls.__name__} and {table[name].__name__}. Rename one."
             )
     return cls
 

@@ -140,7 +140,7 @@ class _Problem:
         )
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the loss and its gradient at some variables of `decays_of`, [2 d]."""
+        """Returns the loss and its gradient at the variables of `decays_of`, [2 d]."""
         # `rests` contains 1 - decay, with full precision for decays close to 1.
         rests = -np.expm1(-np.log1p(np.exp(-variables)).cumsum())
         response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))
@@ -154,8 +154,8 @@ class _Problem:
         # decay theta, and the negative of this for an inverse decay.
         by_decay = 2.0 * (response[1:] / response[0] - error[1:] / error[0])
         by_decay[1::2] *= -1.0
-        # Each decay is a product of ratios sigmoid(v) with the variables v, for which
-        # d log(sigmoid(v)) / dv = 1 - sigmoid(v).
+        # Each decay is a product of ratios sigmoid(v), where each v is a variable. The
+        # derivative of log(sigmoid(v)) is 1 - sigmoid(v).
         tails = (by_decay * (1.0 - rests))[::-1].cumsum()[::-1]
         return math.log(error[0] * response[0]), tails / (1.0 + np.exp(variables))
 
@@ -172,8 +172,8 @@ class _Problem:
           start: `s[0]` of this recurrence, shape [m].
         """
         others, size = self._participations - 1, start.size
-        # One step of `following` covers b steps and the next participation: it maps the
-        # state (s, 1) to (F^b s + s[0], 1).
+        # The matrix `following` (minus the identity) maps the state (s, 1) to
+        # (F^b s + s[0], 1): it advances s by b steps and adds the next participation.
         powers, last = _powers(change, self._separation)
         following = np.zeros((size + 1, size + 1))
         following[:size, :size], following[:size, size] = last, start
@@ -208,8 +208,8 @@ def _recurrence(
       decays. In `s[0]`, the entries of the factors and of the series are 1, and those
       of the decays are 0.
     """
-    # The state has an entry for each pole, and an entry for the series, which the
-    # recurrence treats like a factor with pole 0.
+    # The state has an entry for each pole and one for the series. The recurrence treats
+    # the series like one more factor, with pole 0.
     size = len(poles) + 1
     zeros = np.append(zeros, np.ones(poles.size - zeros.size))
     change = np.zeros((size + decays.size, size + decays.size), poles.dtype)

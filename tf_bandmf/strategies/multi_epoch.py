@@ -111,8 +111,8 @@ def dense(
         equal_column_norms = not isinstance(participation, FixedEpochOrder)
     if not equal_column_norms and k < -(-n // b):
         raise ValueError(
-            f"max_participations must be ceil(n / b) = {-(-n // b)} without equal "
-            f"column norms, found {k}. Pass equal_column_norms=True."
+            f"max_participations must be ceil(n / b) = {-(-n // b)} unless "
+            f"equal_column_norms=True, found {k}."
         )
     gram, squared_error, gap, iterations = _optimize(
         workload, min(b, n), k, equal_column_norms, tolerance, max_iterations

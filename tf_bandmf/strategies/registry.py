@@ -286,7 +286,7 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
         values.pop()
         options[option_name] = option_value
         if option_name not in family.options:
-            raise ValueError(f"{name} has no {flag} variant, found {specification!r}.")
+            raise ValueError(f"{name} does not take :{flag}, found {specification!r}.")
     if not values:
         return name, options
     if len(values) > len(family.numbers):
