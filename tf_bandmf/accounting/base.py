@@ -55,8 +55,9 @@ class Accountant(abc.ABC):
     l2_norm_clip = 1.
     """
 
-    # What guarantees from this accountant claim, as (accountant name, kind, adjacency):
-    # the first entry is with amplification by sampling, the last one without it.
+    # The claims that this accountant's guarantees may make, as tuples (accountant name,
+    # kind, adjacency): the first one with amplification by sampling, the last one
+    # without it.
     claims: tuple[tuple[str, str, str], ...]
     # The sampling probability; 1 without amplification.
     sampling_probability = 1.0
@@ -182,7 +183,7 @@ class Accountant(abc.ABC):
     def rough_noise_stddev(
         self, epsilon: float, delta: float, near: float = 0.0
     ) -> float:
-        """Returns the noise for a budget to within 1%, for comparisons of runs.
+        """Returns the noise that a budget needs, accurate to 1%, to compare runs.
 
         Args:
           epsilon: > 0.

@@ -65,13 +65,13 @@ class ToeplitzBanded(Banded):
             raise ValueError(f"coefficients must have shape [w >= 1], found {c.shape}.")
         if c.size > self.num_rows:
             raise ValueError(
-                f"A matrix with {self.num_rows} rows must have at most as many bands, "
-                f"found {c.size} coefficients."
+                f"coefficients must have at most num_rows = {self.num_rows} entries, "
+                f"found {c.size}."
             )
         if not np.all(np.isfinite(c)):
             raise ValueError(f"coefficients must be finite, found {c}.")
         if c[0] == 0.0:
-            raise ValueError("The main diagonal is zero: the matrix is singular.")
+            raise ValueError("coefficients[0] must not be 0 (a singular matrix).")
 
     @property
     def bands(self) -> int:  # type: ignore[override]
@@ -130,7 +130,7 @@ class RowBanded(Banded):
         if not np.all(np.isfinite(rows)):
             raise ValueError("rows must be finite.")
         if np.any(rows[:, 0] == 0.0):
-            raise ValueError("The main diagonal has a zero: the matrix is singular.")
+            raise ValueError("rows[:, 0] must not contain 0 (a singular matrix).")
         for j in range(1, rows.shape[1]):
             if np.any(rows[:j, j] != 0.0):
                 raise ValueError(f"rows[:{j}, {j}] must be 0 (outside the matrix).")

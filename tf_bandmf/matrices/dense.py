@@ -39,7 +39,7 @@ class Dense(LowerTriangular):
         if np.any(np.triu(entries, 1) != 0.0):
             raise ValueError("entries must be zero above the diagonal.")
         if np.any(np.diagonal(entries) == 0.0):
-            raise ValueError("The main diagonal has a zero: the matrix is singular.")
+            raise ValueError("The diagonal must not contain 0 (a singular matrix).")
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]
@@ -102,5 +102,5 @@ def lower_triangular_factor(gram: np.ndarray) -> np.ndarray:
     try:
         reversed_factor = scipy.linalg.cholesky(gram[::-1, ::-1], lower=False)
     except scipy.linalg.LinAlgError as error:
-        raise ValueError("The Gram matrix is not positive definite.") from error
+        raise ValueError(f"gram must be positive definite: {error}") from error
     return np.tril(reversed_factor[::-1, ::-1])

@@ -1,8 +1,8 @@
 """L-BFGS in NumPy, for objectives that are infinite outside an unknown region.
 
-Other optimizers do not suit such objectives. If an evaluation takes a millisecond,
-tracing TensorFlow Probability's optimizer takes longer than the optimization itself.
-SciPy's line search gives up at the first infinite value. The line search of this module
+If an evaluation of the objective takes only a millisecond, tracing TensorFlow
+Probability's optimizer takes longer than the optimization itself. SciPy's line search
+gives up at the first infinite value. In contrast, the line search of this module
 bisects its step at infinite values, and ends at a point that satisfies the weak Wolfe
 conditions (Lewis and Overton, "Nonsmooth optimization via quasi-Newton methods", 2013,
 Algorithm 2.6).

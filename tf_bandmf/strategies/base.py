@@ -111,7 +111,7 @@ class Strategy:
 
         The noise generator uses float32 coefficients. Therefore plans contain rounded
         strategies: their sensitivity and error are those of the matrix that generates
-        the noise. Normalized columns stay normalized.
+        the noise. If the columns were normalized, they are normalized again.
         """
         return dataclasses.replace(self, matrix=self.matrix.in_float32())
 

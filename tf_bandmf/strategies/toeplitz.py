@@ -40,7 +40,7 @@ def optimized_toeplitz(
 
     Let b be the min separation of the participation. With at most b bands, the function
     minimizes the error at the exact sensitivity. With more than b bands, it assumes a
-    min separation that equals the number of bands, like the production training in
+    min separation that equals the number of bands, as in the production training of
     arXiv:2306.08153, section 6. `Strategy.sensitivity` of the result still returns the
     sensitivity for the actual b, or an upper bound if no theorem applies.
 
