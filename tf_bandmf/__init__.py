@@ -61,7 +61,7 @@ _PARTICIPATIONS = (
     *("BMinSepSampling", "BallsInBins", "CyclicFixedSize", "CyclicPoisson"),
     *("FixedEpochOrder", "MinSep", "Participation", "Poisson", "Shuffled"),
 )
-# For each public name, the submodule that defines it.
+# Maps each public name to the submodule that defines it.
 _HOMES = {
     **dict.fromkeys(_PARTICIPATIONS, "participation"),
     "Guarantee": "accounting.guarantee",

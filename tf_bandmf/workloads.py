@@ -171,7 +171,7 @@ def parse(specification: str, num_steps: int) -> Workload:
 
 
 def prefix_sum(num_steps: int, learning_rates: npt.ArrayLike | None = None) -> Workload:
-    """Returns the workload of plain SGD, prefix sums: `A[i, j] = 1` for j <= i.
+    """Returns the workload of plain SGD: prefix sums, with `A[i, j] = 1` for j <= i.
 
     With learning rates, `A[i, j]` is the learning rate of step j instead.
     """

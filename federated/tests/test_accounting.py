@@ -1,4 +1,4 @@
-"""Tests of the guarantee that follows from the participations a run recorded."""
+"""Tests of the guarantee that follows from the participations in a run's record."""
 
 import collections
 import itertools

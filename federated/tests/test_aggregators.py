@@ -182,7 +182,8 @@ def test_a_tree_has_the_sensitivity_of_tff_s(rounds, expected):
         noise_multiplier=1.0,
         total_steps=rounds,
         max_participation=5,
-        # TensorFlow Privacy counts the rounds between two participations.
+        # TensorFlow Privacy counts only the rounds between two participations, which
+        # are 11 if the participations are 12 rounds apart.
         min_separation=11,
     )
     assert 2 * rho == pytest.approx(expected)

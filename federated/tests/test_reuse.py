@@ -270,6 +270,6 @@ def test_histories_that_skip_a_round_share_no_normals(tmp_path, figure):
         rows.append(noise_after_a_skipped_round(plan, tmp_path / name, devices))
     actual = np.corrcoef(*rows)[0, 1]
     figure(f"correlation {actual:.3f}")
-    # Shared normal variates would give a correlation of 0.81 / 1.81 = 0.45. Without
-    # them, 1 of 100,000 runs exceeds this bound.
+    # Shared normal variates would give a correlation of 0.81 / 1.81 = 0.45. With
+    # independent variates, 1 of 100,000 runs exceeds this bound.
     assert abs(actual) < 4.4 / np.sqrt(SIZE)

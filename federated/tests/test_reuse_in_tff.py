@@ -111,6 +111,6 @@ def test_states_that_skip_a_round_share_no_normals():
         before = np.ravel(process.get_model_weights(skipped).trainable[0])
         rounds.append(model_after(process, skipped, "") - before)
     actual = np.corrcoef(*rounds)[0, 1]
-    # Shared normal variates would give a correlation of 0.2. Without them, 1 of 100,000
-    # runs exceeds this bound.
+    # Shared normal variates would give a correlation of 0.2. With independent variates,
+    # 1 of 100,000 runs exceeds this bound.
     assert abs(actual) < 4.4 / np.sqrt(SIZE)

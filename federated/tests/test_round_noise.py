@@ -61,7 +61,7 @@ class Made:
 def test_any_round_is_the_core_s_bit_for_bit(name):
     made, other = Made(PLANS[name]), Made(PLANS[name])
     digests = np.arange(N) + 3
-    # The rounds are requested in order, again, with gaps and in reverse.
+    # Rounds are requested in order, twice in a row, with gaps, and backwards.
     for number in (0, 1, 4, 4, 2, 7, 0):
         actual, after = made.row(digests[:number], point=f"{number}")
         np.testing.assert_array_equal(actual, made.straight(after)[number])

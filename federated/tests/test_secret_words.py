@@ -22,7 +22,7 @@ def test_bytes_are_uniform_and_positions_independent():
     bits = np.unpackbits(octets, axis=1).astype(np.float64) - 0.5
     correlations = 4 * bits.T @ bits / len(bits)
     largest = np.abs(correlations[np.triu_indices(64, 1)]).max()
-    # Each of the 2016 correlations is about normal with variance 1 / 40,000.
+    # Each of the 2016 correlations is approximately normal with variance 1 / 40,000.
     assert largest < stats.norm.isf(1e-9 / 2 / 2016) / np.sqrt(40_000)
     # As a control, bytes without line feeds and carriage returns must fail the check.
     plain = octets[~np.isin(octets, (10, 13))]

@@ -153,7 +153,7 @@ def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
 def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path, process):
     with pytest.raises(ValueError, match="More rounds need a new plan"):
         train(tmp_path, process, total_rounds=N + 1)
-    with pytest.raises(ValueError, match="have the plan of process"):
+    with pytest.raises(ValueError, match="made with process"):
         train(tmp_path, build(make_plan(noise_multiplier=2.0)))
 
 

@@ -80,7 +80,9 @@ class Cohorts:
             )
 
     def select(self, round_number: int, wanted: int) -> Selected:
-        """Selects devices for a new round, or fewer than `wanted` if too few may come.
+        """Selects devices for a new round.
+
+        If too few devices are available and eligible, all of them are selected.
 
         Args:
           round_number: the round, from 0.

@@ -160,7 +160,7 @@ class DeviceStore:
         if content["format"] != _FORMAT:
             raise ValueError(
                 f"The format of {self._path} must be {_FORMAT!r}, found "
-                f"{content['format']!r}."
+                f"{content['format']!r}. Use the version of tf-bandmf that wrote it."
             )
         return content
 

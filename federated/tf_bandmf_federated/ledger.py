@@ -196,7 +196,7 @@ class Ledger(contextlib.AbstractContextManager):
         return np.array(rows, np.int64).reshape(-1, 2)
 
     def point_with(self, device: str, round_number: int) -> str | None:
-        """Returns `point` of a round's record if the device took part, else None."""
+        """Returns `RoundRecord.point` if the device took part in the round, else None."""
         last_round, _ = self.history([device], round_number + 1)[0]
         return self._rounds[round_number].point if last_round == round_number else None
 
@@ -303,7 +303,7 @@ class Ledger(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Opens a transaction; when it ends, all of its changes are on disk, or none."""
+        """A context manager for a transaction: all changes reach the disk, or none."""
         if self._lock.database is None:
             raise ValueError(
                 f"{self._path} is closed, or was opened by the parent of this process. "
@@ -320,7 +320,10 @@ class Ledger(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Closes the ledger after an error, since its attributes may then be wrong."""
+        """A context manager that closes the ledger after an error.
+
+        After an error, the attributes of the ledger may be wrong.
+        """
         try:
             yield
         except sqlite3.DatabaseError as error:

@@ -49,7 +49,7 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
 
 
 def statement_of(plan: Plan) -> PrivacyStatement:
-    """Returns the plan's privacy statement, for devices instead of examples."""
+    """Returns the plan's privacy statement, worded for devices instead of examples."""
     statement = plan.statement(unit="one device: all that it contributes in all rounds")
     return dataclasses.replace(
         statement,

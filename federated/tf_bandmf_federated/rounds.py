@@ -25,7 +25,9 @@ _RESTARTS = ("replay", "skip")
 
 
 class Engine(Protocol):
-    """Computes the rounds of a run; a state is a nest of arrays and numbers.
+    """Computes the rounds of a run.
+
+    A state is a nested structure of arrays and numbers.
 
     Attributes:
       plan: plan of the run.

@@ -70,8 +70,8 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
     )
     if kinds != wanted:
         raise ValueError(
-            f"The run's state was saved by another process: it holds {kinds} (name, "
-            f"dtype and number of dimensions of each array), expected {wanted}."
+            f"The saved state is of another model or optimizer: it holds {kinds} (name, "
+            f"dtype and rank of each array), expected {wanted}. Use those of the run."
         )
     leaves = [
         type(leaf)(saved[name]) if isinstance(leaf, (bool, int, float)) else saved[name]

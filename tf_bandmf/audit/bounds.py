@@ -189,7 +189,7 @@ def _rates(
 ) -> tuple[float, float]:
     """Returns a lower bound on the TPR and an upper bound on the FPR.
 
-    These are Clopper-Pearson bounds that hold jointly at the confidence.
+    These are Clopper-Pearson bounds that hold jointly with probability `confidence`.
     """
     each = 0.5 * (1.0 + _checked(confidence))
     of_true = stats.binomtest(true_positives, positives, alternative="greater")

@@ -101,7 +101,7 @@ class GradientCanaries:
         return cls(plan, num_parameters, patterns, included, directions)
 
     def sums(self) -> np.ndarray:
-        """Returns the sum of the included canaries' gradients for each step, [n, d]."""
+        """Returns each step's sum of the included canaries' gradients, shape [n, d]."""
         amounts = self.plan.l2_norm_clip * self.patterns * self.included[:, None]
         if self.directions is not None:
             return amounts.T @ self.directions
@@ -111,7 +111,7 @@ class GradientCanaries:
 
     @property
     def signals(self) -> np.ndarray:
-        """The mu-GDP parameter `zeta |C x_j| / noise_stddev` of each canary, [m]."""
+        """The mu-GDP parameter `zeta |C x_j| / noise_stddev` of each canary, shape [m]."""
         return np.sqrt(np.sum(self._moved() ** 2, axis=0))
 
     def _moved(self) -> np.ndarray:
@@ -149,13 +149,16 @@ class GradientCanaries:
         return self._steps(whitened, scale)
 
     def _along(self, released: np.ndarray) -> np.ndarray:
-        """Returns the projections of the released values on the directions, [n, m]."""
+        """Returns the projections of `released` onto the directions, shape [n, m]."""
         if self.directions is None:
             return released[:, : len(self.patterns)]
         return released @ self.directions.T
 
     def _bins(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """Returns the log of each canary's mean likelihood ratio over all bins, [m].
+        """Returns each canary's score under balls in bins, shape [m].
+
+        The score is the log of the likelihood ratio, averaged over all bins to which
+        the canary may be assigned.
 
         Args:
           whitened: whitened sums along each canary's direction, shape [n, m].
@@ -169,7 +172,7 @@ class GradientCanaries:
         return special.logsumexp(logs, axis=0) - np.log(bins)
 
     def _steps(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """Returns the sum of log(1 - q + q * ratio) over all steps per canary, [m].
+        """Returns each canary's sum of log(1 - q + q * ratio) over all steps, shape [m].
 
         At each step, q is the sampling probability, and `ratio` compares the
         likelihoods of the whitened sums with and without a participation at this step.

@@ -266,7 +266,7 @@ def best_threshold(
 def _counts(
     scores: np.ndarray, included: np.ndarray, threshold: float
 ) -> tuple[int, int, int, int]:
-    """Returns the numbers of true positives, positives, false positives, negatives."""
+    """Counts true positives, positives, false positives and negatives, in this order."""
     said = scores > threshold
     several = said & included, included, said & ~included, ~included
     return tuple(map(int, map(np.count_nonzero, several)))  # type: ignore[return-value]

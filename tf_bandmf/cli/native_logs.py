@@ -24,7 +24,7 @@ _LOG_LINE = re.compile(
 
 @contextlib.contextmanager
 def without_native_logs() -> Iterator[None]:
-    """Drops log lines of native code while a `with` block runs.
+    """A context manager that drops log lines of native code.
 
     The environment variable `TF_CPP_MIN_LOG_LEVEL=0` turns the filter off. The output
     of Python code is not filtered.

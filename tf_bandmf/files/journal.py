@@ -11,8 +11,8 @@ error.
 
 An appended entry survives the end of the process. However, disk syncs are limited to
 one percent of the run time, so a failure of the machine may lose the entries since the
-last sync. The time in which these entries were appended is at most 100 times the
-duration of that sync, which is a fraction of a second on a local disk.
+last sync. These entries span at most 100 times the duration of that sync. On a local
+disk, this is a fraction of a second.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Journal:
         self._next_sync, self._lock = 0.0, threading.Lock()
 
     def replace(self, content: bytes) -> None:
-        """Atomically replaces the file with a base record and no entries."""
+        """Atomically replaces the file: `content` is the base record, without entries."""
         length = len(content).to_bytes(_PLACE, "little")
         padded = HiddenBytes(length + content + bytes(-len(content) % _PLACE))
         key, opener = hashlib.sha256(padded).digest(), partial(os.open, mode=0o600)

@@ -130,7 +130,7 @@ class Balance:
             try:
                 noise = gaussian.calibrate_noise_stddev(math.exp(log_epsilon), delta)
                 run = Release.gaussian(noise, delta)
-            except ValueError:  # No useful noise gives this epsilon and delta.
+            except ValueError:  # No valid noise gives this epsilon and delta.
                 return 1.0
             return min(self.with_more(run).part - _ROUNDING, 1.0)
 

@@ -389,8 +389,8 @@ def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
     raise BudgetExceededError(
         f"{what} would exceed the budget of {balance.dataset.name!r}: {budget}; "
         f"{fill('{:.4g up}', balance.spent)} of {budget.whole:g} is spent or reserved by "
-        f"{balance.runs} run(s). {reason}What would fit: a run without amplification "
-        f"with epsilon <= {fits:g}.",
+        f"{balance.runs} run(s). {reason}What would fit: an unamplified run with "
+        f"epsilon <= {fits:g}.",
         fits,
     )
 

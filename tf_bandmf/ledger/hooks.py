@@ -60,7 +60,7 @@ def note_steps(plan: Plan, run: str, steps: int) -> None:
 
 
 def end(plan: Plan, run: str, steps: int, reason: str) -> Any:
-    """Ends a run early, and returns unused budget to the ledger; see `Ledger.end`."""
+    """Ends a run early, which frees its unused budget; returns the ledger's entry."""
     return _ledger(plan).end(run, plan=plan, steps=steps, reason=reason)
 
 

@@ -50,7 +50,7 @@ class Dataset:
 def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
     """Returns the cost of a run of a plan, or of only the first `steps` steps of the run.
 
-    The first steps of a run whose accounting needs a simulation cost as much as the
+    If the accounting of the run needs a simulation, the first steps cost as much as the
     whole run.
 
     Raises:

@@ -96,7 +96,7 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Transaction]:
-        """Opens a transaction for one thread; its writes are stored when it ends.
+        """A context manager for one thread's transaction, whose end stores its writes.
 
         Raises:
           LedgerError: if the database cannot be used.
@@ -108,7 +108,8 @@ class Store:
             with self._lock, engine.begin() as connection:
                 yield Transaction(connection, self._chains, writes)
         except BaseException as error:
-            self._chains.clear()  # The chains may contain rolled-back entries.
+            # The chains may contain entries that the database has rolled back.
+            self._chains.clear()
             if not isinstance(error, sa.exc.DBAPIError):
                 raise
             raise LedgerError(

@@ -50,7 +50,7 @@ def write_programs(folder: pathlib.Path) -> pathlib.Path:
 
 
 def parents(folder: pathlib.Path) -> list[tuple[int, int]]:
-    """Returns pairs: id of a forked process, and id of a process that asked for it."""
+    """Returns (id of a forked process, id of the process that requested it) pairs."""
     path = folder / "forked"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]

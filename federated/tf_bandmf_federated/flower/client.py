@@ -146,7 +146,7 @@ class ParticipationMod:
         if _kinds(after) != _kinds(before):
             raise ValueError(
                 "The weights in the app's reply must have the same names, shapes and "
-                "dtypes as the weights that the app received."
+                "dtypes, in the same order, as the weights that the app received."
             )
         with np.errstate(over="ignore", invalid="ignore"):
             update = [after[name] - before[name] for name in trained]

@@ -42,7 +42,8 @@ from tf_bandmf_federated.state_rows import digest_of_rows, rows_of
 log = getLogger("flwr").log
 # The SuperLink is polled at intervals of this many seconds.
 _PAUSE = 0.05
-# During a round, disconnected nodes are looked for at intervals of this many seconds.
+# During a round, the server checks at intervals of this many seconds which nodes have
+# disconnected.
 _GONE = 5.0
 # A round ends after this many seconds if `start` gets no timeout, as in Flower.
 _DEFAULT_TIMEOUT = 3600.0
@@ -270,9 +271,9 @@ class PrivateFedAvg(Strategy):
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
         """Raises RuntimeError, because only `start` may begin rounds."""
         raise RuntimeError(
-            "PrivateFedAvg must run its rounds itself: call start, and do not wrap it in "
-            "another strategy, which would break the guarantee. Devices do not evaluate "
-            "the model, because their results would not be private."
+            "Only PrivateFedAvg.start may begin rounds. Call start, and do not wrap the "
+            "strategy in another one, which would break the guarantee. Pass evaluate_fn to "
+            "start to evaluate the model: results from devices would not be private."
         )
 
     configure_train = aggregate_train = _refuse

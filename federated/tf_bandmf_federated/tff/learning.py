@@ -148,11 +148,11 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         run's budget there.
 
         Returns:
-          The run's digest key and the round, which from now on count as having a
-          result. None if a second result does no harm, that is, with a test seed or
-          after `prepare`. None also if run and round are unknown, that is, while TFF
-          traces, for value references in TFF programs, and for anything other than a
-          state of this process.
+          The run's digest key and the round, which from now on has a result. The
+          method returns None if a second result does no harm (with a test seed, or
+          after `prepare`), or if the run and the round are unknown (while TFF traces,
+          or if `state` is a value reference of a TFF program, or anything else that is
+          not a state of this process).
 
         Raises:
           ValueError: if the round already has a result, and `prepare` was not called

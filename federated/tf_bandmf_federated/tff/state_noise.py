@@ -75,7 +75,7 @@ class NoiseInState:
         self._test_seed = plan.test_seed
 
     def initial_state(self) -> State:
-        """Returns the state before round 0; the graph draws new keys when it runs."""
+        """Returns the state before round 0. Each execution of the graph draws new keys."""
         n, d = self._generator.num_steps, self._generator.num_parameters
         if self._test_seed is None:
             keys = fresh_words([n, self._generator.key_words])

@@ -22,7 +22,7 @@ def _speaker(context: Context) -> int:
 
 
 def _store(context: Context) -> str:
-    """Returns the device's store; each simulated device has a separate subfolder."""
+    """Returns the path of the device's store; each simulated device has a subfolder."""
     path = context.node_config.get("store")
     return str(path or f"{os.environ['SPEAKERS_STORES']}/{_speaker(context)}")
 

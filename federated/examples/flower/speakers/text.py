@@ -26,8 +26,8 @@ def examples(path: str, speaker: int, limit: int = 600) -> tuple[np.ndarray, ...
       limit: maximum number of examples.
 
     Returns:
-      The contexts, [examples, CONTEXT], and the characters after them, [examples], as
-      numbers of symbols, int64.
+      The contexts, shape [examples, CONTEXT], and the characters after them, shape
+      [examples], both as the symbols' numbers, int64.
     """
     text = _said(path, speaker) if path else _made_up(speaker, limit)
     numbers = {symbol: number for number, symbol in enumerate(ALPHABET)}
