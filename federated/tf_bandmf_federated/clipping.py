@@ -26,7 +26,7 @@ _ROW = 64
 # If the mean of the squares is below this value, squares may have underflowed in
 # float32.
 _SMALLEST_MEAN = 2.0**-100
-# Length of dot products, which is small enough that BLAS does not start threads.
+# The length of dot products. It is so small that BLAS does not start threads.
 _DOT = 1 << 13
 
 

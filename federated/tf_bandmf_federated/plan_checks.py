@@ -10,7 +10,11 @@ from tf_bandmf.planning.statement import PrivacyStatement
 
 
 def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
-    """Checks that devices can enforce a plan's participation, and returns it.
+    """Returns a plan's participation, after checking that devices can enforce it.
+
+    Only `MinSep` fits devices that take part when they are available: their separation
+    and number of participations can be enforced, but they are not a random sample, so
+    privacy is not amplified.
 
     Args:
       plan: plan whose steps are rounds and whose examples are clients, which gives
@@ -20,10 +24,7 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
     Raises:
       TypeError: if `plan` is not a plan.
       ValueError: if the participation is not `MinSep`; if the plan reserves budget for
-        private counts or evaluations; or if it has fewer than `num_rounds` steps. Only
-        `MinSep` fits devices that take part when they are available: their separation
-        and number of participations can be enforced, but they are not a random sample,
-        so privacy is not amplified.
+        private counts or evaluations; or if it has fewer than `num_rounds` steps.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a tf_bandmf.Plan, found {type(plan).__name__}.")

@@ -25,7 +25,7 @@ _RESTARTS = ("replay", "skip")
 
 
 class Engine(Protocol):
-    """Computes the rounds of a run.
+    """Computes the rounds of a run, each from the state before it.
 
     A state is a nested structure of arrays and numbers.
 

@@ -157,7 +157,7 @@ class GradientCanaries:
     def _bins(self, whitened: np.ndarray, scale: float) -> np.ndarray:
         """Returns each canary's score under balls in bins, shape [m].
 
-        The score is the log of the likelihood ratio, averaged over all bins to which
+        The score is the log of the mean of the likelihood ratios for all bins to which
         the canary may be assigned.
 
         Args:

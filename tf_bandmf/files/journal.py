@@ -44,7 +44,7 @@ class Journal:
         self._next_sync, self._lock = 0.0, threading.Lock()
 
     def replace(self, content: bytes) -> None:
-        """Atomically replaces the file: `content` is the base record, without entries."""
+        """Atomically replaces the file: base record `content`, and no entries."""
         length = len(content).to_bytes(_PLACE, "little")
         padded = HiddenBytes(length + content + bytes(-len(content) % _PLACE))
         key, opener = hashlib.sha256(padded).digest(), partial(os.open, mode=0o600)

@@ -96,7 +96,9 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Transaction]:
-        """A context manager for one thread's transaction, whose end stores its writes.
+        """A context manager for a transaction of one thread.
+
+        The writes are stored when the `with` block ends.
 
         Raises:
           LedgerError: if the database cannot be used.

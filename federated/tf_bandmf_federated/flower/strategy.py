@@ -271,7 +271,7 @@ class PrivateFedAvg(Strategy):
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
         """Raises RuntimeError, because only `start` may begin rounds."""
         raise RuntimeError(
-            "Only PrivateFedAvg.start may begin rounds. Call start, and do not wrap the "
+            "Only PrivateFedAvg.start may begin rounds: call start, and do not wrap the "
             "strategy in another one, which would break the guarantee. Pass evaluate_fn to "
             "start to evaluate the model: results from devices would not be private."
         )

@@ -225,7 +225,8 @@ def _aggregator(state: Any) -> Any:
     """Returns the aggregator's state within a process state.
 
     Raises:
-      TypeError: if there is none with the entries "round" and "noise".
+      TypeError: if `state` lacks an aggregator's state, whose entries include "round"
+        and "noise".
     """
     aggregator = getattr(state, "aggregator", None)
     if isinstance(aggregator, Mapping) and {"noise", "round"} <= set(aggregator):
