@@ -10,10 +10,10 @@ the noise is bound to the sum.
 The file is an SQLite database. Its journal ensures that an entry is written completely
 or not at all, and is on disk before the call returns. It has three tables:
 
-`entries`: the entries, each with a SHA-256 of its content, the round's cohort and the
-previous entry's SHA-256. The order of entries is fixed: `run`; then `finished` and
-`released` for the initial state, as round -1; then `started`, `finished` and `released`
-for each round.
+`entries`: the entries. Each has a SHA-256 that covers its content, the round's cohort
+and the SHA-256 of the previous entry. The order of entries is fixed: `run`; then
+`finished` and `released` for the initial state, as round -1; then `started`, `finished`
+and `released` for each round.
 
 | entry | fields |
 |---|---|

@@ -122,7 +122,8 @@ def epsilon_from_rates(
     (epsilon, delta)-DP mechanism has true and false positive rates with
     `TPR <= exp(epsilon) FPR + delta`. The same holds for the opposite test (Kairouz,
     Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). The function uses
-    Clopper-Pearson bounds on both rates, which hold jointly at the confidence.
+    Clopper-Pearson bounds on both rates, which hold jointly with probability
+    `confidence`.
 
     Args:
       true_positives: number of trials with the canary in which the test is positive;

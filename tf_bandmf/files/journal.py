@@ -84,7 +84,7 @@ class Journal:
         return HiddenBytes(whole[_PLACE : _PLACE + length]), entries
 
     def append(self, entry: bytes) -> None:
-        """Appends an entry of `ENTRY_BYTES` bytes; `read` or `replace` must come first."""
+        """Appends an entry of `ENTRY_BYTES` bytes; call `read` or `replace` first."""
         marked = self._marked(entry)
         with self._lock, open(self._path, "r+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)

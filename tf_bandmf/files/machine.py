@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-# The files with a container's memory limit, under versions 2 and 1 of control groups.
+# The files that contain the memory limit of a container, for cgroup v2 and v1.
 _LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",

@@ -11,8 +11,8 @@ class BudgetExceededError(LedgerError):
     """Raised if a run or release would spend more than the remaining budget.
 
     Attributes:
-      fitting_epsilon: the maximum epsilon of a run without amplification that would fit,
-        at the delta of the refused run or release, or 0 if no run would fit.
+      fitting_epsilon: the maximum epsilon of an unamplified run that would fit, at the
+        delta of the refused run or release, or 0 if no run would fit.
     """
 
     def __init__(self, message: str, fitting_epsilon: float) -> None:

@@ -104,7 +104,7 @@ class Store:
           LedgerError: if the database cannot be used.
         """
         if self._path is not None and not os.path.exists(self._path):
-            raise LedgerError(f"There is no ledger at {self._path}.")
+            raise LedgerError(f"There is no ledger at {self._path}. Check the path.")
         engine = self._engine.execution_options(tf_bandmf_writes=writes)
         try:
             with self._lock, engine.begin() as connection:

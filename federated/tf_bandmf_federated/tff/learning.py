@@ -165,7 +165,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         except (TypeError, KeyError, ValueError):
             if hooks.is_needed(self.plan):
                 raise LedgerError(
-                    "The plan is bound to a ledger. Call next with a state of this process."
+                    "next needs a state of this process, to reserve the cost of its run."
                 ) from None
             return None
         hooks.begin(self.plan, _name_of(secret))
