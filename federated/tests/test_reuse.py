@@ -96,7 +96,7 @@ def noise_of_two_histories(plan, folder):
     """Continues two copies of a run, and compares the noise of rounds 5 to 7.
 
     Returns:
-      For each round, the standard deviation of the difference of both runs' noise.
+      For each round, the standard deviation of the difference between the runs' noise.
     """
     devices = SimulatedDevices(str(folder / "devices"), plan, 40)
     before, _ = run(plan, folder / "first", 5, devices)

@@ -70,7 +70,7 @@ def main(folder, kills):
 
 
 def die_at(moment):
-    """Makes this process kill itself just before its write number `moment`."""
+    """Makes this process kill itself just before write number `moment`."""
     count = killer(moment)
     for name in ("fsync", "fdatasync", "replace"):
         setattr(os, name, count(getattr(os, name)))
