@@ -404,8 +404,9 @@ def _product(laws: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
     raised = np.exp(log_product)
     rounding = 8.0 * _UNIT * (counts.sum() + 8.0)
     error = np.exp(log_upper) * errors + (rounding + eta) * np.abs(raised)
-    # `mean_error` is the mean of `error` over all frequencies. rfft returns one of each
-    # pair of conjugate frequencies, so all except the first and the last count twice.
+    # `mean_error` is at least the mean of `error` over all frequencies. rfft returns one
+    # of each pair of conjugate frequencies, so all except the first count twice. (The
+    # last one may lack a conjugate, but counting it twice only increases the result.)
     mean_error = (2.0 * float(error.sum()) - float(error[0])) / places
     convolved = scipy.fft.irfft(raised, n=places)
     return np.maximum(convolved, 0.0) + mean_error * (1.0 + 1e-6)

@@ -62,7 +62,7 @@ class ToeplitzBanded(Banded):
         c = frozen(self.coefficients)
         object.__setattr__(self, "coefficients", c)
         if c.ndim != 1 or c.size < 1:
-            raise ValueError(f"coefficients must have shape [w >= 1], found {c.shape}.")
+            raise ValueError(f"coefficients must be 1-D, not empty, found {c.shape}.")
         if c.size > self.num_rows:
             raise ValueError(
                 f"coefficients must have at most num_rows = {self.num_rows} entries, "

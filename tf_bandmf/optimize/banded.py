@@ -199,9 +199,9 @@ def optimize(
       is_certified: True to certify the gap, which takes as long as a dozen iterations.
 
     Returns:
-      The columns, shape [bands, n], and the result. If the objective is convex and
-      `is_certified` is True, the result contains a certified gap. Its value is the
-      objective at the returned columns.
+      The columns, shape [bands, n], and the result, whose `value` is the objective at
+      these columns. If the objective is convex and `is_certified` is True, the result
+      contains a certified gap.
     """
     # A custom objective is traced in every call, because its result may depend on state
     # that has changed since the previous call.

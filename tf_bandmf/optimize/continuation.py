@@ -71,7 +71,7 @@ def _smooth(columns: np.ndarray, left: np.ndarray) -> np.ndarray:
 
     Args:
       columns: known columns, shape [bands, m].
-      left: numbers r of steps to the end at which the polynomial is evaluated.
+      left: the numbers r of steps to the end for which to evaluate the polynomial.
 
     Returns:
       The values of the polynomial, shape [bands, left.size].

@@ -150,8 +150,8 @@ class SeriesError:
         n = workload.num_steps
         self._inverse, self._factor = inverse, workload.inverse_coefficients
         self._column = workload.first_column()
-        # The weights of the squared entries of the first column of A C^-1. Entry t of the
-        # column occurs in n - t of the n rows. The last row contains each entry once.
+        # The weights in the error of the squared entries of the first column of A C^-1:
+        # entry t occurs in n - t of the n rows, and once in the last row.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]

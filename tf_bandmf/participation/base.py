@@ -207,7 +207,7 @@ def register(cls: _Class) -> _Class:
     for table, name in ((PARTICIPATIONS, cls.kind), (NAMED, cls.sampling)):
         if name is not None and table.setdefault(name, cls) is not cls:
             raise ValueError(
-                f"{name!r} names {cls.__name__} and {table[name].__name__}. Rename one."
+                f"{cls.__name__} and {table[name].__name__} share the name {name!r}."
             )
     return cls
 

@@ -90,7 +90,7 @@ def optimized_amplified(
     if not isinstance(participation, BallsInBins):
         return dataclasses.replace(plain, family="amplified")
     if epsilon is None or delta is None:
-        raise ValueError("amplified needs a privacy budget. Pass epsilon and delta.")
+        raise ValueError("The family amplified needs a budget. Pass epsilon and delta.")
     check_positive("epsilon", epsilon)
     check_delta(delta)
     bins = participation.num_bins

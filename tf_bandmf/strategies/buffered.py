@@ -340,8 +340,8 @@ def _starts(
             candidates.append(variables_of(*(np.sort(x)[::-1] for x in pairs)))
         candidates.sort(key=lambda start: problem.loss(start)[0])
         starts.extend(candidates[:3])
-    # The last start ignores the previous optimum: it spreads the decays evenly on a
-    # logarithmic scale.
+    # The last start ignores the previous optimum: it spreads the values 1 - decay evenly
+    # on a logarithmic scale.
     spread = (
         1.0 - np.geomspace(1.0 / (num_steps + 1), 0.9, 2 * (theta.size + 1) + 1)[:-1]
     )

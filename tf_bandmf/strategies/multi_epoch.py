@@ -67,9 +67,9 @@ def dense(
     the squared column norms that they should have, and w is a fixed exponent. For
     blocks of size one and `w = 1`, this is the fixed-point iteration of Denisov et al.,
     2022 (arXiv:2202.08312, Theorem 3.2). Whitening the diagonal blocks of `X` gives a
-    matrix that meets the constraints (feasible). By Lagrange duality, `L` gives a lower
-    bound on the error of every feasible matrix. The iterations end when the error and
-    this lower bound agree to `tolerance`.
+    feasible matrix, that is, one that meets the constraints. By Lagrange duality, `L`
+    gives a lower bound on the error of every feasible matrix. The iterations end when
+    the error of the feasible matrix and this lower bound agree to `tolerance`.
 
     Args:
       workload: the workload.
