@@ -157,5 +157,5 @@ def _transform(signal: np.ndarray) -> np.ndarray:
 
 
 def _margin() -> int:
-    """Returns the width of the reflected margin, which becomes one pixel of the result."""
+    """Returns the width of the reflected margin: one pixel after downsampling."""
     return 2**SCALES

@@ -142,7 +142,7 @@ def check_budget(
         if epsilon > LARGEST_EPSILON:
             raise ValueError(
                 f"epsilon must be <= {LARGEST_EPSILON:g}, found {epsilon}, which gives no "
-                f"meaningful privacy."
+                f"meaningful privacy. Usual values are below 10."
             )
         if epsilon > _PROMISES_NOTHING:
             warnings.warn(

@@ -447,8 +447,8 @@ class JointGuarantee:
             )
         if best.epsilon <= 0.0:
             raise ValueError(
-                f"delta must be small enough for epsilon > 0, found {delta}: the "
-                f"releases are (0, {delta})-DP."
+                f"delta must be smaller, found {delta}: the releases are (0, {delta})-DP"
+                f", so epsilon would be 0."
             )
         others = {"adjacency": self.adjacency, "zcdp_rho": self.zcdp_rho}
         return Guarantee(delta=delta, **best._asdict(), **others)  # type: ignore[arg-type]

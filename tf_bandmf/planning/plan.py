@@ -684,7 +684,7 @@ class Plan:
         if written != _FORMAT:
             raise ValueError(
                 f"The plan's format must be {_FORMAT} for this version of tf-bandmf, "
-                f"found {written!r}."
+                f"found {written!r}. Make the plan again with this version."
             )
         for name, made_from in _PARTS.items():
             if fields[name] is not None:

@@ -95,7 +95,7 @@ def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
         part = content[key] if name is None else content[key][name]
     except (KeyError, IndexError, TypeError):
         said = "" if name is None else f" tensor {name!r} in"
-        raise ValueError(f"ranges: the examples have no{said} {key!r}.") from None
+        raise ValueError(f"ranges: examples have no{said} {key!r}. Omit it.") from None
     leaves = tf.nest.flatten(part)
     if any(leaf.dtype == tf.string for leaf in leaves):
         raise TypeError(f"ranges: {key!r} must contain numbers, found strings.")

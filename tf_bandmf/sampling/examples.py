@@ -139,7 +139,7 @@ class Examples:
         if source.in_order:
             raise ValueError(
                 "users= needs rows that are read by index, found a data set with a fixed "
-                "order. Pass arrays, TFRecord files, or an object with a length and index."
+                "order. Pass arrays, TFRecord files, or an indexable object with len()."
             )
         if users.shape != (source.num_examples,):
             raise ValueError(

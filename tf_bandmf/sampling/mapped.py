@@ -181,7 +181,7 @@ class Mapped:
         keys = (INPUTS, TARGETS)[: 1 + self.with_targets]
         if keys[-1] not in content:
             raise TypeError(
-                f"{self._name} takes x and y, but the examples have no targets."
+                f"{self._name} takes x and y, but the examples have no y. Pass y."
             )
         options = {"seed": seed} if self._with_seed else {}
         with contextlib.ExitStack() as stack:

@@ -319,7 +319,7 @@ class TFRecordExamples(ExampleSource):
                     f"TFRecord file. Decompress compressed files to read them by index."
                 )
         if not places:
-            raise ValueError(f"There are no records in {self._files}.")
+            raise ValueError(f"There are no records in {self._files}. Check the paths.")
         self._places = np.array(places, np.int64)
         super().__init__(len(places), {INPUTS: np.array([b""], object)})
         for _ in self.all_rows():

@@ -83,7 +83,7 @@ class StreamedExamples(ExampleSource):
         self._pass = self._new_pass()
         first = next(self._pass, None)
         if first is None:
-            raise ValueError("The data set has no examples.")
+            raise ValueError("The data set has no examples. Check its source.")
         super().__init__(num_examples, first)
         self.rows(np.arange(min(_AT_ONCE, num_examples)))
         # The next read starts a new pass over the data set.
