@@ -121,7 +121,7 @@ NAMES = {
 }
 
 
-@pytest.mark.slow_cases("tuning_cost", "advise")
+@pytest.mark.slow_cases("tuning_cost")
 @pytest.mark.attack(
     "Wrong arguments of public functions",
     tried="Every argument of 17 functions gets 32 values of wrong type, range and size.",

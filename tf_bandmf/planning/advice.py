@@ -210,10 +210,10 @@ def advise(
     def setting(sampling: str, size: int) -> RunSetting | None:
         _LOG.info("comparing %s, batches of %d", sampling, size)
         use: Any = dict(sampling=sampling, batch_size=size, epochs=epochs, **given)
+        forms = _closed_forms(mechanism, sampling)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                forms = _closed_forms(mechanism, sampling)
                 table = compare(forms, workload=_WORKLOAD, **use)
         except (ValueError, ArithmeticError):  # No mechanism can be used.
             return None
