@@ -6,7 +6,8 @@
     3. update   advances the run; the optimizer applies the noisy gradients.
     4. measure  computes the batch's loss and metrics, which the guarantee does not cover.
 
-Programs 0 to 2 change neither the weights nor the step counter, so a step that is
+Between `noise` and `update`, Python writes the step into the journal of the run's private
+file, if it has one (`SecretState.confirm`). Programs 0 to 2 change neither the weights nor the step counter, so a step that is
 interrupted before `update` is repeated.
 
 No record can stop a step with an error. If a record makes `clip` raise, each example of

@@ -1,10 +1,14 @@
 """Checks whether a step may be taken, and remembers the runs of the process.
 
-The function `checked` has all conditions of a step, in order: the batch must be the one
-that the accountant assumed for this step. The run's noise and its optimizer must be at
-the same step, and steps of the plan must be left. A second run must have been announced
-with `additional_run=True`. The messages stand above the function, in the same order;
-only the message after the plan's last step is in `tf_bandmf.noise.generator`.
+The function `checked` has all conditions on a batch and its step, in order: the batch
+must be the one that the accountant assumed for this step, no earlier step may have been
+interrupted, and steps of the plan must be left. The first step has further conditions:
+the weights must not come from undeclared plain training, a second run must have been
+announced with `additional_run=True`, and the ledger must have a budget for the run. The
+messages stand above the function, in the same order; the message after the plan's last
+step is in `tf_bandmf.noise.generator`, and those of the ledger are in
+`tf_bandmf.ledger`. `Run.check` in `run.py` has the conditions that are tested when
+`fit` or `train_on_batch` begins: on the optimizer's step, the ledger and the weights.
 
 Every `PrivateOptimizer` has its own noise key. Two runs with different keys on the same
 data are two releases, whose privacy losses add up even if their plans and code are

@@ -138,8 +138,8 @@ def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
 
 
 _CAUSES = (
-    "Likely causes: a layer that mixes examples of a batch and was vouched for with "
-    "`register_per_example_layer`, random numbers that "
+    "Likely causes: a registered rule that is wrong, a layer that mixes examples of a "
+    "batch and was vouched for with `register_per_example_layer`, random numbers that "
     "do not come from `keras.random` (use a `keras.random.SeedGenerator`), or a layer "
     "with a custom gradient. Find it by removing custom layers one by one."
 )
