@@ -7,8 +7,8 @@
     4. measure  computes the batch's loss and metrics, which the guarantee does not cover.
 
 Between `noise` and `update`, Python writes the step into the journal of the run's private
-file, if it has one (`SecretState.confirm`). Programs 0 to 2 change neither the weights nor the step counter, so a step that is
-interrupted before `update` is repeated.
+file, if it has one (`SecretState.confirm`). Programs 0 to 2 change neither the weights
+nor the step counter, so a step that is interrupted before `update` is repeated.
 
 No record can stop a step with an error. If a record makes `clip` raise, each example of
 the batch runs by itself, and those that raise contribute zero (invariants 5 and 18 in
