@@ -29,8 +29,8 @@ class Selected:
         2]: last round (or `NEVER`), and number of participations.
       available: number of available devices.
       eligible: number of available devices that may take part. If more than 2,000
-        devices are available, this number is an estimate from those that were looked up
-        until enough eligible devices were found.
+        devices are available, only some are looked up, until enough of them are
+        eligible, and this number is an estimate from their share.
     """
 
     names: tuple[str, ...]

@@ -36,10 +36,11 @@ def cells(cuts):
 
 
 def gaps_of(trials):
-    """Computes the distribution of the first success from all pairs of random words.
+    """Computes the distribution of the first success, over all pairs of random words.
 
-    Two words select the gap before the first success from a table. If the gap exceeds
-    the table, further words extend it; here, these words are maximal and add 0.
+    From a table, the first two words of a run select the gap before the first success.
+    For gaps beyond the table, `trials` would read further words; here, all of these
+    have the maximum value, which lengthens no gap.
     """
     law = collections.Counter()
     for (a, last_a), (b, last_b) in itertools.product(

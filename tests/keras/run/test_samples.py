@@ -77,7 +77,7 @@ def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(tmp_path):
         second.train_on_batch(batch)
     assert second.optimizer.steps_taken == plan.num_steps
     # The private state file would store only the run's key. This sample does not depend
-    # on the key, so it could not be restored.
+    # on the key, so a resumed run could not draw it again.
     with pytest.raises(ValueError, match="Begin a custom loop with"):
         first.begin_run(batches, tmp_path / "run.private")
 

@@ -278,10 +278,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         """
         if not isinstance(noisy, NoisyGradients) or noisy.optimizer is not self:
             raise TypeError(
-                f"apply_noisy takes the result of private_gradients(batch) of the "
-                f"optimizer's own model, found {type(noisy).__name__} of something else: "
-                f"other gradients were not clipped and noised for this run. To change "
-                f"noisy gradients, use noisy.map(function)."
+                f"apply_noisy takes the result of private_gradients(batch) of this "
+                f"optimizer's model, found a {type(noisy).__name__} that is not one. Only "
+                f"these gradients are clipped and have this run's noise. To change them, "
+                f"use noisy.map(function)."
             )
         run, gradients, inner = self.run, list(noisy.gradients), self.inner_optimizer
         # If the learning rate object is replaced, the program must be traced again.

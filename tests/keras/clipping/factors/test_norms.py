@@ -103,10 +103,11 @@ def terms(rng, count, size, form, nearness):
 
 @st.composite
 def pairs(draw):
-    """Draws a case: a seed, two factors' forms, their exponents, and one nearness.
+    """Draws the arguments of `factor_inputs`: a seed, forms, exponents and a nearness.
 
-    An exponent e scales a factor by 10^e. Nearness n makes terms differ by about 10^n,
-    unless they are unrelated.
+    There are two factors, each with a form (see `terms`) and an exponent e, which
+    multiplies it by 10^e. Unless a form is "unrelated", the terms of a factor are equal
+    up to signs and random differences of about 10^nearness.
     """
     forms = st.sampled_from(["unrelated", "alike", "opposite", "ties"])
     exponent = st.floats(-30, 30)

@@ -230,7 +230,7 @@ def _matmul(call: Call) -> list[Place]:
 def _dot(call: Call) -> list[Place]:
     """Treats `Dot` and `Tensordot` over one axis of a vector or matrix as `Matmul`."""
     if len(call.args[1].shape) > 2 or getattr(call.op, "axes", 1) != 1:
-        raise CannotOpen(f"{type(call.op).__name__} that is not a matrix product")
+        raise CannotOpen(f"cannot follow {type(call.op).__name__}: no matrix product")
     return _matmul(call)
 
 
