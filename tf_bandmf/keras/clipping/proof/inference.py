@@ -39,9 +39,7 @@ def measured_rows(
         or code outside of the graph runs.
     """
     if not alone and structure_of(model, x, training=False).alone:
-        raise UnsupportedModelError(
-            "Some layers cannot be shown to keep records apart."
-        )
+        raise UnsupportedModelError("Some layers may mix the records of a batch.")
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     y_pred = model(x, training=False)
