@@ -75,8 +75,8 @@ class MeasuredParticipation:
             )
         if b is not None and not 1 <= (k - 1) * b < self.num_rounds:
             raise ValueError(
-                f"num_rounds must leave room for {k} participations with "
-                f"min_separation = {b} (>= 1), found num_rounds = {self.num_rounds}."
+                f"num_rounds must leave room for {k} participations, {b} rounds apart "
+                f"(min_separation, at least 1), found num_rounds = {self.num_rounds}."
             )
 
     def with_one(

@@ -1,4 +1,4 @@
-"""The pages on budgets and on growing data show the output of example programs."""
+"""Tests that the pages on budgets and growing data show what the examples print."""
 
 import re
 

@@ -150,8 +150,9 @@ class SeriesError:
         n = workload.num_steps
         self._inverse, self._factor = inverse, workload.inverse_coefficients
         self._column = workload.first_column()
-        # The weights in the error of the squared entries of the first column of A C^-1:
-        # entry t occurs in n - t of the n rows, and once in the last row.
+        # The error is a weighted sum of the squared entries of the first column of A C^-1.
+        # Entry t occurs in n - t of the n rows, which the mean over rows counts; the
+        # last row has each entry once.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]

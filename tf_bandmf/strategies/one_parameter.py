@@ -15,10 +15,10 @@ from tf_bandmf.workloads import Workload
 
 _POINTS = 25
 # _TOLERANCE is the tolerance of log(1 - fraction) in the search. For more than LONG_RUN
-# steps, each evaluation of a strategy takes tenths of a second. Therefore the tolerance
-# is larger, and the mechanism "auto" compares drafts. A larger tolerance hardly
-# increases the error, because near the optimum the error depends on the square of the
-# distance from the optimum.
+# steps, evaluating one strategy takes tenths of a second, so the search uses a larger
+# tolerance, and "auto" first compares strategies that are optimized only roughly
+# (drafts). This hardly increases the error: near the optimum, it depends on the square of
+# the distance from the optimum.
 _TOLERANCE, LONG_RUN = 1e-7, 2**16
 
 

@@ -138,8 +138,8 @@ def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path, monkeyp
     start(make_strategy(tmp_path), grid)
     before = came(grid)
     assert all(len(rounds) == K for rounds in before.values())
-    # A server that lost its record of the run is stopped before a round begins, because
-    # the devices report the earlier run together with their names.
+    # A server that lost its record of the run is stopped before a round begins: when the
+    # devices report their names, they also report that they took part in the run before.
     with pytest.raises(RuntimeError, match=r"4 node\(s\) claim .* has not begun"):
         start(make_strategy(tmp_path / "another"), grid)
     assert came(grid) == before

@@ -202,8 +202,8 @@ class Programs:
         scale = self._model._private_optimizer().loss_scale_factor
         if scale and not bool(tf.reduce_all(tf.math.is_finite(clipped.norms))):
             warnings.warn(
-                f"Made-up examples have gradients that are not finite, and contribute "
-                f"nothing. If the data are finite, lower loss_scale_factor={scale:g}.",
+                f"A trial step on random data, not yours, had gradients that overflow. "
+                f"Such examples train nothing: lower loss_scale_factor={scale:g}.",
                 stacklevel=2,
             )
         losses, outputs = _each(lambda t: tf.zeros_like(t[:0]), clipped[2:4])

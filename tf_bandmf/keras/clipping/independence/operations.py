@@ -175,8 +175,8 @@ def _arranged(arrange: Callable[..., Any]) -> Rule:
                     call.specs = KerasTensor(result.shape, x.dtype)
                     return [kept]
         raise Mixes(
-            f"picks examples of a tensor of shape {shape}, or does not keep them in "
-            f"rows of their own: its result has the shape {list(result.shape)}"
+            f"selects only some examples, or does not give each example rows of its "
+            f"own: it turns the shape {shape} into {list(result.shape)}"
         )
 
     return rule

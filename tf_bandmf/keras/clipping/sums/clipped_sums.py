@@ -282,9 +282,9 @@ def _measured(
 
 
 def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[Part]:
-    """Computes the gradient norms of all variables.
+    """Measures the gradients of all variables; returns one `Part` for each large variable.
 
-    Except on accelerators, the small variables of a clipping group share a `Part`.
+    Except on accelerators, all small variables of a clipping group share one `Part`.
 
     Args:
       factors: maps the position of a variable among the trainable variables to the
