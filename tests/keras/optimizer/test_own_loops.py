@@ -70,10 +70,10 @@ def test_other_gradients_are_refused():
     model, other = (make_private_model(plan) for _ in range(2))
     first, *_ = plan.batches(*data)
     noisy = model.private_gradients(first)
-    with pytest.raises(TypeError, match="not clipped and noised"):
+    with pytest.raises(TypeError, match="clipped and have this run"):
         model.optimizer.apply_noisy([tf.zeros(3)])
     other.private_gradients(first)
-    with pytest.raises(TypeError, match="for this run"):
+    with pytest.raises(TypeError, match="this run.s noise"):
         other.optimizer.apply_noisy(noisy)
     model.optimizer.apply_noisy(noisy)
     with pytest.raises(tf.errors.InvalidArgumentError, match="applied before"):
