@@ -73,7 +73,7 @@ def test_other_gradients_are_refused():
     with pytest.raises(TypeError, match="clipped and have this run"):
         model.optimizer.apply_noisy([tf.zeros(3)])
     other.private_gradients(first)
-    with pytest.raises(TypeError, match="this run.s noise"):
+    with pytest.raises(TypeError, match="that is not one"):
         other.optimizer.apply_noisy(noisy)
     model.optimizer.apply_noisy(noisy)
     with pytest.raises(tf.errors.InvalidArgumentError, match="applied before"):
