@@ -250,13 +250,14 @@ def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):
 
 def test_the_health_line_has_counts_and_a_growing_epsilon(tmp_path):
     devices = make_devices(tmp_path)
-    lines = []
+    lines, most = [], []
 
     def after_round(state):
         number = len(state.state["noise"]["digests"]) - 1
         measured = measure_participation(
             dict(enumerate(n for _, _, n in devices.asked))
         )
+        most.append(measured.max_participations)
         lines.append(line_of(PLAN, number, state.metrics, measured))
 
     finish(tmp_path, devices, after_round=after_round)
@@ -265,7 +266,10 @@ def test_the_health_line_has_counts_and_a_growing_epsilon(tmp_path):
     )
     spent = [float(re.search(r"epsilon <= ([\d.]+) so far", line)[1]) for line in lines]
     assert spent == sorted(spent) and 0 < spent[0] < spent[-1]
-    assert PLAN.epsilon <= spent[-1] <= PLAN.epsilon + 0.001
+    assert spent[-1] <= PLAN.epsilon + 0.001
+    # The devices are drawn at random; in some runs, none takes part as often as it may.
+    if most[-1] == PLAN.participation.participations(N):
+        assert spent[-1] >= PLAN.epsilon
 
 
 def test_the_folder_is_private(tmp_path):
