@@ -268,8 +268,7 @@ def test_the_health_line_has_counts_and_a_growing_epsilon(tmp_path):
     assert spent == sorted(spent) and 0 < spent[0] < spent[-1]
     assert spent[-1] <= PLAN.epsilon + 0.001
     # The devices are drawn at random; in some runs, none takes part as often as it may.
-    if most[-1] == PLAN.participation.participations(N):
-        assert spent[-1] >= PLAN.epsilon
+    assert spent[-1] >= PLAN.epsilon or most[-1] < PLAN.participation.participations(N)
 
 
 def test_the_folder_is_private(tmp_path):
