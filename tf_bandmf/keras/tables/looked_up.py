@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
 from tf_bandmf.keras.compat.graphs import nodes_of
-from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.keras.compat.patching import all_patched
 from tf_bandmf.keras.compat.recurrent import run_model
 
 _WEIGHTS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
@@ -63,10 +62,11 @@ class LookedUp:
             if rows is not None:
                 x = UnitRows(rows).flat(x)
             read = [[tf.zeros([0], tf.int64)] for _ in self._layers]
-            with contextlib.ExitStack() as stack:
-                for layer, its_rows in zip(self._layers, read, strict=True):
-                    noting = functools.partial(_noted_call, layer, its_rows)
-                    stack.enter_context(patched(layer, "call", noting))
+            pairs = zip(self._layers, read, strict=True)
+            with all_patched(
+                (layer, "call", functools.partial(_noted_call, layer, its_rows))
+                for layer, its_rows in pairs
+            ):
                 run_model(self._model, x)
             return [tf.concat(its_rows, axis=0) for its_rows in read]
 
