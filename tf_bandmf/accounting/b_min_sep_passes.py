@@ -1,4 +1,4 @@
-"""The dominating pair of b-min-sep sampling, and its likelihood ratio by a forward pass.
+"""The dominating pair of b-min-sep sampling and its likelihood ratio by a forward pass.
 
 Let C be the strategy with columns `c_t`, sigma the standard deviation of the noise, S
 the set of steps at which an example takes part, and `P(S)` its probability. If C has no
@@ -32,9 +32,9 @@ from tf_bandmf.matrices.threads import one_blas_thread
 # A forward pass rescales its sums so that they do not overflow or underflow. One
 # rescaling costs as much as b steps, so sums are rescaled only every b / 4 steps. This
 # period is limited to the range from _LEAST_PERIOD to _LARGEST_PERIOD. It is shorter if
-# the sum `free` could fall below exp(-_LARGEST_DECAY), or if sums could grow by
-# exp(_LARGEST_GROWTH). If the absolute value of an exponent is larger than
-# _LARGEST_EXPONENT, the pass adds logarithms instead.
+# the sum `free` of `_log_total_of` could fall below exp(-_LARGEST_DECAY), or if sums
+# could grow by exp(_LARGEST_GROWTH). If the absolute value of an exponent is larger
+# than _LARGEST_EXPONENT, the slower `_log_ratio_by_logs` computes the sums.
 _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
 # The minimum number of columns of C that are multiplied in one operation.
@@ -62,7 +62,8 @@ class Passes:
         diagonals = matrices.columns_from_rows(rows), -np.arange(bands)
         strategy = scipy.sparse.dia_array(diagonals, shape=(n, n)).tocsc()
         # Each pair in `places` consists of a slice of columns of C, and a slice of the
-        # rows in which these columns may be non-zero. `_blocks` adds the entries of C.
+        # rows in which these columns may be non-zero. `_blocks` also holds the entries
+        # of C there.
         places = [
             (slice(start, start + size), slice(start, start + size + bands - 1))
             for start in range(0, n, size)
@@ -100,8 +101,8 @@ class Passes:
     ) -> np.ndarray:
         """Draws N sets S of participations; returns their means `m_S`, shape [N, n].
 
-        In the i-th draw, an example takes part at each step at which it does not rest
-        with the probability `probability[i]`.
+        In the i-th draw, `probability[i]` is the probability that an example takes part
+        at a step at which it is not resting.
         """
         count, b = probability.size, self.separation
         uniform = generator.random(count)
@@ -125,11 +126,11 @@ class Passes:
     ) -> np.ndarray:
         """Draws sets S with weighted probabilities; returns `m_S`, shape [count, n].
 
-        The probability of S is `P(S) prod_{t in S} exp(log_weights[t]) / Z`. For the
-        exponents `log_weights`, `log_ratios` returns the log of the constant `Z`.
+        The probability of S is `P(S) prod_{t in S} exp(log_weights[t]) / Z`. The
+        constant `Z` makes the probabilities add up to 1.
         """
         n, b = self.num_steps, self.separation
-        # ahead[t] is for an example that is not resting at step t: the log of the
+        # Suppose that an example is not resting at step t. Then exp(ahead[t]) is the
         # expected product of exp(log_weights[s]) over its participations s >= t.
         ahead = np.zeros(n + b)
         with np.errstate(divide="ignore"):
@@ -158,8 +159,9 @@ class Passes:
 
         Args:
           exponents: shape [N, n]; the method overwrites them.
-          probabilities: R probabilities (> 0) of a participation at a step at which the
-            example does not rest; each one defines the `P(S)` of one row.
+          probabilities: R values (> 0) of p, the probability that the example takes
+            part at a step at which it is not resting. Each value defines the `P(S)` of
+            one row of the result.
         """
         least, most = exponents.min(initial=0.0), float(exponents.max(initial=0.0))
         if not -_LARGEST_EXPONENT <= least <= most <= _LARGEST_EXPONENT:

@@ -7,21 +7,21 @@ densities, which forward passes compute. The following symbols are defined in
 probability, `m_S` the mean of the output `y` given S, and sigma the noise level. `P` is
 the distribution of the output with the example, and `Q` without it. `L = dP/dQ` is the
 likelihood ratio, and `m = sum_S P(S) m_S` the expected mean. For the direction
-"remove", a tilt is a version of `P` with longer means and more participations. For
+"remove", a tilt is a version of `P` with larger means and more participations. For
 "add", a tilt is a version of `Q` with the mean `-t m` for some t >= 0.
 
-If participations are rare, large privacy losses come from few participations with much
-longer means. `rare_tilts` returns tilts for this case. They approximate the
-distribution with a density proportional to `L^theta` relative to `P`, for some
-theta > 0, as if every step were sampled independently.
+If participations are rare, outputs with large privacy losses look like draws with few
+participations but much larger means. `rare_tilts` returns tilts for this case. They
+approximate the distribution whose density relative to `P` is proportional to `L^theta`,
+for some theta > 0. The approximation treats the steps as sampled independently.
 
 A confidence bound on delta needs a guaranteed bound on the weights. Let
 `v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))` be the likelihood ratio given S,
 so that `L = sum_S P(S) v_S`:
 
 - "remove": the tilt draws S with the probability `P(S) w_S / Z`, where
-  `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))` and `Z` normalizes the sum, and has the
-  means `(1 + t) m_S`. Its density relative to Q is
+  `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))` and `Z` is the sum of all `P(S) w_S`. The
+  means of the tilt are `(1 + t) m_S`. Its density relative to Q is
   `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power mean inequality). Therefore its
   density relative to P is at least `exp(t l) / Z` at the loss `l = log L`. As `|m_S|^2`
   is a sum over the steps of S, one forward pass computes `Z`, and another pass draws S.
@@ -239,9 +239,9 @@ class BMinSepSimulator(Simulator):
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)
         if kept is not None and kept[0][:2] == key[:2]:
-            # The cached draws are for other tilts or shares. Choosing tilts always
-            # takes the same number of random numbers, so the generator would return
-            # the cached normals again.
+            # The cached draws are for a proposal with other tilts or shares. Choosing
+            # a tilt for each draw always takes the same number of random numbers, so
+            # the generator would return the cached normals again.
             normals, generator.bit_generator.state = kept[1][1], kept[2]
         else:
             normals = generator.standard_normal((number, passes.num_steps))
@@ -270,21 +270,21 @@ def rare_tilts(
 ) -> list[tuple[float, float]]:
     """Returns tilts for large losses if participations are rare.
 
-    Large losses are typical draws from a distribution with a density proportional to
-    `L^theta` relative to `P`. Here `P` is the distribution of the output with the
-    example, `L = dP/dQ` its likelihood ratio relative to the distribution `Q` without
-    the example, and a larger theta > 0 gives larger losses. The function approximates
-    this distribution as if the n steps were sampled independently.
+    Let `P` be the distribution of the output with the example, `Q` the distribution
+    without it, and `L = dP/dQ`. Large losses are typical under the distribution whose
+    density relative to `P` is proportional to `L^theta`. A larger theta > 0 gives
+    larger losses. The function approximates this distribution as if the n steps were
+    sampled independently.
 
     For one step and a standard normal `x`, let
     `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
     `K(theta) = log E L(x)^(1 + theta)`. In a draw from P, such large losses have a
     probability of about `exp(-n (theta K'(theta) - K(theta)))`. The function computes
-    the theta for which this equals a probability that the caller chooses. One step of
-    the distribution is then approximated by a mixture of a normal distribution and a
-    shifted one with the same first two moments. The weight of the shifted one is
-    rounded to q times a power of 2, so that it does not change if the noise changes a
-    little.
+    the theta for which this equals a probability that the caller chooses. It then
+    approximates one step of the distribution by a mixture that has the same first two
+    moments. The components are a standard normal distribution and a shifted one. The
+    weight of the shifted one is rounded to q times a power of 2, so that it does not
+    change if the noise changes a little.
 
     Args:
       rate: q, the probability that an example takes part at a given step.
