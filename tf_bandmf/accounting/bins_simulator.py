@@ -41,11 +41,11 @@ _PILOT_DRAWS = 400, 250
 # The tilts of `certain_tilts` shift the draws by these numbers of standard deviations.
 _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
 # The maximum number of entries of the n x b matrix whose column j is the sum of the
-# columns of C for bin j. A strategy that is neither Toeplitz nor banded needs it.
+# columns of C for bin j. A strategy that is neither Toeplitz nor banded needs this
+# matrix.
 _LARGEST_COLUMNS = 100_000_000
-# For a strategy with more than b bands, the Gram matrix of the b bins is computed from
-# the n x b matrix of the bins' sums of columns if this matrix has at most _FEW_COLUMNS
-# entries. This is faster than sums over the diagonals of `C^T C`.
+# Strategies with more than b bands also use this matrix if it has at most _FEW_COLUMNS
+# entries, because it is then faster than sums over the diagonals of `C^T C`.
 _FEW_COLUMNS = 4_000_000
 _LARGEST_BINS = 8_192
 # The maximum number of array entries in one chunk of draws.

@@ -39,8 +39,8 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
         raise ValueError(
             f"With num_parts = {num_parts}, C must have at most {num_parts} bands, found "
             f"{matrix.bands} (lambda_cgd, bisr and blt have one per step): the columns of "
-            f"an example would overlap. Use BallsInBins, fewer bands (bsr, toeplitz), or "
-            f"num_parts >= {matrix.bands} (cyclic-poisson, b-min-sep)."
+            f"C for an example's steps would overlap. Use BallsInBins, fewer bands (bsr, "
+            f"toeplitz), or num_parts >= {matrix.bands} (cyclic-poisson, b-min-sep)."
         )
 
 
@@ -51,7 +51,8 @@ class ComposedQueries(Accountant):
       given: the queries, with `noise` in units of `noise_stddev`.
 
     Attributes:
-      kinds: the distinct queries of `given`, with the counts of equal queries added.
+      kinds: the distinct queries of `given`. Equal queries are merged into one, and
+        their counts are added.
     """
 
     claims: tuple[tuple[str, str, str], ...] = ((NAME, "bound", ZERO_OUT),)
@@ -103,8 +104,8 @@ class SampledQueries(ComposedQueries):
         Args:
           matrix: `C`.
           num_parts: b, the number of parts of the data.
-          sample: the arguments that describe the samples: those of the constructor
-            between `num_queries` and `column_norm`.
+          sample: the constructor's arguments between `num_queries` and `column_norm`.
+            They describe the sampling.
 
         Raises:
           ValueError: if the strategy has more than `num_parts` bands, or if its column

@@ -72,9 +72,9 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
     tail = scipy.special.ndtr((cut + 1.0) / noise_stddev)
     deltas = tail - np.exp(epsilons + scipy.special.log_ndtr(cut / noise_stddev))
     place = epsilons * noise_stddev - 0.5 / noise_stddev
-    # Delta is the difference of two tail probabilities. The larger one, at z standard
-    # deviations, has a relative error that grows with z^2 and with the rounding error
-    # of z, which is itself a difference of two numbers.
+    # Delta is the difference of two tail probabilities. The larger one is the tail
+    # beyond z standard deviations. Its relative error grows with z^2 and with the
+    # rounding error of z. As z is a difference of two numbers, this error can be large.
     far = np.clip(place, 0.0, _LARGEST_PLACE)
     apart = epsilons * noise_stddev + 0.5 / noise_stddev
     rounded = tail * _EPSILON * (32.0 + 4.0 * far * (far + np.minimum(apart, 1e9)))
@@ -145,8 +145,8 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
 def _calibrated(epsilon: float, delta: float) -> float:
     if gaussian_delta(_LARGEST_NOISE, epsilon) > delta:
         raise ValueError(
-            f"No useful noise gives epsilon = {epsilon}, delta = {delta}: it would "
-            f"exceed {_LARGEST_NOISE:g} times the sensitivity. Use a larger budget."
+            f"epsilon = {epsilon}, delta = {delta} would need noise above "
+            f"{_LARGEST_NOISE:g} times the sensitivity. Use a larger budget."
         )
     if gaussian_delta(_LEAST_NOISE, epsilon) <= delta:
         raise ValueError(

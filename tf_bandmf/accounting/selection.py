@@ -8,9 +8,9 @@ eta >= 0 and parameter gamma in (0, 1]; special cases are the logarithmic (eta =
 the geometric distribution (eta = 1). See Papernot and Steinke, 2022, arXiv:2110.03620,
 Definition 1.
 
-`profile_epsilon` computes an upper bound on the epsilon of releasing the best run from
-the epsilon of a single run as a function of delta (Koskela, Redberg and Wang, 2024,
-arXiv:2402.06701).
+`profile_epsilon` computes an upper bound on the epsilon of this release. Its input is a
+function that returns the epsilon of a single run for any delta (Koskela, Redberg and
+Wang, 2024, arXiv:2402.06701).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def profile_epsilon(
     f'(Q(S(y))) to f'(Q'(S(y))) is at most
     (exp(e') + (1 - gamma) / gamma * delta')^(eta + 1), because the event that the
     output is not in S(y) satisfies (e', delta')-DP. The factor q(y) adds the epsilon of
-    one run, and its delta is multiplied by at most E[K].
+    one run. The delta of one run is multiplied by at most E[K].
 
     Args:
       epsilon_at: returns an epsilon >= 0 of one run for any delta in (0, 1). It must

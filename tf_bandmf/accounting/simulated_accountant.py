@@ -37,8 +37,8 @@ SAFETY = 2.0
 # estimate may exceed the guarantee's delta by _CHECK_ERRORS standard errors and by the
 # factor CHECK_FACTOR.
 _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
-# A simulated bound on delta uses as many draws as a delta of at least _LEAST_BOUNDED
-# needs. If the true delta is smaller, the bound is about _LEAST_BOUNDED.
+# The number of draws for a simulated bound on delta is chosen as if delta were at least
+# _LEAST_BOUNDED. If the true delta is smaller, the bound is about _LEAST_BOUNDED.
 _LEAST_BOUNDED = 1e-6
 # A search for the noise ends after a step of at most _PRECISION in log noise.
 _PRECISION = 1e-4

@@ -7,10 +7,11 @@ proposal, a mixture of the target distribution and of tilts. A tilt is a modifie
 version of the target distribution in which large privacy losses occur more often. The
 weight of a draw is the density of the target distribution relative to the proposal.
 
-A pilot run chooses the proposal for the main run. For an estimate of delta, it is the
-mixture with the smallest variance. For a confidence bound, it is the mixture that needs
-the fewest draws. A bound also needs tilts with a guaranteed lower bound on their
-density, because these limit the weights ("certain" in the names of methods).
+A pilot run chooses the proposal for the main run. For an estimate of delta, the
+proposal is the mixture with the smallest variance. For a confidence bound, it is the
+mixture that needs the fewest draws. A confidence bound also needs an upper limit on the
+weights. Tilts with a guaranteed lower bound on their density provide this limit. The
+methods for such tilts have "certain" in their names.
 """
 
 from __future__ import annotations
@@ -188,9 +189,9 @@ class Simulator(abc.ABC):
 
         At every privacy loss `l`, the density of the proposal relative to the target
         distribution is at least `sum_i exp(slope_i l + offset_i)`, with slopes and
-        offsets from `certain_density`. A draw with exactly this density has the largest
-        value that is possible at its loss. The bound is the supremum of these values
-        over `l`; it decreases as `epsilon` increases.
+        offsets from `certain_density`. The value of a draw with the loss `l` is
+        largest if the density equals this lower bound. The result is the supremum of
+        these largest values over `l`; it decreases as `epsilon` increases.
         """
         slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):

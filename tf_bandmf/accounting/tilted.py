@@ -157,11 +157,11 @@ class Law:
 
     @property
     def rounding(self) -> float:
-        """A bound on the rounding error of the loss at the end of a cell of the grid.
+        """A bound on the rounding error of the loss at the end of a grid cell.
 
         The method `place` computes the x at this end from `exp(l) - 1 + q`. Where
-        these terms cancel, the error of the sum is the rounding error of q. It changes
-        the loss l by this error divided by `exp(l) >= 1 - q`.
+        these terms cancel, the error of the sum is the rounding error of q. The error
+        of the loss l is then this error divided by `exp(l) >= 1 - q`.
         """
         least = 1.0 - self.query.probability if self.is_bounded else 1.0
         return 32.0 * _UNIT * self.drop / least

@@ -288,8 +288,8 @@ def doubly_filtered_band(
     adjoint = _adjoint(m, layout.split_vector(weights, 0.0))
     cross = tf.matmul(c.state_inverse, m.state_inverse, transpose_b=True)
     cross = shifted(affine_scan(c.state_transfer, m.state_transfer, cross))
-    # The next line computes the covariance of a block's inputs to the filter C^-1 with
-    # the last m outputs of the filter before this block.
+    # For each block, the next line computes the covariance between two vectors: the
+    # inputs of the filter C^-1 in the block, and its last m outputs before it.
     with_past = tf.matmul(tf.matmul(adjoint, m.transfer), cross, transpose_b=True)
     with_past = tf.matmul(c.inverse, with_past)
     fresh = tf.matmul(tf.matmul(c.inverse, adjoint), m.inverse)
