@@ -49,7 +49,7 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
             return np.sort(v, axis=-1)[..., n - picked :].sum(axis=-1)
         if np.all(v == v[..., :1]):
             return v[..., 0] * min(max_participations, -(-n // min_separation))
-    # best[i] is the largest sum of at most m picks from v[i:].
+    # After m iterations, best[i] is the largest sum of at most m picks from v[i:].
     best = np.zeros_like(v)
     for _ in range(max_participations):
         candidate = v.copy()
@@ -92,7 +92,8 @@ def path_maximum(
     offsets = range(b, min(width, n))
     diagonal = matrix.gram_diagonal(0)
     doubled = [2.0 * np.abs(matrix.gram_diagonal(offset)) for offset in offsets]
-    # best[i] is the largest sum over a pattern of at most m steps that begins with i.
+    # After m - 1 iterations, best[i] is the largest sum over a pattern of at most m
+    # steps whose first step is i.
     best = np.array(diagonal)
     for _ in range(max_participations - 1):
         following = np.zeros(n)
@@ -232,9 +233,9 @@ def fixed_order_maximum(
         "the b fixed patterns": exact. In the best pattern, no entry of X is negative
           (beyond rounding), or only consecutive participations interact. Therefore the
           signs of the contributions can be chosen so that nothing cancels.
-        "the b fixed patterns, the best vectors": exact except for rounding up by a
-          fraction of at most 1e-8. The value is attained by contributions that are
-          vectors (see `vector_contributions`).
+        "the b fixed patterns, the best vectors": exact up to a factor of 1 + 1e-8.
+          The value is an upper bound, and contributions that are vectors attain it up
+          to this factor (see `vector_contributions`).
         "bound, |X| on the fixed patterns": the maximum sum of `|X|` over a pattern, an
           upper bound. The best vectors were too expensive to compute, or were not
           found.

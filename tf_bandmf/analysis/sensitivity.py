@@ -63,7 +63,7 @@ def sensitivity(
 
     | `C` | result |
     |---|---|
-    | bands <= b, or one participation | exact: VecSens of squared norms (Alg. 5) |
+    | bands <= b, or one participation | exact: VecSens of column norms^2 (Alg. 5) |
     | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
     | column-normalized DP-lambda-CGD | exact: columns 0, b, 2b, ... (Lemma 8) |
     | binary tree | exact: dynamic program over the tree |
@@ -116,7 +116,7 @@ def upper_bound(
       max_participations: k, the maximum number of participations.
 
     Raises:
-      ValueError: if `C` has too many steps even for its column norms to be computed.
+      ValueError: if `C` is so large that not even its column norms can be computed.
     """
     b, n = min_separation, matrix.num_rows
     k = min(max_participations, -(-n // b))
@@ -171,9 +171,9 @@ def _exact(
         if np.all(column >= 0.0) and np.all(np.diff(column[b:]) <= 0.0):
             # Theorem 1 of arXiv:2601.22334 requires a non-increasing column c, but its
             # proof does not use the order of the first b entries. The proof moves
-            # participations to earlier steps. Moving all participations never reduces
-            # the norm if no entry is negative. Closing a gap of more than b steps
-            # compares only entries `c[m - 1]` and `c[m]` with m > b.
+            # participations to earlier steps. Moving all of them together never reduces
+            # the norm if no entry is negative. Moving only those after a gap of more
+            # than b steps compares only entries `c[m - 1]` and `c[m]` with m > b.
             value = _leftmost_columns(matrix, b, k)
             return Sensitivity(value, True, "Toeplitz non-increasing from b, Theorem 1")
     if _is_normalized_lambda_cgd(matrix):
