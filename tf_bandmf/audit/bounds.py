@@ -96,8 +96,8 @@ def mu_from_guesses(
         right = level * share * num_right / num_guesses
         wrong = level * share - right
         for i in range(num_right - 1, -1, -1):
-            # If the mechanism is mu-GDP, an event with the probability `right` has at
-            # least the probability Phi(Phi^-1(right) - mu) on a neighboring data set.
+            # If the mechanism is mu-GDP, an event of probability `right` has at least
+            # probability Phi(Phi^-1(right) - mu) on a neighboring data set.
             least = max(wrong, float(special.ndtr(special.ndtri(right) - mu)))
             right += i / (num_guesses - i) * (least - wrong)
             wrong = least
@@ -201,7 +201,7 @@ def _rates(
 def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
     """Returns the largest number in [0, 50] that is contradicted, or 0 if none is.
 
-    It is found by bisection, because all smaller numbers are contradicted, too.
+    Bisection finds it, because all smaller numbers are contradicted, too.
     """
     if not is_contradicted(0.0):
         return 0.0
@@ -213,8 +213,8 @@ def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
 def _check_counts(canaries: int, guesses: int, right: int) -> None:
     if not 0 <= right <= guesses <= canaries or canaries < 1:
         raise ValueError(
-            f"Counts must have 0 <= right <= guesses <= canaries and canaries >= 1, "
-            f"found {right}, {guesses}, {canaries}."
+            f"num_right <= num_guesses <= num_canaries must hold, with num_right >= 0 "
+            f"and num_canaries >= 1, found {right}, {guesses}, {canaries}."
         )
 
 

@@ -31,9 +31,9 @@ class GradientCanaries:
     `zeta C x_j / noise_stddev` and `v_j`, to the whitened sums. The optimal statistic
     is the matched filter, the inner product of signal and whitened sums: by the
     Neyman-Pearson lemma, no other test of the released values is better. If the
-    sampling amplifies privacy, the plan's sampler draws the steps of each canary, which
-    are secret. The statistic is then the likelihood ratio of the mixture over the
-    possible steps.
+    sampling amplifies privacy, the plan's sampler draws the steps of each canary, and
+    the auditor does not know them. The statistic is then the likelihood ratio of the
+    mixture over the possible steps.
 
     Attributes:
       plan: the plan whose mechanism is audited.
@@ -275,9 +275,8 @@ def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.n
 
     The search covers all patterns of the steps `i, i + b, i + 2b, ...` with at most k
     steps. The sign of each step is chosen so that adding the step's column of `C` does
-    not shorten the sum of the previous columns. For the strategies and participations
-    of this library, the norm of `C x` equals the sensitivity if one of these patterns
-    attains it. Otherwise the norm is smaller, and the audit detects less.
+    not shorten the sum of the previous columns. The norm of `C x` is a lower bound on
+    the sensitivity. If it is smaller than the sensitivity, the audit detects less.
 
     Args:
       matrix: C, the matrix of the strategy.

@@ -54,9 +54,9 @@ class AuditResult:
       num_included: number of canaries that took part.
       claimed_epsilon: claimed epsilon of the plan; None if nothing was claimed.
       signal: distance between a canary's mean score if it takes part and its mean score
-        if it does not, in standard deviations that follow from the plan's noise; None
-        if unknown. It is `1 / noise_multiplier` for a canary with the worst-case
-        participation pattern.
+        if it does not, in standard deviations of the score, as computed from the plan's
+        noise; None if unknown. It is `1 / noise_multiplier` for a canary with the
+        worst-case participation pattern.
     """
 
     bounds: tuple[LowerBound, ...]
