@@ -3,16 +3,16 @@
     length of the base record | base record, padded | SHA-256 of both | entries
 
 The base record can only be replaced as a whole. An entry has 32 bytes: 16 bytes from the
-caller, and a digest of them, which is keyed with the SHA-256 hash. Each entry starts at a
-multiple of 32 bytes, so it lies within one disk sector: if the machine stops while an
-entry is being written, the file ends with part of the entry or with zeros. Reading the
-file removes an incomplete last entry; any other entry with a wrong digest raises an
-error.
+caller, and their digest. The key of the digest is the SHA-256 hash above. Each entry
+starts at a multiple of 32 bytes, so it lies within one disk sector: if the machine
+stops while an entry is being written, the file ends with part of the entry or with
+zeros. Reading the file removes an incomplete last entry; any other entry with a wrong
+digest raises an error.
 
-An appended entry survives the end of the process. However, disk syncs are limited to
-one percent of the run time, so a failure of the machine may lose the entries since the
-last sync. These entries span at most 100 times the duration of that sync. On a local
-disk, this is a fraction of a second.
+An appended entry survives the end of the process. However, disk syncs take at most one
+percent of the run time: after a sync, entries are not synced for 100 times its duration
+(a fraction of a second on a local disk). If the machine fails, the entries since the
+last sync may be lost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Journal:
         self._next_sync, self._lock = 0.0, threading.Lock()
 
     def replace(self, content: bytes) -> None:
-        """Atomically replaces the file: base record `content`, and no entries."""
+        """Atomically replaces the file with a base record `content` and no entries."""
         length = len(content).to_bytes(_PLACE, "little")
         padded = HiddenBytes(length + content + bytes(-len(content) % _PLACE))
         key, opener = hashlib.sha256(padded).digest(), partial(os.open, mode=0o600)

@@ -40,7 +40,7 @@ def sync(path: str) -> None:
 
 
 def remove_unfinished(path: str) -> None:
-    """Removes the temporary file that a process killed in `replaced` may have left."""
+    """Removes the temporary file that `replaced` leaves if its process is killed."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_unfinished(path))
 
