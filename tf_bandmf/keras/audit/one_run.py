@@ -60,8 +60,9 @@ def audit_run(
     contributions of the other examples, and uses the strategy's matched filter for each
     canary's clipped gradients to guess which canaries took part. The black-box auditor
     guesses from the losses of the canaries under the final model. The bounds are those of
-    one-run audits (`audit.evaluate`). They are sharper with more canaries, and with larger
-    and less similar gradients of the canaries: wrong labels make good canaries.
+    one-run audits (`audit.evaluate`). They are sharper if there are more canaries, and
+    if the canaries' gradients are larger and differ more from one another. Examples
+    with wrong labels are good canaries.
 
     An audit takes about as much time as three runs, and stores the noisy gradients of
     all steps in memory. The run spends its budget like any other run. WARNING: the result
@@ -92,7 +93,7 @@ def audit_run(
     plan = optimizer.plan
     if not plan.participation.has_schedule:
         raise TypeError(
-            "The audit needs the plan's own batches: under MinSep the caller makes them."
+            "The audit needs a plan that makes its own batches, found one with MinSep."
         )
     taken, most = optimizer.steps_taken, _MOST_STEPS
     if taken or plan.num_steps > most:
@@ -149,7 +150,7 @@ class _Observer:
         schedule = plan.batches(x, y, weights)
         for step, batch in enumerate(schedule.dataset()):
             # The optimizer is built before clipping is traced, because clipping reads
-            # its scales.
+            # the scales of the optimizer.
             model._prepare([batch])
             if plan.participation.is_amplified:
                 model.optimizer.apply_noisy(model.private_gradients(batch))
