@@ -124,7 +124,7 @@ def check(loss, y, p, weight=None):
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.invariant(16)
 def test_loss_that_alone_teaches_nothing_is_refused(name):
-    with pytest.raises(UnsupportedModelError, match="would teach nothing"):
+    with pytest.raises(UnsupportedModelError, match="would learn nothing"):
         check(*REFUSED[name])
 
 
@@ -145,5 +145,5 @@ def test_loss_of_single_examples_is_neither(name):
 def test_fit_refuses_before_it_trains():
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
     x, y = data[0], data[1][:, None] * 1.0
-    message = "would teach nothing"
+    message = "would learn nothing"
     assert_fit_refuses(model, make_plan(), (x, y), message, loss=pairs)

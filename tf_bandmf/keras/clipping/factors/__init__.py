@@ -1,1 +1,1 @@
-"""Per-example gradients, mostly stored as products of smaller tensors, and norms."""
+"""Per-example gradients, mostly as products of smaller tensors, and their norms."""

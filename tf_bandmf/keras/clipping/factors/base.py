@@ -49,13 +49,13 @@ class Measured(NamedTuple):
     """The norms of a factor, and the tensors for its weighted sum.
 
     Attributes:
-      norms: [B], with bounds that hold for the terms of `weighted_sum`; or the vectors
-        from which `norms.all_norms` computes them.
+      norms: `Norms` [B], whose bounds hold for what each example adds to the weighted
+        sum; or the vectors from which `norms.all_norms` computes the norms.
       tensors: the tensors [B, ...] from which the sum is computed; float32, or on
         accelerators also 16-bit floats, see `norms.kept`.
-      weighted_sum: maps weights [B, 1] and `tensors` (after `cleaned`), one argument
-        each, to the weighted sum of the per-example gradients, in the variable's shape
-        or flattened.
+      weighted_sum: function whose arguments are weights [B, 1], and each of `tensors`
+        (after `cleaned`). It returns the weighted sum of the per-example gradients, in
+        the variable's shape or flattened.
     """
 
     norms: Norms | tuple[tf.Tensor, ...]
@@ -156,9 +156,9 @@ class Product(Factor):
       left: [B, T, I]; or [B, I] if there is one term.
       right: [B, T, O]; or [B, O].
       shape: shape of the kernel.
-      order: the permutation (as in `tf.transpose`) that brings the axes of a gradient
-        [I, O], after I and O are split into the axes of the kernel, into the order of
-        the kernel; empty if they are in this order.
+      order: permutation for `tf.transpose`. If I and O are split into the axes of the
+        kernel, it brings these axes into the kernel's order. Empty if they are already
+        in this order.
       copied: None; or a smaller tensor [B, ...], and a function that makes `left` from
         it without arithmetic, by copying entries. Accelerators store the smaller
         tensor, and make `left` twice: for the norms and for the sum.
@@ -180,7 +180,7 @@ class Product(Factor):
         return Product(left, right, self.shape, self.order)
 
     def of_units(self, rows: int) -> Product:
-        """Makes the outer products of a unit's rows the terms of its gradient."""
+        """Returns one gradient per unit, the sum of the outer products of all its rows."""
         left, right = (join_terms(tensor, rows) for tensor in self._by_term())
         return Product(left, right, self.shape, self.order)
 

@@ -53,8 +53,8 @@ class Norms(NamedTuple):
 
     Attributes:
       squared: [B, ...] float64, the measured squared norms.
-      bounds: [B, ...] float64, upper bounds of the squared norm of what an example adds
-        to the sum at weight 1. NaN or infinity if there is no bound.
+      bounds: [B, ...] float64, upper bounds on the squared norm of an example's
+        contribution to the sum at weight 1. NaN or infinity if there is no bound.
     """
 
     squared: tf.Tensor
@@ -100,10 +100,10 @@ def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
     Products of 16-bit numbers are exact in float32, so accelerators multiply 16-bit
     operands without float32 copies. This is allowed only for gradients that are
-    computed as whole tensors: their norm is computed from the result, so errors of its
-    sums do not matter. The bounds for other gradients assume that float32 matrix
-    products round to the nearest number. Products of 16-bit operands may round
-    differently.
+    computed as whole tensors: their norms are computed from the result, so rounding
+    errors in the result do not matter. The bounds for other gradients assume that
+    float32 matrix products round to the nearest number. Products of 16-bit operands may
+    round differently.
     """
     if left.dtype == right.dtype and left.dtype in _SHORT:
         return tf.matmul(left, right, transpose_a=True, output_type=tf.float32)

@@ -90,7 +90,7 @@ class Rows(Factor):
         return tf.IndexedSlices(values, ids, tf.constant(shape, tf.int64))
 
     def _norms(self, values: tf.Tensor) -> Norms:
-        """Computes the norms from the sums of the values of each row of the table."""
+        """Adds the values with the same id, and computes the norms from these sums."""
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
         values = tf.gather(values, order, batch_dims=1)

@@ -103,7 +103,7 @@ def refuse_own_step(kind: type, others: Iterable[str] = ()) -> None:
         if name in others or not all(one.startswith(_MODULES) for one in makers):
             raise UnsupportedModelError(
                 f"{kind.__name__} overrides `{name}`, which private training replaces: "
-                "what it does with the data would not be private. Remove it: give the "
+                "what the override does would not be private. Remove it: give the "
                 "loss to compile(loss=...), augment data in plan.batches(..., "
                 "map=function) or in a layer, and write loops of your own with "
                 "`private_gradients` and `apply_noisy`."

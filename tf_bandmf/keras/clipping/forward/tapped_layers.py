@@ -30,9 +30,9 @@ def _is_closed(layer: Any) -> bool:
     """Returns whether only a layer's own calls are recorded, not those of inner layers.
 
     If `TimeDistributed` is built for a known number of steps, it calls its inner layer
-    once per step, so these calls can be recorded. They are recorded if the inner layer
-    contains an `Embedding`: otherwise, each example would need gradients for all rows
-    of the table.
+    once per step, so these calls can be recorded. They are recorded only if the inner
+    layer contains an `Embedding`. If these calls were not recorded, each example
+    would need gradients for all rows of the table.
     """
     if type(layer) is not keras.layers.TimeDistributed:
         return isinstance(layer, _CLOSED)

@@ -150,9 +150,10 @@ def _arranged(arrange: Callable[..., Any]) -> Rule:
     The rule also sets the shape of the result, which Keras does not always know.
 
     Args:
-      arrange: the operation on NumPy arrays. It takes an array in the shape of the first
-        argument, the operation, and its other arguments. It is called on an array in
-        which each entry is the number of the example to which it belongs.
+      arrange: function that performs the operation on a NumPy array. Its arguments are
+        the array, the operation, and the operation's other arguments. The array has the
+        shape of the operation's first argument, and each of its entries is the number
+        of the example to which it belongs.
     """
 
     def rule(call: Call) -> list[Place]:
@@ -230,7 +231,7 @@ def _matmul(call: Call) -> list[Place]:
 def _dot(call: Call) -> list[Place]:
     """Treats `Dot` and `Tensordot` over one axis of a vector or matrix as `Matmul`."""
     if len(call.args[1].shape) > 2 or getattr(call.op, "axes", 1) != 1:
-        raise CannotOpen(f"cannot follow {type(call.op).__name__}: no matrix product")
+        raise CannotOpen(f"{type(call.op).__name__} that is not a matrix product")
     return _matmul(call)
 
 

@@ -349,7 +349,7 @@ class Walk:
 
         Raises:
           Mixes: if the loop is along the axis of examples.
-          CannotOpen: if the axis of examples of a state changes in a step.
+          CannotOpen: if a step moves the axis of examples in a state.
         """
         given = _bound(original, args, kwargs)
         tensors = tensors_of((given["inputs"], given["mask"]))
@@ -388,7 +388,7 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, An
 
 
 def _if_symbolic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a hook that replaces a call by `function` if an argument is symbolic."""
+    """Returns a hook that calls `function` instead if an argument is symbolic."""
 
     def hook(original: Any, *args: Any, **kwargs: Any) -> Any:
         leaves = keras.tree.flatten((args, kwargs))

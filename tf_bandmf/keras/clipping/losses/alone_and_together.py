@@ -3,10 +3,10 @@
 Private training computes the loss of each example separately. A loss that compares
 examples (Cox's partial likelihood, a covariance, in-batch negatives) has no gradient
 for a single example, so the model would train on noise. A loss made of sums over the
-batch (Dice, R², hard examples) has a gradient for a single example, but for one example
-it is a different loss. Both kinds are found by comparing the gradient of a batch's loss
-with the gradients of the losses of single examples. The check makes up outputs and
-targets in the model's shapes and dtypes.
+batch (Dice, R², hard-example mining) has a gradient for a single example, but it is
+the gradient of a different loss. Both kinds are found by comparing the gradient of a
+batch's loss with the gradients of the losses of single examples. The check makes up
+outputs and targets in the model's shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 _EXAMPLES = 5
-# Gradients of single examples count as zero if they are below this fraction of the
-# batch gradient. They count as the terms of the batch gradient if the angle between the
-# two, and the ratio of their norms, have an error of at most _TOLERANCE.
+# Gradients of single examples count as zero if their norm is at most _ROUNDING times
+# the norm of the batch gradient. They count as the terms of the batch gradient if the
+# angle between the two, and the relative error of the ratio of their norms, are at most
+# _TOLERANCE.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
     "Use a loss of single examples, or combine what the loss compares into one example (a "
@@ -88,7 +89,7 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
         cosines = [_cosine(*pair) for pair in zip(together, alone, strict=True)]
     if 0.0 in cosines:
         raise UnsupportedModelError(
-            f"The loss {names} of model {model.name!r} would teach nothing. It "
+            f"Model {model.name!r} would learn nothing from its loss {names}. The loss "
             f"compares the examples of a batch, but private training computes the loss of "
             f"each example separately. For single examples with made-up outputs, the loss "
             f"fails or has no gradient. {_WAY_OUT}"
