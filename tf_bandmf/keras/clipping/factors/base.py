@@ -180,7 +180,7 @@ class Product(Factor):
         return Product(left, right, self.shape, self.order)
 
     def of_units(self, rows: int) -> Product:
-        """Returns one gradient per unit, the sum of the outer products of all its rows."""
+        """Returns a gradient per unit: the sum of the outer products of its rows."""
         left, right = (join_terms(tensor, rows) for tensor in self._by_term())
         return Product(left, right, self.shape, self.order)
 
