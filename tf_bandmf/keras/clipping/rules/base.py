@@ -127,7 +127,7 @@ def is_plain(layer: Any, *kinds: type | str, adapted: bool = False) -> bool:
 
 
 def overridden(layer: Any, cls: type) -> set[str]:
-    """Returns the attributes of a base class that the class of a layer overrides."""
+    """Returns the names of the attributes of `cls` that the layer's class overrides."""
     ancestors = type(layer).__mro__
     return {
         name

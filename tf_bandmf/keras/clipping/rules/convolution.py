@@ -29,8 +29,8 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
 from tf_bandmf.noise.devices import traced_under_xla
 
-# Input patches are extracted for images with up to `_FEW_POSITIONS` positions, and for
-# kernels with which an output value depends on up to `_FEW_INPUTS` input values.
+# Input patches are extracted if an image has at most `_FEW_POSITIONS` positions, or if
+# an output value depends on at most `_FEW_INPUTS` input values.
 _FEW_POSITIONS, _FEW_INPUTS = 64, 36
 # With at least this many multiplications, computing the gradient of an example takes
 # longer than launching the operation.
@@ -84,7 +84,7 @@ class Convolved(Factor):
         self._terms = elements(gradient.shape[1:-1])
 
     def of_units(self, rows: int) -> Factor:
-        """Sums gradients over the rows of each unit, as over positions of an image."""
+        """Sums the gradients of each unit over its rows, as well as over positions."""
         return Convolved(self._layer, self._inputs, self._gradient, rows)
 
     def measure(self) -> Measured:
@@ -106,9 +106,10 @@ class Convolved(Factor):
         return product if self._rows == 1 else product.of_units(self._rows)
 
     def _patches(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns the inputs of each output position: [B, *output spatial, positions * C].
+        """Returns the inputs of each output position: [B, *output spatial, size * C].
 
-        There is one slice for each position of the kernel, in row-major order.
+        There is one slice for each of the `size` positions of the kernel, in row-major
+        order.
         `tf.image.extract_patches` returns the same tensor, but is several times slower.
         """
         layer, paddings, axes, reached = self._layer, [(0, 0)], [], []
@@ -138,8 +139,8 @@ class Convolved(Factor):
     def instantiate(self) -> tf.Tensor:
         """Computes the gradients, `[B, *shape]`, by the fastest of three methods.
 
-        The gradients are sums over input patches, or are computed by one grouped
-        convolution for all examples, or by one convolution per unit.
+        The methods are a sum over input patches, one grouped convolution for all
+        examples, and one convolution per unit.
         """
         layer, groups = self._layer, self._layer.groups
         places = self._terms * math.prod(layer.strides)
@@ -184,10 +185,10 @@ class Convolved(Factor):
         return tf.transpose(formed, [3, 0, 1, 2, 4])
 
     def _one_by_one(self) -> tf.Tensor:
-        """Computes the gradients in a loop over units, with TensorFlow's own operation.
+        """Computes the gradients in a loop over units, with TensorFlow's gradient op.
 
-        This needs no input patches. The loop takes about as long as the gradient of the
-        whole batch, plus a tenth of a millisecond per unit.
+        No input patches are extracted. The loop takes about as long as the gradient of
+        the whole batch, plus a tenth of a millisecond per unit.
         """
         inputs, gradient = (
             split_first(tf.cast(tensor, tf.float32), -1, self._rows)

@@ -21,7 +21,7 @@ from tf_bandmf.keras.compat.keras_objects import bias_of, kernel_of, tensorflow_
 
 
 class DenseRule(PreActivationRule):
-    """The rule for `Dense`, and for `EinsumDense` if the batch is its first axis.
+    """The rule for `Dense`, and for `EinsumDense` with the batch as the first axis.
 
     LoRA adapters are supported if the kernel's last letter in the einsum equation is
     not among the letters of the inputs.
@@ -38,7 +38,8 @@ class DenseRule(PreActivationRule):
         if not super().fits(layer):
             return False
         inputs = _spelled(layer).split(",")[0]
-        # The rank does not matter for checking that the equation can be parsed.
+        # "..." counts as one axis here. Whether the equation can be parsed does not
+        # depend on the number of axes.
         equation = parsed(_spelled(layer), len(inputs.replace("...", "A")))
         if equation is None:
             return False

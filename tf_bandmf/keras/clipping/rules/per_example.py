@@ -2,8 +2,8 @@
 
 Differentiation is vectorized where this is known to be correct. The gradients are exact
 for any layer that does not mix examples. The rule needs memory for one gradient of the
-layer per example. A layer that may mix examples is never called on two examples: the
-layer and its custom gradients run on one example at a time, also in the forward pass.
+layer per example. A layer that may mix examples, and its custom gradients, run on one
+example at a time, also in the forward pass.
 """
 
 import collections
@@ -39,8 +39,8 @@ class PerExampleRule(Rule):
 
     Args:
       alone: True if the layer must run on single examples also in the forward pass.
-        This is always so for layers that draw random numbers, since the same numbers
-        are needed for the gradient.
+        Layers that draw random numbers always do, since the gradient needs the same
+        numbers.
     """
 
     runs_again = True
@@ -101,9 +101,9 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         for leaf in leaves:
             if not leaf.shape.rank or leaf.shape[0] not in (1, None):
                 raise UnsupportedModelError(
-                    f"{_name(call)} is executed for each example by itself, and must "
-                    f"return one row for one example, found a tensor of shape "
-                    f"{leaf.shape}. Keep the batch as the first dimension of its results."
+                    f"{_name(call)} runs on batches of one example, so its outputs "
+                    f"must have one row, found a tensor of shape {leaf.shape}. Keep the "
+                    f"batch as the first axis of the outputs."
                 )
         return [leaf[0] for leaf in leaves]
 
@@ -232,10 +232,10 @@ def _explained(call: LayerCall) -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition("Arguments received by")[0].strip()
         raise UnsupportedModelError(
-            f"{_name(call)} has no rule for its gradients or cannot be shown to keep "
-            f"examples apart, and cannot be executed for each example by itself either "
-            f"({reason}). Let it accept any batch size, write it with operations on axes "
-            f"other than that of the batch, or vouch for its class with "
+            f"{_name(call)} must run on each example by itself, because it has no "
+            f"gradient rule or may mix examples; that failed ({reason}). Make the layer "
+            f"accept any batch size, use only operations on axes other than the batch "
+            f"axis, or vouch for the layer's class with "
             f"`tf_bandmf.keras.extending.register_per_example_layer`."
         ) from error
 

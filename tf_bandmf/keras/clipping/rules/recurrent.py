@@ -4,8 +4,9 @@ The inputs are projected for all time steps in one operation, outside of the loo
 steps. The gradient of the projection contains the gradients of the gate inputs at each
 step. The gradient of a kernel is a sum over steps: each step adds the outer product of
 its inputs or states with the gradients of its gate inputs. The loop itself is
-`keras.src.backend.rnn`, with masks, reversed time and unrolling. Besides its outputs,
-it returns the states before each step, and the reset gates of a GRU.
+`keras.src.backend.rnn`, which supports masks, reversed time and unrolling. Here, the
+loop returns not only the outputs, but also the states before each step, and the reset
+gates of a GRU.
 
 Dropout multiplies the inputs or states of all steps with one mask, which Keras draws
 per example before the loop. There is one mask for all gates, or one per gate; in the
