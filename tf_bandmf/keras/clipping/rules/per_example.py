@@ -102,8 +102,8 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             if not leaf.shape.rank or leaf.shape[0] not in (1, None):
                 raise UnsupportedModelError(
                     f"{_name(call)} runs on batches of one example, so its outputs "
-                    f"must have one row, found a tensor of shape {leaf.shape}. Keep the "
-                    f"batch as the first axis of the outputs."
+                    f"must have one row, found a tensor of shape {leaf.shape}. Keep "
+                    f"the batch as the first axis of the outputs."
                 )
         return [leaf[0] for leaf in leaves]
 
@@ -233,7 +233,7 @@ def _explained(call: LayerCall) -> Iterator[None]:
         reason = str(error).partition("Arguments received by")[0].strip()
         raise UnsupportedModelError(
             f"{_name(call)} must run on each example by itself, because it has no "
-            f"gradient rule or may mix examples; that failed ({reason}). Make the layer "
+            f"gradient rule or may mix examples; it failed ({reason}). Let the layer "
             f"accept any batch size, use only operations on axes other than the batch "
             f"axis, or vouch for the layer's class with "
             f"`tf_bandmf.keras.extending.register_per_example_layer`."

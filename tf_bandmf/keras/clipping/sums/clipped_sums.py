@@ -376,10 +376,10 @@ def _sum_of(variable: Any, total: Any) -> Any:
         return tf.IndexedSlices(tf.zeros([0, *shape[1:]]), nothing)
     if not isinstance(total, tf.IndexedSlices):
         raise UnsupportedModelError(
-            f"The rows of table {variable.path!r} get their noise when they are read, but "
-            f"it is unknown which rows are read: another layer reads them, or a layer "
-            f"that is executed for each example by itself. Call the Embedding layer "
-            f"itself, which takes ids of any shape, build TimeDistributed for a known "
-            f"number of steps, or give make_private tables='dense'."
+            f"Table {variable.path!r} has lazy noise, but it is unknown which rows a "
+            f"step reads: another layer reads them, or a layer that runs on each example "
+            f"by itself. Call the Embedding layer directly (it takes ids of any shape); "
+            f"or build TimeDistributed for a known number of steps; or give "
+            f"make_private tables='dense'."
         )
     return tf.IndexedSlices(total.values, total.indices)

@@ -51,8 +51,8 @@ def _checked_groups(groups: Any) -> tuple[tuple[str, float], ...]:
     in_range = [_LEAST <= share <= 1.0 / _LEAST for _, share in pairs]
     if not pairs or not are_patterns or not all(in_range):
         raise ValueError(
-            f"groups must be 'layers' or map regular expressions of the paths of weights "
-            f"to shares of the clip norm in [{_LEAST:g}, {1 / _LEAST:g}], such as "
+            f"groups must be 'layers', or map regular expressions for weight paths to "
+            f"shares of the clip norm, each in [{_LEAST:g}, {1 / _LEAST:g}], such as "
             f"{{'embedding': 1, '.*': 2}}, found {groups!r}."
         )
     return pairs
@@ -82,10 +82,10 @@ class Clipping:
         is no clip norm to tune.
       groups: None: a gradient is clipped as a whole. "layers": each layer is clipped
         separately, to C / sqrt(number of layers). Or a dictionary (kept as pairs) from
-        regular expressions to shares of C, such as `{"embedding": 1, ".*": 2}`: the first
-        expression found in the path of a weight is its group, and the squared clip
-        norms of the groups add up to C^2 (group-wise clipping, He et al., 2022,
-        arXiv:2212.01539).
+        regular expressions to shares of C, such as `{"embedding": 1, ".*": 2}`. The
+        group of a weight is the first expression that matches part of its path. The
+        squared clip norms of the groups add up to C^2 (group-wise clipping, He et al.,
+        2022, arXiv:2212.01539).
       scaling: None; or "second_moment" with Adam, AdamW, Nadam or RMSprop: gradients are
         clipped and noised in the coordinates in which that optimizer takes its steps
         (scale-then-privatize, Ganesh et al., 2025, arXiv:2507.01129; see
@@ -204,12 +204,12 @@ class Clip(NamedTuple):
         Args:
           bounds: upper bounds of squared norms, [G, B] float64.
           allowed: the clip norms, as the method `allowed` returns them.
-          shares: None; or fractions of the clip norm, [B] float32, in (0, 1] where weights
-            are used.
+          shares: None; or fractions of the clip norm, [B] float32, in [0, 1]. The
+            caller does not use the weights of examples whose share is 0.
 
         Returns:
-          [G, B] float32: min(1, allowed / norm); if clipping is automatic, allowed /
-          (norm + `GAMMA` * share), AUTO-S (Bu et al., 2022, arXiv:2206.07136), so
+          [G, B] float32: min(1, allowed / norm). For automatic clipping, allowed /
+          (norm + `GAMMA` * share) instead (AUTO-S, Bu et al., 2022, arXiv:2206.07136):
           gradients that are small compared with `GAMMA` stay small. A margin of 1e-6
           covers rounding of the weight and of its products. The weight is undefined if
           the bound is not finite.

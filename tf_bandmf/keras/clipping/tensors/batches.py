@@ -114,7 +114,7 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
     """
     leaves = tensor_leaves(structure)
     if not leaves:
-        raise ValueError("The batch has no tensor in it.")
+        raise ValueError("The batch contains no tensor: give arrays or tensors.")
     sizes = {leaf.shape[0] for leaf in leaves} - {None}
     if len(sizes) > 1:
         raise ValueError(
@@ -133,16 +133,17 @@ def num_examples(tensor: tf.Tensor) -> tf.Tensor:
 def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     """Reshapes [B, ...] to [B, *shape]; one size in `shape` may be -1.
 
-    B is never inferred from the other sizes. If a layer set a wrong static shape, parts
-    of an example would become examples, each of which would be clipped separately.
+    B is never inferred from the other sizes. Otherwise, if a layer set a wrong static
+    shape, parts of an example would become examples, each of them clipped separately.
     """
     example = tuple(tensor.shape[1:])
     if len(example) == 1 and example == shape:
         return tensor
     if example == shape:
         return tf.ensure_shape(tensor, [None, *shape])
-    # `ensure_shape` and -1 cannot replace the explicit batch size here: TensorFlow also
-    # computes the tensors before `ensure_shape` in its shape, so it may never raise.
+    # The batch size must be explicit. `ensure_shape` and a reshape with -1 would not be
+    # safe: TensorFlow may also apply that shape to the tensors before `ensure_shape`,
+    # which then never raises.
     return tf.reshape(tensor, [num_examples(tensor), *shape])
 
 
