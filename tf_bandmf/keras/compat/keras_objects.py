@@ -20,8 +20,8 @@ from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
 from keras.src.models.functional import Functional as Functional
 from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
 
-# Attributes that Keras adds to tensors. Their values are tensors with one row for each
-# example, too.
+# Attributes that Keras adds to tensors. Their values are tensors, which also have one
+# row for each example.
 MASK, LOGITS = "_keras_mask", "_keras_logits"
 EXTRAS = (MASK, LOGITS)
 # Entries of Keras' `global_state` that make up the context of a call.
@@ -161,10 +161,10 @@ def build_from(model: keras.Model, batch: Any, outputs: Any = None) -> None:
 
 
 class BuiltBefore:
-    """Mixin that stops Keras from building a model once its optimizer is built.
+    """Mixin that stops Keras from building a model whose optimizer is built.
 
-    To build a model from a batch, Keras averages the batches of all replicas, as if
-    their sizes were equal.
+    To build a model from a batch, Keras averages the batches of all replicas. That
+    needs batches of equal size, which replicas do not always have.
     """
 
     optimizer: Any

@@ -3,8 +3,8 @@
 Each replacement installs a dispatcher. It calls the replacement in one thread; in all
 other threads, it calls what it replaced: the original function or an earlier dispatcher.
 If a dispatcher's context ends while a later dispatcher is installed, the earlier one
-passes all calls on until the later one is removed. So the original function is restored
-in whichever order threads leave their contexts.
+passes all calls on until the later one is removed. So threads may leave their contexts
+in any order, and the original function is restored at the end.
 
 Tests that fail if it breaks: `tests/keras/compat/test_patching.py`.
 """

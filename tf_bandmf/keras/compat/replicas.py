@@ -1,7 +1,7 @@
 """Stops Keras from dividing losses by the replica count, and from summing gradients.
 
-Clipping needs the gradient of the undivided loss, and each replica already has the whole
-noisy gradient.
+Clipping needs the gradient of the undivided loss. Gradients must not be summed over
+replicas, since each replica already has the whole noisy gradient.
 
 Tests that fail if it breaks: the weights of two replicas in
 `tests/keras/run/test_distribution.py`.
@@ -20,8 +20,8 @@ from tf_bandmf.keras.compat.patching import patched
 def unscaled_losses() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which Keras does not divide losses by the number of replicas.
 
-    The context applies to this thread. To multiply the losses by the number of replicas
-    instead would be wrong for losses that return a scalar, which Keras does not divide.
+    The context applies to this thread. It would be wrong to multiply the losses by the
+    number of replicas instead, since Keras does not divide losses that return a scalar.
     """
     return patched(loss_module, "scale_loss_for_distribution", lambda _, value: value)
 

@@ -233,7 +233,7 @@ def _explained(call: LayerCall) -> Iterator[None]:
         reason = str(error).partition("Arguments received by")[0].strip()
         raise UnsupportedModelError(
             f"{_name(call)} must run on each example by itself, because it has no "
-            f"gradient rule or may mix examples; it failed ({reason}). Let the layer "
+            f"gradient rule or may mix examples, but this failed ({reason}). Let the layer "
             f"accept any batch size, use only operations on axes other than the batch "
             f"axis, or vouch for the layer's class with "
             f"`tf_bandmf.keras.extending.register_per_example_layer`."

@@ -60,9 +60,9 @@ def prepare_process() -> None:
             names.append(name)
     if names:
         raise RuntimeError(
-            f"{', '.join(names)}: this lets TensorFlow round products of float32 "
-            f"matrices, and per-example norms would be wrong. Turn it off ("
-            f"tf.config.optimizer.set_experimental_options; unset an environment "
-            f"variable), and use the dtype policy mixed_bfloat16 or mixed_float16 for "
-            f"speed."
+            f"{', '.join(names)}: this lets TensorFlow round the operands of float32 "
+            f"products, so per-example norms would be wrong. Unset the environment "
+            f"variable; or turn off the option by "
+            f"tf.config.optimizer.set_experimental_options. For speed, use the dtype "
+            f"policy mixed_bfloat16 or mixed_float16."
         )
