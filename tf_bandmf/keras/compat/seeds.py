@@ -46,8 +46,8 @@ def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
             seed = tf.cast(folded, seed.dtype)
         elif outer is not None and not isinstance(graph, BRANCH_GRAPHS):
             raise RuntimeError(
-                "Random numbers are drawn within a `tf.function`, which is traced once. "
-                "Call the Python function itself, not a `tf.function` of it."
+                "Random numbers are drawn within a `tf.function`, which is traced once: "
+                "all its calls would get one seed. Call the Python function instead."
             )
         graph = getattr(graph, "outer_graph", None)
     return seed
@@ -69,7 +69,7 @@ def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
 def seeds_from(
     draw: Callable[[], tf.Tensor], graph: Any = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which Keras' seed generators return the seeds of a function.
+    """Returns a context in which Keras' seed generators return seeds from `draw`.
 
     The state of the generators does not change. In loops, the iteration number is folded
     into each seed.

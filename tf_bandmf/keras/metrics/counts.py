@@ -4,9 +4,9 @@ An example adds two vectors to a step: its clipped gradient, of norm at most
 `l2_norm_clip`, and a vector of counts with the weight `w` at one coordinate.
 Concatenated, these have a norm of at most `sqrt(clip^2 + w^2)`, for which the plan's
 noise is calibrated. So the counts get the same correlated noise as the gradients, and
-the accounting of the steps covers them under every sampling.
-Andrew et al., 2021, arXiv:1905.03871, also release private counts during private
-training. Nothing else is released.
+the accounting of the steps covers them, whatever the sampling. Nothing else is
+released. Andrew et al., 2021, arXiv:1905.03871, also release private counts during
+private training.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ evaluations after that step, to the weights and the records, and to the sum itse
 `docs/noise-reuse.md`). So if a run is interrupted and resumed from an earlier step, and
 all of these are the same, it releases the same numbers again, which reveals nothing
 new. If any of them differs, the evaluation gets independent noise, and counts as a new
-one. An evaluation is recorded as spent before it is released. All models of a run in
-one process, which have the same key, share this record.
+one. An evaluation is noted as spent before it is released. All models of a run in one
+process have the same key, and share the list of spent evaluations.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def evaluate_privately(
     users: Any = None,
     batch_size: int = 256,
 ) -> NoisyMetrics:
-    """Returns noisy metrics of private data; a call is one of the plan's evaluations.
+    """Returns noisy metrics of private data, as one of the plan's evaluations.
 
         plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
         ...
         model.evaluate_privately(x_held_out, y_held_out)
 
     The metrics are part of the run's release and covered by its statement: you may
-    show them, stop training by them, or choose a checkpoint by them. The data may be
+    show them, or use them to stop training or to choose a checkpoint. The data may be
     held out or trained on. WARNING: without `users`, each row is one privacy unit; a
     duplicated record counts twice.
 
@@ -145,8 +145,8 @@ def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
         run.check()
         if not run.step:
             raise ValueError(
-                "The run has taken no step yet: evaluations begin after its first "
-                "step, which may still be refused."
+                "The run has taken no step yet, and its first step may still be "
+                "refused. Evaluate after that step."
             )
         place = run.num_evaluations.get(run.step, 0)
         inputs = [run.plan.fingerprint, run.step, place, len(sums), *about]

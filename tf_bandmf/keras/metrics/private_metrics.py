@@ -1,4 +1,4 @@
-"""Private metrics: the vector that each record adds to a sum, and a metric of that sum.
+"""Private metrics, each computed from a noisy sum of vectors, one for each record.
 
 Each record adds a vector of norm at most 1 to a sum, and the sum gets Gaussian noise.
 Numbers in an interval are first mapped linearly to [-1, 1], which halves their noise:
@@ -137,7 +137,7 @@ class PrivateAccuracy(_Mean):
 class PrivateLoss(_Mean):
     """The mean of the compiled loss, with each record's loss clipped to [0, bound].
 
-    A record whose loss is not finite counts with the bound.
+    A record whose loss is not finite counts as if its loss were `bound`.
 
     Args:
       bound: bound on the loss of a record, > 0; it must not depend on the data. A
@@ -283,7 +283,7 @@ def _only(value: Any, what: str) -> tf.Tensor:
 
 
 def _flat(tensor: tf.Tensor, rank: int) -> tf.Tensor:
-    """Drops a further last axis of size 1, so that the tensor has `rank` axes."""
+    """Drops an extra last axis of size 1, so that the tensor has `rank` axes."""
     if tensor.shape.rank == rank + 1 and tensor.shape[-1] == 1:
         tensor = tf.squeeze(tensor, -1)
     if tensor.shape.rank != rank:

@@ -18,7 +18,7 @@ _PUBLIC = ("val_", "private_")
 
 
 def each_callback(callbacks: Any) -> list[Any]:
-    """Lists the callbacks in the `callbacks` argument of `fit`, of any type or None."""
+    """Lists the callbacks in the argument of `fit`: None, one callback, or several."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return [] if callbacks is None else tf.nest.flatten(callbacks)
