@@ -93,7 +93,8 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
     """Raises ValueError if the private state file is in a folder that a callback writes.
 
     Callbacks' folders are often shared, and `BackupAndRestore` deletes its folder after
-    training. Subfolders are refused, too, unless the program runs in one of them.
+    training. Subfolders of the folder are refused, too, unless the working directory is
+    in the folder.
     """
     file, here = pathlib.Path(path).resolve(), pathlib.Path().resolve()
     for callback in each_callback(callbacks):
@@ -102,8 +103,8 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
             if file.parent == folder or is_within:
                 raise ValueError(
                     f"private_state={os.fspath(path)!r} is in the folder of "
-                    f"{type(callback).__name__}, which is shared or deleted: whoever "
-                    f"reads it can remove the noise. Put it elsewhere."
+                    f"{type(callback).__name__}, which may be shared or deleted. Put the "
+                    f"file elsewhere: whoever reads it can remove the noise."
                 )
 
 

@@ -107,13 +107,13 @@ def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
 
 
 def _of_sgd(model: Any) -> Iterator[str]:
-    """Yields warnings if SGD does not match the plan's workload, or learns far too fast.
+    """Yields warnings if SGD does not match the workload, or its rate is far too high.
 
     The workload affects only the error, not the guarantee: an optimizer only
     post-processes noisy gradients. SGD with momentum beta, weight decay w and learning
-    rate eta is the workload `momentum_sgd(momentum=beta, decay=1 - eta w)`; Nesterov
-    momentum is compared like ordinary momentum. Other optimizers are not linear in
-    gradients, so they are not checked.
+    rate eta matches the workload `momentum_sgd(momentum=beta, decay=1 - eta w)`.
+    Nesterov momentum is treated as ordinary momentum. Other optimizers are not linear
+    in gradients, so they are not checked.
     """
     inner, plan = model.optimizer.inner_optimizer, model.optimizer.plan
     if type(inner) is not keras.optimizers.SGD:
@@ -194,11 +194,11 @@ def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
     is_constant = size == 1 and (activation == "softmax" or loss in _OF_CLASSES)
     if is_constant or (loss is _OF_NUMBERS and 0 < size <= last):
         raise ValueError(
-            f"The model's last layer, {layer!r}, has {size} outputs, too few for its loss: "
-            f"a softmax of one output is always 1, without a gradient, and a loss of "
-            f"classes needs one output per class, here for labels declared up to {last}. "
-            f"Use Dense(classes, activation='softmax'), or for two classes 'sigmoid' with "
-            f"binary_crossentropy. Nothing was trained."
+            f"The model's last layer, {layer!r}, has {size} outputs, too few for its loss. "
+            f"A softmax of one output is always 1, so its gradient is 0. Categorical cross-"
+            f"entropy needs one output per class, here for labels declared up to {last}. "
+            f"Use Dense(classes, activation='softmax'); or, for two classes, Dense(1, "
+            f"activation='sigmoid') and binary_crossentropy. Nothing was trained."
         )
 
 

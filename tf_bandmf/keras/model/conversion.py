@@ -88,7 +88,7 @@ def make_private(
     unknown = sorted(set(settings.alone) - names)
     if unknown and model.built:
         raise ValueError(
-            f"alone names {', '.join(unknown)}, and the model has no such layer."
+            f"alone names {', '.join(unknown)}, but the model has no such layer."
         )
     if not is_private:
         if model.built:
@@ -151,7 +151,7 @@ def _again(model: keras.Model) -> keras.Model:
         f"to_plain(model, into=plain). {type(model).__name__}"
     )
     if plain_class is None:
-        raise TypeError(f"{advice} has no plain class to recreate.")
+        raise TypeError(f"{advice} was defined as private: it has no plain class.")
     if model.built and plain_class in (keras.Sequential, Functional):
         return cloned(model)
     try:
@@ -287,7 +287,7 @@ def private_class(plain_class: type) -> type:
 
 def _get_config(plain_class: type) -> Any:
     def get_config(self: Any) -> dict[str, Any]:
-        """Returns the plain class' config together with that class' name."""
+        """Returns the plain class' config, with the name of the plain class."""
         return {
             _PLAIN: {
                 "module": plain_class.__module__,

@@ -49,7 +49,7 @@ class PrivateFit:
 
     @property
     def statement(self) -> PrivacyStatement:
-        """The privacy statement of all runs so far on these data, including later runs.
+        """The privacy statement of all runs on these data, also of those after this one.
 
         Raises:
           ValueError: if these runs protect different privacy units; see
@@ -171,8 +171,8 @@ def fit_privately(
     model.compile(private, **compiling)
     history = model.fit(batches, epochs=plan.epochs, verbose=verbose, **fit_arguments)
     to_plain(model, into=released)
-    # With Keras' default optimizer, RMSprop, loading the model would give a warning,
-    # because it has no variables before its first step.
+    # Loading the model with Keras' default optimizer, RMSprop, would give a warning,
+    # because RMSprop has no variables before its first step.
     released.compile("sgd", **compiling)
     return PrivateFit(released, plan, advice, history, model)
 
