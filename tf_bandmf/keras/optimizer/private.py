@@ -88,9 +88,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         time and more memory (see `plan.memory`).
       loss_scale_factor: a power of two, such as 1024, for layers that compute in float16
         (mixed_float16): losses are multiplied by it before the backward pass, and
-        gradients are divided by it before they are clipped. It is static: Keras'
-        LossScaleOptimizer changes its scale, and skips steps, depending on the data. An
-        example whose scaled gradient overflows contributes zero to the step.
+        gradients are divided by it before they are clipped. It is constant, unlike the
+        scale of Keras' LossScaleOptimizer, which depends on the data. An example whose
+        scaled gradient overflows contributes zero to the step.
       additional_run: True if another run of this process may have trained the same
         model or used the same examples; `statement` then gives the joint guarantee of
         these runs.
@@ -382,8 +382,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "A PrivateOptimizer is not copied or pickled: its noise key is secret, and two "
-            "with one key would use the same noise for different gradients. Make another "
+            "A PrivateOptimizer is not copied or pickled: its noise key is secret, and a "
+            "copy would add the same noise to different gradients. Make a new "
             "PrivateOptimizer, which is a separate run (additional_run=True), or resume "
             "this run from its private state file."
         )

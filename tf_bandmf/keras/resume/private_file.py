@@ -2,18 +2,18 @@
 
 Checkpoints of a model contain no secrets, so that they can be shared. A run therefore
 cannot be resumed from a checkpoint without the private state file. The file contains
-the key, from which the sample, dropout masks and noise follow; the points of the run's
-steps; the noise vectors that the generator keeps between steps; and digests of the
-weights at each step at which the run was saved. Whoever reads the file can remove the
-noise from all checkpoints of the run.
+the key, from which the sample, dropout masks and noise follow; a digest of each step,
+called its point; the noise vectors that the generator keeps between steps; and digests
+of the weights at each step at which the run was saved. Whoever reads the file can
+remove the noise from all checkpoints of the run.
 
 Resuming is safe. An interrupted run repeats the steps that it had taken after its last
 checkpoint. The noise of a step is bound to the step's point, a digest of all sums and
 batches up to that step (see `tf_bandmf.keras.run.secrets`). If a repeated step is the
 same as before, it gets the same noise, and nothing new is released. If it differs, it
 gets independent noise. The same holds if the file is copied or restored from an old
-backup, the process is forked, or the machine is restored from a snapshot: no two
-releases share noise on different sums.
+backup, the process is forked, or the machine is restored from a snapshot: the same
+noise is never added to different sums.
 
 All other checks protect the accounting: a run has one plan, one data set in one order,
 and weights that only accounted training changed. The file records the point of each
@@ -150,8 +150,8 @@ class PrivateFile(Secret):
                 f"{self.path} does not know these weights at step {step}: noise must "
                 f"not be used again with other weights. Load the weights of one of the "
                 f"steps {steps}, as model.save, model.save_weights, BackupAndRestore or "
-                f"ModelCheckpoint saved them, with the optimizer. To begin again with the "
-                f"same new weights, call keras.utils.set_random_seed(seed) in each start."
+                f"ModelCheckpoint saved them, with the optimizer. A restart at step 0 needs "
+                f"the same new weights: call keras.utils.set_random_seed(seed) each time."
             )
         kept = header["buffer_step"]
         memory = [one for name, one in self._arrays.items() if name != "buffer"]
@@ -190,7 +190,7 @@ class PrivateFile(Secret):
         except PermissionError:
             raise
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
-            # The error is not raised, because it may quote the secret content.
+            # The original error is not shown, because it may quote the secret content.
             version = None
         if version != _FORMAT:
             raise ValueError(
@@ -207,8 +207,8 @@ class PrivateFile(Secret):
         if (together[steps] != their_points).any():
             raise ValueError(
                 f"{self.path} has a step twice, with different sums: two processes "
-                f"continued one run (a fork, a copied machine), each with its own noise. "
-                f"Their releases are those of two runs. Start a new one, with its own "
+                f"continued one run (a fork, a copied machine), each with its own noise, "
+                f"so their releases count as two runs. Start a new run, with its own "
                 f"budget."
             )
         return together

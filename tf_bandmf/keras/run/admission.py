@@ -179,10 +179,10 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
             raise ValueError(
                 f"The model took {run.plain_steps} steps with a plain optimizer before it "
                 f"was made private: if they used these records, its weights already reveal "
-                f"them, and no noise covers that. Begin from a new model; or if the "
-                f"weights come from other data, declare this before training, for the "
-                f"statement to quote: "
-                f'model.optimizer.vouch_for_weights("pretrained on public data: which").'
+                f"them, and no noise covers that. Begin from a new model. Or, if the "
+                f"weights come from other data, say so before training; the privacy "
+                f"statement will quote it: "
+                f'model.optimizer.vouch_for_weights("pretrained on public data NAME").'
             )
         refuse_second(run, schedule_id)
         run.reserve()

@@ -1,9 +1,10 @@
-"""Compiles the programs of a step, and checks which tensors updates and metrics use.
+"""Compiles the programs of a step, and checks what updates read and metrics write.
 
 Schedules, constraints, regularizers and inner optimizers are the user's code. They are
 traced as a function of noisy gradients, so they cannot reach tensors that another
 program has computed from data. Before their graph runs for the first time, it is
-checked: it is refused if it reads a metric or a stored tensor, or runs Python code.
+checked: it is refused if it reads a metric, reads an eager tensor from outside the
+graph, or runs Python code.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class Update(Program):
     """A program that may use only its arguments, variables and constants.
 
     Its graph is checked when it is traced: UnsupportedModelError is raised if the graph
-    reads a metric or a stored tensor, or runs Python code. For a stored tensor of another
-    graph, TensorFlow raises TypeError.
+    reads a metric, reads an eager tensor from outside the graph, or runs Python code.
+    If it reads a tensor of another graph, TensorFlow raises TypeError.
 
     Args:
       function: the program's function.
@@ -129,7 +130,7 @@ class Update(Program):
 
 
 class Measure(Update):
-    """A program that computes exact metrics of the data, and may change nothing else."""
+    """A program that computes exact metrics of the data, and may change only metrics."""
 
     _text = (
         "A metric {what}: it would carry training data past clipping and noise. Keep the "
