@@ -12,8 +12,8 @@ clips it, adds the noise, and divides the noisy mean by s:
 s_t is computed from the optimizer's v, which depends only on the noisy gradients before
 step t. So scaled_t is an adaptive query: it depends on earlier releases, and has the
 same sensitivity as every other query. With Gaussian noise, adaptive queries are as
-private as fixed ones (Denisov et al., 2022, arXiv:2202.08312, theorem 2.1), and dividing
-by s_t is post-processing.
+private as fixed ones (Denisov et al., 2022, arXiv:2202.08312, theorem 2.1), and
+dividing by s_t is post-processing.
 
 In scaled coordinates, correlated noise cancels over the steps. After the division by
 s_t, it cancels less exactly, because s_t changes over the steps, but only as slowly as

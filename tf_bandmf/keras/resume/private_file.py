@@ -150,8 +150,8 @@ class PrivateFile(Secret):
                 f"{self.path} does not know these weights at step {step}: noise must "
                 f"not be used again with other weights. Load the weights of one of the "
                 f"steps {steps}, as model.save, model.save_weights, BackupAndRestore or "
-                f"ModelCheckpoint saved them, with the optimizer. A restart at step 0 needs "
-                f"the same new weights: call keras.utils.set_random_seed(seed) each time."
+                f"ModelCheckpoint saved them, with the optimizer. A restart at step 0 "
+                f"needs the same initial weights: keras.utils.set_random_seed(seed)."
             )
         kept = header["buffer_step"]
         memory = [one for name, one in self._arrays.items() if name != "buffer"]

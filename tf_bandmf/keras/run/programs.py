@@ -130,7 +130,7 @@ class Update(Program):
 
 
 class Measure(Update):
-    """A program that computes exact metrics of the data, and may change only metrics."""
+    """A program that computes exact metrics of the data, and changes only metrics."""
 
     _text = (
         "A metric {what}: it would carry training data past clipping and noise. Keep the "

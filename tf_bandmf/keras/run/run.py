@@ -98,8 +98,8 @@ class Run:
       weights: all weights of the model, in a fixed order; set by the model.
       weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
         under `MinSep`.
-      returned: the caller's batches by their digests: the last step of each, and the
-        number of its steps.
+      returned: for the digest of each batch that the caller made: the last step that
+        used the batch, and the number of steps that did.
       were_loaded: True if the initial weights were loaded or set.
       plain_steps: number of steps with a plain optimizer, before the model was made
         private.
@@ -147,7 +147,7 @@ class Run:
     # The methods below begin a run.
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
-        """Returns the variables with noise in each step: all but lazy tables."""
+        """Returns the variables that get noise in each step: all but lazy tables."""
         return [variable for variable in variables if not self._is_lazy(variable)]
 
     def _is_lazy(self, variable: Any) -> bool:
@@ -209,7 +209,7 @@ class Run:
         Args:
           secrets: state of the run.
           memory: the states of the lazy tables' rows at this step, from
-            `LazyTables.memory`; the tables' variables must hold a release.
+            `LazyTables.memory`; the tables' variables must hold the last release.
         """
         self.secrets, self.key, self.has_begun = secrets, secrets.key, True
         self.name = hooks.name_of(secrets.key)
@@ -325,7 +325,7 @@ class Run:
         """Adds up the sums of all replicas, and adds noise to them.
 
         The arguments are those of `Noising.noisy`, for each replica. The sums of lazy
-        tables get no noise yet, but the noise of the other sums is bound to them, too.
+        tables get no noise yet, but the noise keys of the other sums depend on them.
         """
         add = functools.partial(self.strategy.reduce, "SUM", axis=None)
         sums, facts = tf.nest.map_structure(add, (sums, facts))
@@ -339,7 +339,7 @@ class Run:
         return noisy._replace(rows=rows)
 
     def apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Splits values by variable: variables with noise in each step, and lazy tables.
+        """Splits values: those of `eager` variables, and those of lazy tables.
 
         Args:
           values: one for each trainable variable of the model, in order; values after
@@ -357,10 +357,10 @@ class Run:
         if [id(v) for v in variables] != [id(v) for v in self.variables]:
             raise ValueError(
                 "The model's trainable weights are not those that the run began with "
-                "(trainable was changed, or layers were added or removed). The noise is "
-                "correlated over the steps of each weight: a run keeps its weights. "
-                "Change them back, or start a new run with a new PrivateOptimizer and "
-                "its own budget."
+                "(trainable was changed, or layers were added or removed). Noise is "
+                "correlated over the steps of each weight, so every step must train the "
+                "same weights. Undo the change, or start a new run with a new "
+                "PrivateOptimizer and its own budget."
             )
 
     def apply(

@@ -51,11 +51,12 @@ class SecretState(Secret):
       key: key of the run.
       plan: the plan of the run, to which the noise is bound, too.
       step: number of noise vectors used so far.
-      buffer: the vectors that the noise generator keeps between steps, after those
-        steps; float32, shape [memory_vectors, num_parameters]; None for zeros.
-      points: points of at least those steps, int64, shape [steps]. Further points
-        belong to steps that the run took before it was resumed: if such a step now has
-        a different point, it is refused. 0 stands for an unknown point.
+      buffer: the vectors that the noise generator keeps between steps, as they are
+        after the first `step` steps; float32, shape [memory_vectors, num_parameters];
+        None for zeros.
+      points: points of at least the first `step` steps, int64, shape [steps]. Further
+        points belong to steps that the run took before it was resumed: if such a step
+        now has a different point, it is refused. 0 stands for an unknown point.
 
     Attributes:
       key, step: see above.
@@ -113,7 +114,10 @@ class SecretState(Secret):
 
     @property
     def buffer(self) -> np.ndarray:
-        """The secret kept noise vectors, float32, [memory_vectors, num_parameters]."""
+        """The secret noise vectors that are kept between steps.
+
+        Float32, shape [memory_vectors, num_parameters].
+        """
         return self.stored.buffer.numpy().view(HiddenArray)
 
     def points(self) -> np.ndarray:

@@ -47,8 +47,8 @@ def digest_of(variables: Sequence[Any]) -> int:
 def host_digest(variables: Sequence[Any]) -> int:
     """Returns a digest of Keras variables' bits that is the same on all devices."""
     with tf.device("/CPU:0"):
-        # Created inside `digest`, these constants would be two operations for each
-        # variable.
+        # If these constants were created inside `digest`, they would cost two more
+        # operations for each variable.
         row, method = tf.constant([1, -1]), tf.constant("farmhash64")
 
         def digest(value: Any) -> tf.Tensor:

@@ -1,15 +1,15 @@
 """Lazy tables: embedding tables whose noise is drawn when their rows are read.
 
 Between two releases, this module stores the current rows and never shows them: they are
-as secret as the noise key, because a row without its recent noise reveals that no
-example touched it. The layers' variables hold the last release.
+as secret as the noise key, because a row that still lacks recent noise reveals whether
+an example touched it. The layers' variables hold the last release.
 `docs/large-tables.md` states the guarantee, and links to its proof.
 
-When a row is read, the key of its noise depends on all earlier gradient sums of the run,
-and on all earlier learning rates, which decide how much of each step's noise the row
-gets: the key contains the digest of the previous step, and each step's digest contains
-the digest before it and the learning rate. The key also depends on the other rows that
-are read in the same step.
+When a row is read, the key of its noise depends on the digest of the previous step.
+Each step's digest contains the digest before it, the step's gradient sums and its
+learning rate. So the key depends on all earlier sums, and on all earlier learning
+rates, which scale the noise that the row gets. The key also depends on the other rows
+that are read in the same step.
 
 The tables of a run are in `Run.tables`. In each step, the run makes these calls:
 
@@ -17,7 +17,7 @@ The tables of a run are in `Run.tables`. In each step, the run makes these calls
     ...                                       # gradients are clipped, with `readers`
     rows = tables.row_sums(sums)              # in the program that draws noise:
     tables.digest(rows, step)                 #   the noise keys depend on this
-    tables.apply(rows, step)                  # in the update
+    tables.apply(rows)                        # in the update
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LazyTables(Secret):
     # The methods below create the tables, and detect changes to them.
 
     def begin(self, memory: Sequence[np.ndarray] = ()) -> None:
-        """Creates the tables' keys and states, when the run has its secrets.
+        """Creates the tables' keys and states, once the run has its secrets.
 
         The layers' variables must hold the last release.
 
@@ -101,7 +101,8 @@ class LazyTables(Secret):
         with tf.init_scope():
             self._keys = tf.Variable(keys.copy().view(np.int64), trainable=False)
             self._digest_key = tf.Variable(digests.copy(), trainable=False)
-            # The next digest contains digests of the last release and of SGD's options.
+            # The next step's digest covers this basis: digests of the last release and
+            # of SGD's options.
             basis = tf.zeros([len(self.variables) + 1], tf.int64)
             self._basis = tf.Variable(basis, trainable=False)
             self._jumps = Jumps(system, run.plan.num_steps, step)
@@ -121,7 +122,7 @@ class LazyTables(Secret):
         self._note_release()
 
     def _note_release(self) -> None:
-        """Notes the step of the last release, and digests to detect later changes."""
+        """Stores the step of the last release, and digests that show later changes."""
         self._released = self._run.step
         self._seal = [digest_of([variable]) for variable in self.variables]
         update = update_of(self._run.inner_optimizer, self.variables[0])
@@ -148,8 +149,8 @@ class LazyTables(Secret):
 
         Args:
           x: inputs of a batch.
-          rows: None; or [B, K] bool, True for the rows of x that are present in each
-            privacy unit.
+          rows: None; or, if each privacy unit has up to K rows of x, [B, K] bool, True
+            for the rows that are present.
           step: index of the step, which the run has admitted, int64 scalar.
 
         Raises:
@@ -184,9 +185,10 @@ class LazyTables(Secret):
 
     @property
     def readers(self) -> dict[int, Callable[[tf.Tensor], tf.Tensor]]:
-        """Functions that look up rows of a table, by the `id` of its layer's variable.
+        """For each table, a function that looks up rows.
 
-        `clipped_gradient_sums` calls them instead of reading the variables.
+        The keys are the `id`s of the layers' variables. `clipped_gradient_sums` calls
+        these functions instead of reading the variables.
         """
         pairs = zip(self.variables, self._tables)
         return {id(v): functools.partial(self._weights, table) for v, table in pairs}
@@ -224,7 +226,7 @@ class LazyTables(Secret):
         added_up = []
         for slices in sums:
             rows, places = tf.unique(tf.cast(slices.indices, tf.int32))
-            # XLA compiles a program for each length, so few lengths are used.
+            # XLA compiles a program for each length, so lengths are rounded up.
             count = tf.shape(places)[0]
             missing = near_length(count) - count
             values = tf.pad(slices.values, [[0, missing], [0, 0]])
@@ -297,7 +299,10 @@ class LazyTables(Secret):
         self._note_release()
 
     def accept(self) -> None:
-        """Accepts changes of the variables by other code; not called within a step."""
+        """Accepts changes that other code has made to the variables.
+
+        It must not be called within a step.
+        """
         if self.is_changed:
             changed = [tf.identity(variable.value) for variable in self.variables]
             self._release_rows()
@@ -335,8 +340,8 @@ class LazyTables(Secret):
 
 @shared_function(jit_compile=True)
 def _sums_at(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Adds up the values of each place, and ignores negative places.
+    """Adds up the rows of `values` that have the same index in `places`.
 
-    XLA halves the time that this segment sum takes.
+    Rows with a negative index are ignored. XLA halves the time that this takes.
     """
     return tf.math.unsorted_segment_sum(values, places, tf.shape(values)[0])

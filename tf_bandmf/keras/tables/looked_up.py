@@ -43,8 +43,8 @@ class LookedUp:
 
         Args:
           x: inputs of a batch.
-          rows: None; or [B, K] bool, True for the rows of x that are present in each
-            privacy unit.
+          rows: None; or, if each privacy unit has up to K rows of x, [B, K] bool, True
+            for the rows that are present.
 
         Raises:
           UnsupportedModelError: if ids depend on weights, random numbers or state.
@@ -93,7 +93,7 @@ def _noted_call(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Calls a layer, and appends the rows that it looks up to `read`."""
+    """Calls a layer, and appends to `read` the rows that the layer looks up."""
     if is_reverse(args, kwargs):
         raise UnsupportedModelError(
             f"Layer {layer.name!r} multiplies by its table (a tied output "
