@@ -129,7 +129,9 @@ class Ledger:
         delta: float | None = None,
         rho: float | None = None,
     ) -> Balance:
-        """Changes the budget of a data set, which limits past and future releases.
+        """Changes the budget of a data set.
+
+        The new budget limits past and future releases together.
 
         Args:
           dataset: name of the data set.

@@ -72,7 +72,7 @@ def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
 
 
 def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
-    """Converts a release that was passed to `Ledger.spend` to its privacy cost.
+    """Returns the privacy cost of a release that was passed to `Ledger.spend`.
 
     Raises:
       TypeError: if `Ledger.spend` does not accept releases of this type.
@@ -118,7 +118,7 @@ def recorded(release: Release, dataset: Dataset) -> Release:
     """
     one = release.proven() if release.kind == "estimate" else release
     if one.kind == "estimate":
-        raise ValueError(f"A release must be a bound, found an estimate: {release}.")
+        raise ValueError(f"The cost must be a bound, found an estimate: {release}.")
     if one.adjacency == "replace-one" and not dataset.replaces:
         raise ValueError(
             f"{one.describe()} This guarantee is for replace-one adjacency, but the "

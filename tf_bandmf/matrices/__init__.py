@@ -12,7 +12,7 @@ and classes work for `n = 10**6` as well as for `n = 4`.
 | `Inverse` | the inverse of one of these two | as much as the inner matrix |
 | `ColumnScaled` | another matrix times a positive diagonal | as much as the inner matrix |
 | `Dense` | any lower-triangular matrix | O(n^2) |
-| `BufferedToeplitz` | Toeplitz, a constant plus `d` geometric sequences | O(n d) |
+| `BufferedToeplitz` | Toeplitz: 1, then a sum of `d` geometric sequences | O(n d) |
 | `DyadicTree` | the square factor of the binary tree | O(n^2) |
 
 Indices are zero-based: entry `[i, j]` couples step `i` with the step `j <= i`. To add a

@@ -6,9 +6,9 @@ interval. Its optimal decoder is the pseudo-inverse: the 'full' estimator of Hon
 which the papers call OPTIMAL TREEAGG (arXiv:2306.08153, App. C).
 
 Sensitivity and error depend only on the Gram matrix `X = C_T^T C_T`. The square
-lower-triangular `C` with `C^T C = X` can therefore replace `C_T`. For a workload `A`,
-`A C^-1` and `A C_T^+` have equal row norms, because both times their transposes equal
-`A X^-1 A^T`; and `C x` and `C_T x` have equal norms for every `x`. Because `C` is lower
+lower-triangular `C` with `C^T C = X` can therefore replace `C_T`. For every `x`, `C x`
+and `C_T x` have equal norms. For a workload `A`, `A C^-1` and `A C_T^+` have equal row
+norms, because the Gram matrix of the rows of each is `A X^-1 A^T`. Because `C` is lower
 triangular, the optimal decoder can run online, step by step (arXiv:2202.08312).
 """
 
@@ -85,8 +85,8 @@ class _Choices:
     interval is then possible `max(earliest, a + shift)` steps after the interval's end.
 
     Attributes:
-      shift: the term in the maximum, in steps; the same for all placements.
-      earliest: the other term, in steps, shape [placements].
+      shift: the `shift` of this formula, in steps; the same for all placements.
+      earliest: the `earliest` of this formula, in steps, shape [placements].
       latest: the last `a` for which a placement is possible, shape [placements].
       value: sum of the squared numbers of participations over the tree's nodes in this
         interval, shape [placements].

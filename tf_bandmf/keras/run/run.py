@@ -358,7 +358,7 @@ class Run:
             raise ValueError(
                 "The model's trainable weights are not those that the run began with "
                 "(trainable was changed, or layers were added or removed). Noise is "
-                "correlated over the steps of each weight, so every step must train the "
+                "correlated over the steps of each weight, so each step must train the "
                 "same weights. Undo the change, or start a new run with a new "
                 "PrivateOptimizer and its own budget."
             )
