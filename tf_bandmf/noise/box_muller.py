@@ -7,10 +7,11 @@ determine `t`, the distance of `u` from the nearer end of the interval: `u = t` 
 
     2^32 t = a + 2^-31 b + 2^-62 c + s,    s = 2^-93 g + 2^-124 (h + 1/2),
 
-with 31-bit integers: `a`, `b`, `c` come from three words used only for this pair, `g`
-and `h` from two words that all 2048 pairs of a block share. Products with powers of two
-are exact and nothing underflows (`2^32 t >= 2^-125`). Therefore float32 rounds `t`
-identically with and without fused multiply-add, XLA and flushing of subnormals to zero.
+where all letters but `s` and `t` are 31-bit integers. `a`, `b` and `c` come from three
+words that only this pair uses; `g` and `h` come from two words that all 2048 pairs of a
+block share. Products with powers of two are exact and nothing underflows
+(`2^32 t >= 2^-125`). Therefore float32 rounds `t` identically with and without fused
+multiply-add, XLA and flushing of subnormals to zero.
 
 **Deviations from the normal distribution.** Let `Z` be the matrix whose rows are the
 normals of the steps, and `d` the length of a row. Adding one record has the same effect

@@ -67,12 +67,12 @@ class NoiseGenerator:
       num_steps: n, the number of steps.
       num_parameters: d, length of the noise vector.
       num_shards: R, the number of shards.
-      shard_size: length of the vector that `next` returns: num_parameters if there is
-        one shard. If there are several, each consists of whole blocks of normals, and
-        the last shards may extend past the end of the vector.
+      shard_size: length of the vector that `next` returns. A single shard has length
+        num_parameters. Several shards consist of whole blocks of normals each, and the
+        last shards may extend past the end of the vector.
       memory_vectors: number of vectors in the buffer.
-      key_terms: number of steps, including the current one, whose normals the noise of
-        a step depends on.
+      key_terms: number of steps whose normals the noise of one step needs: this step
+        and the steps just before it.
       key_words: number of uint64 words in a step's key.
 
     Raises:
@@ -125,8 +125,9 @@ class NoiseGenerator:
         counters of the generator. If the generator is a pseudo-random function, its
         values at different counters are independent. This is the idea of Rogaway and
         Shrimpton ("A provable-security treatment of the key-wrap problem", Eurocrypt
-        2006; RFC 5297): equal sums get equal noise, which reveals nothing new, and the
-        difference of two releases is never free of noise.
+        2006; RFC 5297). If a step is repeated with an equal sum, it gets equal noise,
+        which reveals nothing new. If the sums differ, so does the noise, and it does
+        not cancel in the difference of the two releases.
 
         Args:
           step_key: int64 or uint64, shape [..., key_words], a tensor or an array.

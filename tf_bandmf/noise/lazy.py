@@ -33,9 +33,8 @@ import numpy as np
 
 from tf_bandmf import matrices
 
-# The maximum number m of state entries of a weight. Each entry needs as much memory as
-# the whole table, and whenever a row is updated, each entry of its weights needs a fresh
-# normal.
+# The maximum number m of entries in the state of a weight. Each entry needs as much
+# memory as the whole table, and each update of a row draws a normal for each entry.
 MOST_ENTRIES = 9
 
 
@@ -44,8 +43,9 @@ class LinearUpdate(NamedTuple):
 
     For weights `theta`, a mean gradient `g` and a learning rate `eta`, the update is
     `theta -= eta weight_decay theta`, followed by `theta -= eta g` if there is no
-    momentum. With momentum, the velocity is `v = momentum v - eta g`, followed by
-    `theta += v`, or by `theta += momentum v - eta g` with Nesterov's look-ahead.
+    momentum. With momentum, the second update is `v = momentum v - eta g` for the
+    velocity, and then `theta += v`. With Nesterov's look-ahead, it ends with
+    `theta += momentum v - eta g` instead.
     """
 
     momentum: float = 0.0
@@ -56,9 +56,9 @@ class LinearUpdate(NamedTuple):
 class RowSystem(NamedTuple):
     """The matrices F, G and H of all steps, as functions of the learning rate.
 
-    A step with learning rate `eta` takes a state `x` of m entries, the first of which is
-    the weight, to `F x + G z + H s`, where `z` is a standard normal and `s` is a sum of
-    clipped gradients. Its matrices are `[F G H] = constant + eta rate`.
+    The state `x` of a weight has m entries; the first is the weight itself. A step
+    replaces `x` by `F x + G z + H s`, where `z` is a standard normal and `s` is the sum
+    of clipped gradients. With learning rate `eta`, `[F G H] = constant + eta rate`.
 
     Attributes:
       constant, rate: float64, shape [n or 1, m, m + 2], for n steps. The first axis is
@@ -143,18 +143,18 @@ def row_system(
       ValueError: if a state has too many entries.
     """
     beta = update.momentum
-    # With the learning rate `eta`, `-eta g` times these factors is added to the weight
+    # A step with learning rate `eta` adds `-eta g` times these factors to the weight
     # and, with momentum, to the velocity.
     of_gradient = np.ones([1 if beta == 0.0 else 2])
     first = of_gradient.size
     m = first + noise.shape[1] - 1
     if m > MOST_ENTRIES:
-        raise ValueError(f"A row state must have <= {MOST_ENTRIES} entries, found {m}.")
+        raise ValueError(f"A weight has {m} > {MOST_ENTRIES} numbers: use fewer bands.")
     constant, rate = np.zeros([2, len(noise), m, m + 2])
     constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
     if beta != 0.0:
         of_gradient[0] = 1.0 + beta if update.nesterov else 1.0
-        # The old velocity times these factors is added to the weight and to the new
+        # A step adds the old velocity times these factors to the weight and to the new
         # velocity.
         constant[:, 0, 1] = beta * beta if update.nesterov else beta
         constant[:, 1, 1] = beta

@@ -171,8 +171,8 @@ class LazyTable(Secret):
     """The secret states of a table's rows, which are updated only when they are read.
 
     A row's clock is `t` if its stored state is the state before step `t`. If step `t`
-    has a gradient for the row, it is added to this state. The noise of step `t` is
-    added later, together with the noise of the subsequent steps.
+    has a gradient for the row, the gradient is added to this state. The noise of step
+    `t` is added later, together with the noise of the subsequent steps.
 
     Args:
       weights: the table, float32, shape [rows, columns], at `step`.
@@ -385,8 +385,8 @@ def _jumped(
 
     Args:
       entries: number of entries in the state of a weight, m.
-      states: states of the U rows or, if `first` is passed, of the whole table. In this
-        case, XLA reads the U rows that start at `first` in place.
+      states: states of the U rows or, if `first` is passed, of the whole table. XLA
+        then reads the U rows from index `first` on without a copy.
       jump: the matrices P and L of each row's jump, shape [U, 2, m, m].
       normals: `U m columns` standard normals.
       first: index of the first row in the table, or None.
