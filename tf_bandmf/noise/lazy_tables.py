@@ -22,9 +22,9 @@ from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.shared import shared_function
 
-# The approximate number of normals that one operation generates in a training step and
-# in a release. They fit into the processor's cache. A training step generates at most
-# this many more normals than it needs.
+# The approximate numbers of normals that one operation generates in a training step and
+# in a release. So many normals fit into the processor's cache. A training step generates
+# at most about _STEP_NUMBERS normals that it does not need.
 _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
 # The number of blocks of normals that are reserved for each table under a key that
 # tables share. It is larger than any table needs.
@@ -319,10 +319,7 @@ class LazyTable(Secret):
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """Returns how many rows have states that together fit in `numbers` values.
-
-        The result is at least 1.
-        """
+        """Returns the number of rows, >= 1, whose states fit in `numbers` values."""
         return max(1, numbers // self._width)
 
     def _jump(
@@ -332,7 +329,8 @@ class LazyTable(Secret):
 
         Args:
           rows: indices of the rows, of static shape [U].
-          block: number of the table's block with which the normals begin.
+          block: index of the first block of normals to use. Block 0 is the first of
+            those that are reserved for this table.
           jumps: the jumps from all steps since the last release.
           key: a key of the generator, uint64.
 

@@ -235,9 +235,9 @@ def _blocks_in_chunks(num_blocks: int) -> _Blocks:
 def _shared_parts(
     step_keys: tf.Tensor, first_block: tf.Tensor, num_blocks: int
 ) -> tf.Tensor:
-    """Returns the number that all pairs of a block share, for each key and block.
+    """Returns, for each key and block, the number that all pairs of the block share.
 
-    Such a number is the result of `box_muller.shared_part` for two random words.
+    This number is the result of `box_muller.shared_part` for two random words.
 
     Returns:
       float32, shape [terms, num_blocks].

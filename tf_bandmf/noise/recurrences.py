@@ -41,8 +41,8 @@ class Recurrence(abc.ABC):
 
     Attributes:
       memory_vectors: number of stored vectors, the rows of the buffer.
-      key_terms: number of steps, including the current one, whose normals the noise of a
-        step needs.
+      key_terms: number of steps whose normals the noise of one step needs: this step
+        and the steps just before it.
       row_scale: factors by which the noise of each step is finally multiplied, shape
         [num_steps], or None.
     """
@@ -158,8 +158,8 @@ def _plus_terms(
     )[1]
 
 
-# A decorator for functions that XLA compiles to one pass that copies no variables. All
-# models share the compiled program.
+# A decorator. XLA compiles the decorated function to one pass, without copies of
+# variables, and all models share the compiled program.
 _compiled = shared_function(jit_compile=True)
 
 
