@@ -23,8 +23,8 @@ from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.shared import shared_function
 
 # The approximate numbers of normals that one operation generates in a training step and
-# in a release. So many normals fit into the processor's cache. A training step generates
-# at most about _STEP_NUMBERS normals that it does not need.
+# in a release. So many normals fit into the processor's cache. A training step
+# generates at most about _STEP_NUMBERS normals that it does not need.
 _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
 # The number of blocks of normals that are reserved for each table under a key that
 # tables share. It is larger than any table needs.

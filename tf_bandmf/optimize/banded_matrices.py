@@ -40,8 +40,9 @@ def times_inverse_workload(columns: tf.Tensor, workload: Workload) -> tf.Tensor:
     """Returns the rows of `M = C A^-1`, shape [n, bands + q], for a workload `A`.
 
     `A^-1` is `diag(1 / learning_rates) T` with a Toeplitz matrix `T` of q + 1 bands. The
-    squared norm of row i of `M^-1` is the squared error of step i. Entries left of the
-    matrix have no meaning, and the computation of errors ignores them.
+    squared norm of row i of `M^-1` is the squared error of step i. Entries that would
+    lie in a negative column of `M` have no meaning, and the computation of errors
+    ignores them.
     """
     if workload.learning_rates is not None:
         columns = columns / workload.learning_rates

@@ -48,9 +48,9 @@ import numpy as np
 # The minimum weight of a step, relative to the maximum weight. If a weight is smaller,
 # `lower_bound` skips the second bound, which divides by the weights.
 _LEAST_WEIGHT = 1e-12
-# The number of matrices E that the second bound tries. In each row, E is scaled down if
-# the absolute entries of E H^-1 E / 4 sum to more than the fraction _KEPT of those of
-# the off-diagonal band of H.
+# The number of matrices E that the second bound tries. A row of E is scaled down if the
+# sum of the absolute entries of E H^-1 E / 4 in this row exceeds _KEPT times the same
+# sum for the off-diagonal band of H.
 _CORRECTIONS, _KEPT = 3, 0.5
 
 # The functions below store a matrix as a dictionary from offsets to diagonals of length
@@ -101,7 +101,7 @@ def lower_bound(
       separation: b; columns `i, i + b, ...` form a group, as in `dual_bound`.
       weights: the diagonal of `Omega`, shape [n].
       gram_band: entry `[i, j]` is `H[i, i-j]`, shape [n, bands]. In this and the next two
-        arguments, entries left of the matrix are ignored.
+        arguments, entries with `j > i` are ignored.
       rows: entry `[i, j]` is `C[i, i-j]`, shape [n, bands].
       product: entry `[i, j]` is `M[i, i-j]` with `M = C A^-1`, shape [n, w], where w is
         the number of diagonals of M.

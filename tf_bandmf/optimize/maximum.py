@@ -8,9 +8,9 @@ is better conditioned. This is the exponential method of multipliers (Bertsekas,
 Constrained Optimization and Lagrange Multiplier Methods, 1982, section 5.1), with
 increasing orders.
 
-For any weights, the minimum over all strategies of the weighted mean of errors is a lower
-bound on the maximum error of every strategy. To obtain this bound, a final stage of order
-1 minimizes the weighted mean, with weights from the optimum of the previous stage.
+For any weights, the smallest weighted mean error that a strategy can have is a lower
+bound on the maximum error of every strategy. To obtain this bound, a final stage of
+order 1 minimizes the weighted mean, with weights from the optimum of the previous stage.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _LEAST_WEIGHT = 1e-2
 # some weights were 0, the errors of these steps would be unconstrained, and the
 # certificate could not invert the weights.
 _ALIKE = 3e-4
-# The weighted mean is flat near its optimum, so the final stage needs more iterations and
-# a smaller decrease tolerance than other stages (by these two factors). However, it may
-# stop at a gap of _BOUND_GAP.
+# The weighted mean is flat near its optimum. Therefore the final stage multiplies the
+# maximum number of iterations and the decrease tolerance by the first two constants.
+# However, it may stop at a gap of _BOUND_GAP.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
 # A function that minimizes `SmoothMaximum`. Its arguments are the initial variables, the

@@ -50,12 +50,12 @@ def optimize(
 ) -> tuple[np.ndarray, OptimizationResult, str, Callable[..., Any]]:
     """Returns the Toeplitz coefficients with the minimum error at unit sensitivity.
 
-    The minimized function is the objective of the per-step squared errors times the
-    squared sensitivity. For coefficients of `C`, the squared sensitivity is computed as
-    the squared norm of the sum of the columns `0, b, ..., (k - 1) b`, where `b` is the
-    min separation and `k` the number of participations. This is only a lower bound if
-    Theorem 1 of arXiv:2601.22334 does not apply. The scale of `C` does not matter, so the
-    leading coefficient is fixed at 1.
+    The minimized function is a product: the objective of the per-step squared errors,
+    times the squared sensitivity. For coefficients of `C`, the squared sensitivity is
+    computed as the squared norm of the sum of the columns `0, b, ..., (k - 1) b`, where
+    `b` is the min separation and `k` the number of participations. If Theorem 1 of
+    arXiv:2601.22334 does not apply, the computed value is only a lower bound. The scale
+    of `C` does not matter, so the leading coefficient is fixed at 1.
 
     Args:
       workload: the workload.
@@ -150,9 +150,10 @@ class SeriesError:
         n = workload.num_steps
         self._inverse, self._factor = inverse, workload.inverse_coefficients
         self._column = workload.first_column()
-        # The error is a weighted sum of the squared entries of the first column of A C^-1.
-        # Entry t occurs in n - t of the n rows, which the mean over rows counts; the
-        # last row has each entry once.
+        # The error is a weighted sum of the squared entries of the first column of
+        # A C^-1. Entry t occurs in n - t of the n rows, so its weight in the mean error
+        # is (n - t) / n. The last row has each entry once, so all weights in the last
+        # error are 1.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]
