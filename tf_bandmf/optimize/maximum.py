@@ -10,7 +10,8 @@ increasing orders.
 
 For any weights, the smallest weighted mean error that a strategy can have is a lower
 bound on the maximum error of every strategy. To obtain this bound, a final stage of
-order 1 minimizes the weighted mean, with weights from the optimum of the previous stage.
+order 1 minimizes the weighted mean. Its weights come from the optimum of the previous
+stage.
 """
 
 from __future__ import annotations

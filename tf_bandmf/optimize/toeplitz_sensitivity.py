@@ -5,12 +5,12 @@ column of `C` is nonnegative and, under min-separation participation, does not i
 from entry b on, the sensitivity is the norm of the sum of the columns 0, b, ...,
 (k - 1) b.
 
-With a fixed epoch order and entries of any sign, the columns 0, b, 2b, ... are the worst
-of the b participation patterns, because the columns of the other patterns are the same
-without their last entries. Let X be the Gram matrix of the worst pattern's columns. The
-squared sensitivity is then the maximum of `<X, G>` over correlation matrices G; see
-`analysis.vector_contributions`. This module computes a smooth approximation, the maximum
-of
+With a fixed epoch order and entries of any sign, the columns 0, b, 2b, ... are the
+worst of the b participation patterns: any other pattern has the same columns, moved
+down, with their last entries cut off. Let X be the Gram matrix of the worst pattern's
+columns. The squared sensitivity is then the maximum of `<X, G>` over correlation
+matrices G; see `analysis.vector_contributions`. This module computes a smooth
+approximation, the maximum of
 
     <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 times the mean of X_ii.
 
@@ -121,8 +121,8 @@ def _smoothed_maximum(gram: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns the maximum of `<X, G> + mu log det G` over G with `G_ii = 1`.
 
     Args:
-      gram: X, the Gram matrix of the k columns of one example, shape [k, k]. mu is
-        _BARRIER times the mean of `X_ii`.
+      gram: X, shape [k, k], the Gram matrix of the k columns of the steps in which one
+        example participates. mu is _BARRIER times the mean of `X_ii`.
 
     Returns:
       The maximum, and its gradient with respect to X, shape [k, k].

@@ -1,9 +1,10 @@
 """The error of Toeplitz strategies, computed with TensorFlow.
 
-This module covers the cases that the module `toeplitz` does not cover: custom objectives,
-and learning-rate schedules, for which the error matrix `A C^-1` of a workload `A` and a
-strategy `C` is not Toeplitz. The recursion of `tf_bandmf.analysis.gram_recursion`
-computes the errors in time O(n w^2) for n steps and w bands.
+This module covers the two cases that the module `toeplitz` does not cover: custom
+objectives, and learning-rate schedules. With a schedule, the error matrix `A C^-1` of a
+workload `A` and a strategy `C` is not Toeplitz. The recursion of
+`tf_bandmf.analysis.gram_recursion` computes the errors in time O(n w^2) for n steps and
+w bands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The account of a plan: the data set in a ledger whose budget the plan's runs spend."""
+"""The account of a plan: the plan's runs spend the budget of a data set in a ledger."""
 
 from __future__ import annotations
 

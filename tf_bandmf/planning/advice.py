@@ -44,9 +44,9 @@ _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
 # A sampling is preferred to samplings that were named before it only if its progress is
 # larger by this fraction.
 _WORTH = 0.03
-# A mechanism with at most _CALMER times the fresh noise per step is preferred over the
-# mechanism with the smallest error if it has at most _AS_GOOD times this error; see
-# `benchmarks/advice`.
+# Another mechanism is preferred to the mechanism with the smallest error if it has at
+# most _AS_GOOD times this error, and less than _CALMER times the fresh noise per step;
+# see `benchmarks/advice`.
 _AS_GOOD, _CALMER = 1.05, 0.9
 # The batch-size search starts at the largest size. It ends once progress falls below
 # `_HOPELESS` times the maximum so far, or a run takes more than `_MOST_STEPS` steps.
@@ -96,8 +96,8 @@ class Advice(RunSetting):
         momentum, weight averaging.
       expected_share: the expected improvement of the model by training, as a share of
         the improvement without privacy; see `learning_rates.expected_share`.
-      settings: all compared settings, with closed-form mechanisms: for each sampling,
-        one per batch size, in order of decreasing batch size.
+      settings: the compared settings, ordered by sampling and then by decreasing batch
+        size. Their mechanisms have a closed form.
       reasons: pairs of a subject, such as "batch size", and one or two sentences.
       arguments: arguments of `tf_bandmf.plan`.
     """
