@@ -50,7 +50,8 @@ class Examples:
         arrays; or any object with a length and rows by index.
       y: targets if x is arrays, or None.
       sample_weight: sample weights if x is arrays, or None.
-      may_overlap: True if neighboring examples may be overlapping windows of a series.
+      may_overlap: False to raise an error if neighboring examples are overlapping
+        windows of a series.
       ranges: declared ranges; rows outside them become zeros with weight 0; see `Ranges`.
       map: a function that changes rows; see `Mapped`.
       views: the number of views of each row.
@@ -63,7 +64,7 @@ class Examples:
       source: source of the rows.
       num_examples: number of examples.
       labels: class numbers of the examples that were inspected; empty if not known.
-      changes: functions that change the rows that were read, in order.
+      changes: functions that change rows after reading, in the order of their calls.
       ranges: declared ranges of the model's "x" and "y".
       remarks: sentences that the privacy statement of a run on these examples must
         contain.

@@ -16,7 +16,7 @@ bit), shapes, dtypes, structure, order of the rows, sample weights, padding, and
 ids. The pipeline computes the fingerprint after making a batch, and the training step
 verifies the fingerprint before doing anything else. This protects against mistakes
 (augmenting, mixing, repeating or reweighting a finished batch); it is not cryptographic
-authentication. The noise key of each step is also derived from this hash of the batch.
+authentication. The noise key of each step is also derived from the fingerprint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Keys of a batch (a dictionary) for its contents.
+# The keys of a batch's contents. (A batch is a dictionary.)
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
 # Only batches whose examples consist of up to K rows have this key: a mask that is False
 # for padding, bool, shape [N, K].
@@ -105,11 +105,11 @@ def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
     """Returns True if hashes show that two data sets have examples in common.
 
     If examples have few possible values, different people can have equal examples.
-    Therefore a common example counts only if it occurs once in each data set, and
-    common examples are evidence only if they are more frequent than chance explains:
-    suppose that N examples, and then n other examples, are drawn from one distribution.
-    The expected number of common examples is at most `n / N` times the number of
-    examples that occur in pairs among the N examples (Good, 1953).
+    Therefore a common example counts only if it occurs once in each data set, and the
+    result is True only if there are more common examples than chance explains. Suppose
+    that N examples, and then n others, are drawn from one distribution. The expected
+    number of common examples is at most `n / N` times the number of those among the N
+    examples that have exactly one duplicate among the N (Good, 1953).
 
     Args:
       first: `record_hashes` of one data set.
@@ -138,8 +138,8 @@ def remember(
     schedule_id: int, records: Callable[[], np.ndarray], remarks: tuple[str, ...]
 ) -> None:
     """Stores a schedule's record hashes, and its remarks for privacy statements."""
-    # If a schedule with this id has read the same examples from another source, the
-    # record hashes of that source are kept.
+    # Schedules that read the same examples from different sources have the same id. The
+    # record hashes of the first source are kept.
     first, said = _KNOWN.get(schedule_id, (records, ()))
     _KNOWN[schedule_id] = first, tuple(dict.fromkeys((*said, *remarks)))
 
@@ -153,7 +153,10 @@ def remarks_of(schedule_id: int) -> tuple[str, ...]:
 
 
 def records_of(schedule_id: int) -> np.ndarray:
-    """Returns a schedule's record hashes; none if another process made the schedule."""
+    """Returns a schedule's record hashes.
+
+    The result is empty if another process made the schedule.
+    """
     return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[0]()
 
 

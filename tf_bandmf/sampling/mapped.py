@@ -41,9 +41,10 @@ def register_dialect(dialect: Any) -> None:
     Args:
       dialect: adapter of the library, an object with three functions.
         `adapt(function)` returns a function of one example's `x`, or None if `function`
-        does not belong to the library. `remarks(function)` returns sentences about the
-        function that a privacy statement must contain. `seeded(seed)` returns a context
-        in which the library's seeds are derived from `seed`, int64, shape [2].
+        does not belong to the library. `remarks(function)` returns what a privacy
+        statement must say about the function, a tuple of sentences. `seeded(seed)`
+        returns a context in which the library's seeds are derived from `seed`, int64,
+        shape [2].
     """
     _DIALECTS.append(dialect)
 
@@ -124,8 +125,8 @@ class Mapped:
         required = [name for name in names if name != "seed"]
         if len(required) not in (1, 2):
             raise TypeError(
-                f"{self._name} must take x, or x and y, and seed if it is random, found "
-                f"the arguments {', '.join(required) or 'none'}."
+                f"{self._name} must take (x) or (x, y), and also seed if it is random, "
+                f"found the arguments {', '.join(required) or 'none'}."
             )
         return names
 
@@ -157,8 +158,8 @@ class Mapped:
                 failure = said_of(error)
         if not results:
             raise ValueError(
-                f"{self._name} was tried on a few examples, and must work for at least "
-                f"one of them, but failed for all ({failure})."
+                f"{self._name} failed on each example on which it was tried ({failure}). "
+                f"It must work for at least one of these examples."
             )
 
         def common(*leaves: tf.Tensor) -> tf.TensorSpec:

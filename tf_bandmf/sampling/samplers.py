@@ -91,8 +91,8 @@ class Trials:
     If q <= 1/2, the gaps between successes are geometric, `a L + b` with independent a
     and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric, truncated to a block of L
     trials. Both numbers are looked up in tables of 64-bit cut points, which are
-    computed with 128 bits. A gap longer than the table, about `5 / q`, continues with
-    another gap, because geometric gaps are memoryless.
+    computed with 128 bits. The tables contain gaps up to about `5 / q`. A longer gap
+    continues with another gap, because geometric gaps are memoryless.
 
     Because cut points are rounded, q is multiplied by 1 - 2^-26. Conditional on the
     earlier trials, a trial then succeeds with probability q (1 - 2^-26), up to a
@@ -175,8 +175,8 @@ class Sampler(abc.ABC):
 class PoissonSampler(Sampler):
     """Draws examples independently with probability q, at each step from one part.
 
-    The data has b parts. Step i draws from the examples j with `j mod b = i mod b`, and
-    q is `batch * b / total`.
+    The data has m examples and b parts. Step i draws from the examples j with
+    `j mod b = i mod b`. For mean batch size B, the probability q is `B b / m`.
     """
 
     def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
