@@ -93,7 +93,7 @@ def test_no_error_of_a_row_holds_values_of_records():
 
 
 def test_what_the_library_says_of_a_row_is_said():
-    with pytest.raises(ValueError, match=r"x, \(x, y\).*found a tuple of 4"):
+    with pytest.raises(ValueError, match=r"x, \(x, y\).*found a tuple with 4"):
         plan().batches(ByIndex(lambda index: (index,) * 4, M))
 
 

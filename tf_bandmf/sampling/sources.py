@@ -131,7 +131,7 @@ class ExampleSource(abc.ABC):
             raise ValueError(self._changed.format(place=changed[0]))
 
     def seen(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the hashes of all rows that were read, and which rows contain NaN."""
+        """Returns the hashes of the rows that were read, and a mask of those with NaN."""
         return self._hashes[1, self._is_seen], self._has_nan[self._is_seen]
 
     def records(self) -> np.ndarray:
@@ -300,8 +300,7 @@ class TFRecordExamples(ExampleSource):
         if isinstance(files, (str, os.PathLike)):
             files = [files]
         self.parse, self._files = parse, [os.fspath(file) for file in files]
-        # Each tuple contains the number of the file, and the offset and length of the
-        # bytes of a record.
+        # For each record: the number of its file, and the offset and length of its bytes.
         places: list[tuple[int, int, int]] = []
         shown = tqdm.tqdm(self._files, desc="finding the records", delay=2.0)
         for number, file in enumerate(shown):
@@ -469,8 +468,8 @@ def named_parts(given: Any) -> dict[str, Any]:
     names = (INPUTS, TARGETS, SAMPLE_WEIGHT)
     if not 1 <= len(parts) <= len(names):
         raise ValueError(
-            f"An example must be x, (x, y) or (x, y, sample_weight), found a tuple of "
-            f"{len(parts)}. Use a dictionary for several inputs."
+            f"An example must be x, (x, y) or (x, y, sample_weight), found a tuple "
+            f"with {len(parts)} parts. Use a dictionary for several inputs."
         )
     return {name: part for name, part in zip(names, parts) if part is not None}
 

@@ -92,8 +92,8 @@ class StreamedExamples(ExampleSource):
         if next(self._pass, None) is not None:
             raise ValueError(
                 f"The plan is for {num_examples} examples, but the data set has more. "
-                f"Make a plan for this data set, and omit repeat(). If the data set uses "
-                f"batch() to make single examples, pass dataset.batch(256)."
+                f"Make a plan for this data set, and omit repeat(). If each batch is one "
+                f"example, pass batches of these examples: dataset.batch(256)."
             )
         _warn_of_order(np.concatenate(labels))
 
@@ -193,11 +193,11 @@ def _blocks_of_dataset(
         if seen > depth - is_batched and not is_theirs:
             raise ValueError(
                 f"A function of the data set ({name}) sees several examples at once, so "
-                f"its result for one example may depend on others, which no noise hides. "
+                f"its result for one example may reveal others: the noise hides only one. "
                 f"Apply it to single examples: call map before batch (in Keras' utilities: "
-                f"batch_size=None), or dataset.unbatch().map(function). If batch() is used "
-                f"to make single examples, pass dataset.batch(256). Or pass arrays, and "
-                f"pass random functions as plan.batches(..., map=function)."
+                f"batch_size=None), or dataset.unbatch().map(function). If each batch is "
+                f"one example, pass batches of these examples: dataset.batch(256). Or pass "
+                f"arrays, with random functions as plan.batches(..., map=function)."
             )
 
     def dense(part: Any) -> Any:
@@ -217,10 +217,10 @@ def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:
     depend on all of them, for example if it standardizes, mixes or sorts a batch.
 
     Returns:
-      The number of times that the data set is batched; and a list with a tuple for each
-      function: the function, the name of the data set that calls it, and the number of
-      times that the inputs of the function are batched. This number is infinite for a
-      function that carries a state from row to row.
+      How many times the elements are batched (0 for single examples); and a list with
+      a tuple for each function: the function, the class name of the data set that calls
+      it, and how many times the inputs of the function are batched. For a function that
+      carries a state from row to row, this last number is infinite.
     """
     name = type(dataset).__name__.strip("_")
     # The first input of DirectedInterleave only selects among the data sets, and makes

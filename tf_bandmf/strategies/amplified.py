@@ -77,10 +77,10 @@ def optimized_amplified(
       objective: "mean" for the RMSE, "max" for the MaxSE.
 
     Returns:
-      The strategy, with convergence information in its diagnostics. On the draws of the
-      search, it is not worse than the result of `blt`. This is not certain for a plan,
-      whose noise comes from the accountant with mostly different draws. Equal arguments
-      give equal strategies.
+      The strategy, with convergence information in its diagnostics. No round of the
+      search increases the product of error and noise on its own draws. The noise of a
+      plan is computed from mostly different draws, so in a plan the strategy may be
+      slightly worse than the result of `blt`. Equal arguments give equal strategies.
 
     Raises:
       ValueError: if an argument is out of range, or the budget is missing.

@@ -61,12 +61,12 @@ def optimized_banded(
     The problem is convex in `C^T C`, which allows a certificate of optimality. The
     diagnostics contain:
 
-    - `optimality_gap`: no other strategy in the class `optimal_among` (with these bands
-      and column norms) has an objective, a squared error, that is smaller by more than
-      this fraction. Strategies outside this class may be better. The true gap may be
-      smaller than this certified gap. Both shrink approximately like the square of the
-      gradient. If the error of some step has no weight, as for the objective "last",
-      the certified gap shrinks only like the gradient.
+    - `optimality_gap`: an upper bound on the relative gap between the objective, which
+      is a squared error, and its minimum over the class `optimal_among` (with these
+      bands and column norms). Strategies outside this class may be better. The bound
+      and the true gap both shrink approximately like the square of the gradient. If the
+      error of some step has no weight, as for the objective "last", the bound shrinks
+      only like the gradient.
     - `converged`: True if the gap, the gradient or the decrease met its tolerance.
       `message` tells which of them.
 
