@@ -44,11 +44,14 @@ def optimized_banded_inverse(
     """Returns the Toeplitz `C` with banded inverse that has the smallest error.
 
     The noise generator stores nothing and regenerates `bands - 1` earlier vectors at
-    each step. The function minimizes the product of the error and the sensitivity. It
-    uses the exact sensitivity if `k = 1`, if the first column of `C` has no negative
-    entries and does not increase from row b on, and under a fixed epoch order with
-    `n k^2 <= 5,000,000`. Otherwise, it uses an upper bound on the sensitivity. The
-    result is never worse than the starting point, BISR.
+    each step. The function minimizes the product of the error and the sensitivity. The
+    result is never worse than the starting point, BISR. The function uses the exact
+    sensitivity in each of these cases, and otherwise an upper bound:
+
+    - `k = 1`
+    - The first column of `C` has no negative entries and does not increase from row b
+      on.
+    - The participation is a fixed epoch order with `n k^2 <= 5,000,000`.
 
     Args:
       workload: the workload. A learning-rate schedule is taken into account.

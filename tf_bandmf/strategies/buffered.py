@@ -162,9 +162,9 @@ class _Problem:
     def _response(self, change: np.ndarray, start: np.ndarray) -> np.ndarray:
         """Returns the squared sensitivity, and inner products for its derivatives.
 
-        The squared sensitivity is the squared norm of the sum of the columns of `C`
-        that belong to the steps at which an example takes part. The inner products are
-        those of this sum with its derivatives with respect to the decays (up to sign).
+        Let v be the sum of the columns of `C` for the steps at which an example takes
+        part. The squared sensitivity is `||v||^2`. The inner products are those of v
+        with its derivatives with respect to the decays (up to sign).
 
         Args:
           change: `F` minus the identity, shape [m, m], for the recurrence
@@ -172,7 +172,7 @@ class _Problem:
           start: `s[0]` of this recurrence, shape [m].
         """
         others, size = self._participations - 1, start.size
-        # The matrix `following` (minus the identity) maps the state (s, 1) to
+        # `following` is a matrix minus the identity. This matrix maps the state (s, 1) to
         # (F^b s + s[0], 1): it advances s by b steps and adds the next participation.
         powers, last = _powers(change, self._separation)
         following = np.zeros((size + 1, size + 1))
@@ -224,17 +224,17 @@ def _powers(
 ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], np.ndarray]:
     """Returns the powers of a matrix F that lead to `F^n` by repeated squaring.
 
-    The computation subtracts the identity I from all powers, because decays close to 1
-    would lose digits otherwise.
+    The computation squares `F^k - I` instead of `F^k`, where I is the identity, because
+    decays close to 1 would lose digits otherwise.
 
     Args:
       change: `F - I`, shape [m, m], where F is the matrix of a recurrence.
       num_steps: n >= 0.
 
     Returns:
-      A list with a pair for each binary digit of n, starting with the highest digit,
-      and `F^n - I`. A pair consists of `F^k`, where k is the number whose binary digits
-      are those before this digit, and of `F^(2 k)` if this digit is 1, else None.
+      A list with a pair for each binary digit of n, starting with the highest digit;
+      and `F^n - I`. Let k be the number formed by the digits before a digit. The pair
+      for this digit is `(F^k, F^(2 k))` if the digit is 1, else `(F^k, None)`.
     """
     one, power, powers = np.eye(len(change)), np.zeros_like(change), []
     for digit in f"{num_steps:b}":

@@ -63,8 +63,8 @@ def optimized_bifr(
       participation: the participation, which determines the sensitivity.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n; None for the best power
         of two.
-      gamma: number in [0, 1) for which `C^-1` consists of the first diagonals of
-        `A^(-gamma)`; None for the best value.
+      gamma: exponent in [0, 1): `C^-1` consists of the first diagonals of `A^(-gamma)`.
+        None for the best value.
       column_normalized: scale the columns of `C` to norm 1.
       objective: "mean" for the RMSE, "max" for the MaxSE.
 

@@ -3,9 +3,9 @@
 The mechanism is that of Choquette-Choo, McMahan, Rush, Thakurta, "Multi-Epoch Matrix
 Factorization Mechanisms for Private Machine Learning", arXiv:2211.06530, the baseline
 'MF [15]' in arXiv:2306.08153, Table 2. For the workload A and the strategy C, it
-minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C`, subject to a constraint:
-two columns of `C` are orthogonal if one example can take part at both of their steps
-(`b`, `2b`, ... steps apart). Under a fixed epoch order, the sensitivity then depends
+minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C`, subject to a constraint: if
+one example can take part in two steps (`b`, `2b`, ... steps apart), the columns of `C`
+for these two steps are orthogonal. Under a fixed epoch order, the sensitivity then depends
 only on the column norms. With one participation per example, there is no such
 constraint, and the result is the best of all factorizations.
 """
@@ -326,8 +326,8 @@ def _largest_inner(
 ) -> float:
     """Returns the maximum of `<Lambda, X>` over feasible X, from Lambda's diagonal.
 
-    Lambda is the block-diagonal Lagrange multiplier of X, `V = A^T A`, and `||.||_*` is
-    the nuclear norm. By duality, `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for
+    Here `V = A^T A`, Lambda is the block-diagonal Lagrange multiplier of X, and `||.||_*`
+    is the nuclear norm. By duality, `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for
     every X. The best multiple of Lambda gives the lower bound
     `tr(V X^-1) >= ||A Lambda^1/2||_*^2 / max <Lambda, X>`.
 
