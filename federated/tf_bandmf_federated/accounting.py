@@ -50,8 +50,8 @@ class MeasuredParticipation:
       max_participations: maximum number of participations of one client; 0 if no client
         took part.
       num_participations: total number of participations over all clients and rounds.
-      skipped_rounds: the rounds, from 0, that have no result although clients took
-        part. The counts above include these rounds.
+      skipped_rounds: numbers of the rounds (counted from 0) that have no result although
+        clients took part. The counts above include these rounds.
     """
 
     num_rounds: int
@@ -75,8 +75,8 @@ class MeasuredParticipation:
             )
         if b is not None and not 1 <= (k - 1) * b < self.num_rounds:
             raise ValueError(
-                f"num_rounds must leave room for {k} participations, {b} rounds apart "
-                f"(min_separation, at least 1), found num_rounds = {self.num_rounds}."
+                f"num_rounds must be > (max_participations - 1) * min_separation >= 1, "
+                f"found num_rounds = {self.num_rounds} and ({k} - 1) * {b}."
             )
 
     def with_one(

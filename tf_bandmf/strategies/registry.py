@@ -40,10 +40,10 @@ class Option:
     """An option whose value is a number after the name of a family, as in "bisr:4".
 
     Attributes:
-      name: name of the argument of `Family.build`. "bands" is a number of diagonals,
-        for which comparisons try powers of two. Any other integer is a number of stored
-        vectors, for which comparisons try only the default. A float is a fraction in
-        [0, 1).
+      name: name of the argument of `Family.build`. If it is "bands", the value is a
+        number of diagonals, and comparisons try powers of two. Any other integer is a
+        number of stored vectors, and comparisons try only the default. A float is a
+        fraction in [0, 1).
       convert: type of the value: int or float.
       default: default value of an integer option other than "bands".
     """
@@ -66,9 +66,9 @@ class Refinement:
 
     Attributes:
       of: name of the fast family. On workloads without a learning-rate schedule, the
-        mechanism "auto" skips the slow family if the fast one is far from the best.
-        Otherwise, under cyclic sampling, "auto" gives the slow family as many bands as
-        the fast one has.
+        mechanism "auto" skips the slow family if the error of the fast one is far above
+        the smallest. If "auto" does not skip it, and the sampling is cyclic, the slow
+        family gets as many bands as the fast one.
       largest_work: maximum `n * bands^2` for which "auto" tries the slow family,
         where n is the number of steps.
     """
@@ -97,8 +97,9 @@ class Family:
         normals instead of storing them. None means neither matrix.
       is_optimized: True if `build` optimizes numerically. Results are then cached, and
         more bands (up to the min separation) never increase the error.
-      refinement: relation to a faster family, which this family improves in minutes of
-        computation; None if there is no such family.
+      refinement: relation to a faster family. Compared with it, this family has a
+        slightly smaller error, but takes minutes to optimize. None if there is no such
+        family.
     """
 
     name: str
