@@ -50,8 +50,8 @@ class MeasuredParticipation:
       max_participations: maximum number of participations of one client; 0 if no client
         took part.
       num_participations: total number of participations over all clients and rounds.
-      skipped_rounds: numbers of the rounds (counted from 0) that have no result although
-        clients took part. The counts above include these rounds.
+      skipped_rounds: numbers, counted from 0, of the rounds that have no result
+        although clients took part. The counts above include these rounds.
     """
 
     num_rounds: int

@@ -158,8 +158,8 @@ class Mapped:
                 failure = said_of(error)
         if not results:
             raise ValueError(
-                f"{self._name} failed on each example on which it was tried ({failure}). "
-                f"It must work for at least one of these examples."
+                f"{self._name} must work for at least one of the examples on which it "
+                f"is tried, but failed on all of them ({failure})."
             )
 
         def common(*leaves: tf.Tensor) -> tf.TensorSpec:

@@ -131,7 +131,7 @@ class ExampleSource(abc.ABC):
             raise ValueError(self._changed.format(place=changed[0]))
 
     def seen(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the hashes of the rows that were read, and a mask of those with NaN."""
+        """Returns the hashes of rows that were read, and a mask of rows with NaN."""
         return self._hashes[1, self._is_seen], self._has_nan[self._is_seen]
 
     def records(self) -> np.ndarray:
@@ -300,7 +300,7 @@ class TFRecordExamples(ExampleSource):
         if isinstance(files, (str, os.PathLike)):
             files = [files]
         self.parse, self._files = parse, [os.fspath(file) for file in files]
-        # For each record: the number of its file, and the offset and length of its bytes.
+        # For each record: the number of its file, and its offset and length in bytes.
         places: list[tuple[int, int, int]] = []
         shown = tqdm.tqdm(self._files, desc="finding the records", delay=2.0)
         for number, file in enumerate(shown):

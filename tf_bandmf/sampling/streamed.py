@@ -92,8 +92,8 @@ class StreamedExamples(ExampleSource):
         if next(self._pass, None) is not None:
             raise ValueError(
                 f"The plan is for {num_examples} examples, but the data set has more. "
-                f"Make a plan for this data set, and omit repeat(). If each batch is one "
-                f"example, pass batches of these examples: dataset.batch(256)."
+                f"Make a plan for this data set, and omit repeat(). If each batch is "
+                f"one example, pass batches of these examples: dataset.batch(256)."
             )
         _warn_of_order(np.concatenate(labels))
 
@@ -193,11 +193,11 @@ def _blocks_of_dataset(
         if seen > depth - is_batched and not is_theirs:
             raise ValueError(
                 f"A function of the data set ({name}) sees several examples at once, so "
-                f"its result for one example may reveal others: the noise hides only one. "
+                f"its results may mix examples, and noise hides only one of them. "
                 f"Apply it to single examples: call map before batch (in Keras' utilities: "
-                f"batch_size=None), or dataset.unbatch().map(function). If each batch is "
-                f"one example, pass batches of these examples: dataset.batch(256). Or pass "
-                f"arrays, with random functions as plan.batches(..., map=function)."
+                f"batch_size=None), or dataset.unbatch().map(function). If each batch "
+                f"is one example, pass batches of these examples: dataset.batch(256). "
+                f"Or pass arrays, with random functions as plan.batches(..., map=...)."
             )
 
     def dense(part: Any) -> Any:

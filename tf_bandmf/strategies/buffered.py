@@ -172,8 +172,8 @@ class _Problem:
           start: `s[0]` of this recurrence, shape [m].
         """
         others, size = self._participations - 1, start.size
-        # `following` is a matrix minus the identity. This matrix maps the state (s, 1) to
-        # (F^b s + s[0], 1): it advances s by b steps and adds the next participation.
+        # `following` is a matrix minus the identity. The matrix maps the state (s, 1)
+        # to (F^b s + s[0], 1): it advances s by b steps and adds a participation.
         powers, last = _powers(change, self._separation)
         following = np.zeros((size + 1, size + 1))
         following[:size, :size], following[:size, size] = last, start
@@ -224,7 +224,7 @@ def _powers(
 ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], np.ndarray]:
     """Returns the powers of a matrix F that lead to `F^n` by repeated squaring.
 
-    The computation squares `F^k - I` instead of `F^k`, where I is the identity, because
+    The computation uses `F^k - I` in place of `F^k`, where I is the identity, because
     decays close to 1 would lose digits otherwise.
 
     Args:

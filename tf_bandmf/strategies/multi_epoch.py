@@ -5,8 +5,8 @@ Factorization Mechanisms for Private Machine Learning", arXiv:2211.06530, the ba
 'MF [15]' in arXiv:2306.08153, Table 2. For the workload A and the strategy C, it
 minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C`, subject to a constraint: if
 one example can take part in two steps (`b`, `2b`, ... steps apart), the columns of `C`
-for these two steps are orthogonal. Under a fixed epoch order, the sensitivity then depends
-only on the column norms. With one participation per example, there is no such
+for these two steps are orthogonal. Under a fixed epoch order, the sensitivity then
+depends only on the column norms. With one participation per example, there is no such
 constraint, and the result is the best of all factorizations.
 """
 
@@ -326,9 +326,10 @@ def _largest_inner(
 ) -> float:
     """Returns the maximum of `<Lambda, X>` over feasible X, from Lambda's diagonal.
 
-    Here `V = A^T A`, Lambda is the block-diagonal Lagrange multiplier of X, and `||.||_*`
-    is the nuclear norm. By duality, `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for
-    every X. The best multiple of Lambda gives the lower bound
+    Here `V = A^T A`, Lambda is the block-diagonal Lagrange multiplier of X, and
+    `||.||_*` is the nuclear norm. By duality,
+    `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for every X. The best multiple of
+    Lambda gives the lower bound
     `tr(V X^-1) >= ||A Lambda^1/2||_*^2 / max <Lambda, X>`.
 
     Args:

@@ -17,8 +17,8 @@ _POINTS = 25
 # _TOLERANCE is the tolerance of log(1 - fraction) in the search. For more than LONG_RUN
 # steps, evaluating one strategy takes tenths of a second, so the search uses a larger
 # tolerance, and "auto" first compares strategies that are optimized only roughly
-# (drafts). The lower precision hardly increases the error: near the optimum, the increase
-# is proportional to the square of the distance from the optimum.
+# (drafts). The lower precision hardly increases the error: near the optimum, the
+# increase is proportional to the square of the distance from the optimum.
 _TOLERANCE, LONG_RUN = 1e-7, 2**16
 
 

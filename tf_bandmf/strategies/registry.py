@@ -65,10 +65,10 @@ class Refinement:
     The error of the fast family is at most a few percent larger.
 
     Attributes:
-      of: name of the fast family. On workloads without a learning-rate schedule, the
-        mechanism "auto" skips the slow family if the error of the fast one is far above
-        the smallest. If "auto" does not skip it, and the sampling is cyclic, the slow
-        family gets as many bands as the fast one.
+      of: name of the fast family. The mechanism "auto" considers it on workloads
+        without a learning-rate schedule: if the error of the fast family is far above
+        the smallest error, "auto" skips the slow family; otherwise, under cyclic
+        sampling, it gives the slow family as many bands as the fast one has.
       largest_work: maximum `n * bands^2` for which "auto" tries the slow family,
         where n is the number of steps.
     """
