@@ -27,26 +27,34 @@ def philox(
     Returns:
       Four uint32 tensors with the shape of `counter`.
     """
-    # All rounds use the same constant op, because every op in a graph takes time.
-    multipliers = [tf.constant(factor, tf.uint64) for factor in _MULTIPLIERS]
-    increments = [tf.constant(increment, tf.uint32) for increment in _KEY_INCREMENTS]
     half = tf.constant(32, tf.uint64)
-    keys = list(halves(step_key[0], half))
-    upper = halves(step_key[1], half)
     words = [
         *halves(counter, half),
-        *(tf.broadcast_to(word, counter.shape) for word in upper),
+        *(tf.broadcast_to(word, counter.shape) for word in halves(step_key[1], half)),
+        *halves(step_key[0], half),
     ]
-    for _ in range(_ROUNDS):
-        low_0, high_0 = halves(tf.cast(words[0], tf.uint64) * multipliers[0], half)
-        low_1, high_1 = halves(tf.cast(words[2], tf.uint64) * multipliers[1], half)
-        words = [
-            high_1 ^ words[1] ^ keys[0],
+
+    # This is a `tf.function` because it is then traced only once for all rounds. XLA
+    # inlines it.
+    @tf.function(autograph=False)
+    def one_round(*words: tf.Tensor) -> list[tf.Tensor]:
+        low_0, high_0, low_1, high_1 = (
+            part
+            for word, factor in zip(words[:4:2], _MULTIPLIERS)
+            for part in halves(tf.cast(word, tf.uint64) * factor)
+        )
+        keys = [key + increment for key, increment in zip(words[4:], _KEY_INCREMENTS)]
+        return [
+            high_1 ^ words[1] ^ words[4],
             low_1,
-            high_0 ^ words[3] ^ keys[1],
+            high_0 ^ words[3] ^ words[5],
             low_0,
+            *keys,
         ]
-        keys = [key + increment for key, increment in zip(keys, increments)]
+
+    traced = one_round.get_concrete_function(*words)
+    for _ in range(_ROUNDS):
+        words = traced(*words)
     return words[0], words[1], words[2], words[3]
 
 

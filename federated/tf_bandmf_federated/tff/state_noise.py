@@ -116,7 +116,7 @@ class NoiseInState:
         keys, buffer = state["step_keys"], state["buffer"]
         step = self._generator.checked_step(round_number)
         if self._test_seed is None:
-            words = digests.keyed_digest(state["digest_key"], total, compiles=False)
+            words = digests.keyed_digest(state["digest_key"], total)
             digest = tf.bitcast(words, tf.int64) + _said_or_drawn(state["inputs"])
             key = self._generator.bound_key(keys[step], digest)
             keys = tf.tensor_scatter_nd_update(keys, [[step]], key[None])

@@ -248,5 +248,6 @@ def test_runs_that_share_a_program_have_their_own_noise():
         keras.utils.set_random_seed(0)
         models.append(begun(number))
     np.testing.assert_array_equal(releases(*models), alone)
-    assert np.abs(alone[0] - alone[1]).min() > 0.0
+    # Releases lie on a grid, so a few numbers are equal by chance.
+    assert np.mean(np.equal(*alone)) < 0.01
     assert len(noising.SHARED) == 1

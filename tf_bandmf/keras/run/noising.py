@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf.keras.run.programs import Program
 from tf_bandmf.noise import NoiseGenerator
-from tf_bandmf.noise.digests import keyed_digest
+from tf_bandmf.noise.digests import BLOCK, keyed_digest
 from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.planning.plan import Plan
 
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
       buffer: vectors that the noise generator keeps between steps, float32, shape
         [memory_vectors, num_parameters].
       digest_key: key of the digests of sums, int64.
-      chain_key: key of the function that chains the points, int64, shape [2].
+      chain_key: key of the function that chains the points, int64, shape [1].
     """
 
     points: tf.Variable
@@ -95,9 +95,6 @@ class Noising:
       weights: the spec of each variable that gets noise in each step.
       num_counts: number of counts that follow the sums of the variables.
       keep_normals: True to keep the last normals in memory instead of redrawing them.
-      compiles: True to compile the digests of short sums, too; None to compile a digest
-        only if that is faster. Compiled steps are faster, but the first step takes
-        longer. The digests are the same.
 
     Attributes:
       generator: the noise generator of the plan's strategy.
@@ -110,11 +107,10 @@ class Noising:
         weights: Sequence[tf.TensorSpec],
         num_counts: int,
         keep_normals: bool,
-        compiles: bool | None,
     ) -> None:
         assert plan.expected_batch_size is not None
         self._settings = plan.noise_stddev, plan.expected_batch_size
-        self._is_bound, self._compiles = plan.test_seed is None, compiles
+        self._is_bound = plan.test_seed is None
         self._weights = weights
         self._sizes = [*(spec.shape.num_elements() for spec in weights), num_counts]
         # If all weights are in lazy tables, there is one dummy parameter.
@@ -162,14 +158,14 @@ class Noising:
           of_rows: digest of the sums of lazy tables, int32, shape [2], if there are any.
         """
         parts = [tf.reshape(part, [-1]) for part in sums]
-        # The digest needs an even size; appending a zero here saves a copy.
+        # The digest hashes whole blocks; appending zeros here saves a copy.
         count = self.generator.num_parameters
-        rest = tf.zeros([count + count % 2 - sum(self._sizes)])
+        rest = tf.zeros([-(-count // BLOCK) * BLOCK - sum(self._sizes)])
         total = tf.concat([*parts, rest], axis=0)
         words = tf.bitcast(facts[0], tf.int32)
         if of_rows is not None:
             words = tf.concat([words, of_rows], axis=0)
-        digest = keyed_digest(stored.digest_key, total, words, compiles=self._compiles)
+        digest = keyed_digest(stored.digest_key, total, words)
         point = _point(tf.bitcast(digest, tf.int64), step, stored)
         noise, drawn = self.row(step, keys, point, stored)
         # A slice that changes nothing would still take time to trace and to start.

@@ -168,9 +168,7 @@ class Run:
         """
         self.variables = list(variables)
         weights = [tf.TensorSpec(v.shape, v.dtype) for v in self.eager(variables)]
-        # With lazy tables, steps are short, so the digests are compiled, too.
-        compiles = None if self.tables is None else True
-        settings = weights, self.counts.size, self.keep_normals, compiles
+        settings = weights, self.counts.size, self.keep_normals
         self.noising = Noising.of(self.plan, *settings)
         # In each process, one device draws the noise for all replicas.
         num_parameters = self.noising.generator.num_parameters
