@@ -170,7 +170,10 @@ def _hashed_blocks(key: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
         highest = max if isinstance(size, int) else tf.maximum
         whole = highest((size + BLOCK - 1) // BLOCK, 1) * BLOCK
         numbers = tf.pad(numbers, [[0, whole - size]])
-    blocks, (added, factors) = tf.reshape(numbers, [-1, BLOCK]), tf.split(key, [1, BLOCK])
+    blocks, (added, factors) = (
+        tf.reshape(numbers, [-1, BLOCK]),
+        tf.split(key, [1, BLOCK]),
+    )
     if traced_under_xla():
         # XLA has no fast products of integer matrices, but fuses this into one pass.
         sums = tf.reduce_sum(blocks[:, None] * tf.transpose(factors), axis=-1)
