@@ -69,12 +69,12 @@ FOLDERS = {
 # a change needs more lines in one folder, lower another folder's ceiling by as many.
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (7_639, 7_000),
+    "keras": (7_637, 7_000),
     "accounting": (2_038, 2_150),
     "planning": (2_171, 1_900),
     "strategies": (1_331, 1_600),
     "sampling": (1_414, 1_300),
-    "noise": (1_070, 1_050),
+    "noise": (1_046, 1_050),
     "optimize": (916, 1_000),
     "ledger": (640, 650),
     "matrices": (799, 850),
@@ -86,7 +86,7 @@ CEILINGS = {
     "files": (185, 190),
     "other": (218, 290),
     "federated": (2_988, 3_200),
-    "tests": (22_000, 22_000),
+    "tests": (21_991, 22_000),
     "benchmarks": (1_995, 2_000),
 }
 ELSEWHERE = {
@@ -242,7 +242,7 @@ def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
 
 
 def traced() -> str:
-    """Lists the files and functions that `fit` and its first two steps call."""
+    """Lists the files and functions that `fit`, its preparation and two steps call."""
     # These imports are local because only this function needs Keras and the package.
     import keras
     import numpy as np
@@ -275,7 +275,7 @@ def traced() -> str:
             return
         if event == "call":
             fit.add((code.co_filename, code.co_firstlineno))
-            if code.co_qualname == "Programs.step":
+            if code.co_qualname in ("Programs.prepare", "Programs.step"):
                 running.append(frame)
                 steps.append(set())
             if running:
@@ -294,8 +294,9 @@ def traced() -> str:
         f"{name}: {len({path for path, _ in calls})} files, {len(calls)} functions"
         for name, calls in {
             "fit": fit,
-            "the first step, which is checked and traced": steps[0],
-            "each further step": steps[1],
+            "the checks and traces before the first step": steps[0],
+            "the first step": steps[1],
+            "each further step": steps[2],
         }.items()
     )
 

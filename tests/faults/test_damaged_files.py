@@ -10,6 +10,7 @@ from killed_runs import make_model, make_plan
 from small_models import Crash, CrashAfter, backup_in, data
 
 from tf_bandmf.files.journal import Journal
+from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.callbacks import restore_backup
 from tf_bandmf.keras.run import admission
 
@@ -39,7 +40,7 @@ def begun(plan, folder):
     """Resumes the run in a folder; returns the model and the run's batches."""
     admission.forget()
     model = make_model(plan)
-    model._prepare(plan.batches(*data))
+    preparation.build(model, plan.batches(*data))
     restore_backup(model, [backup_in(folder / "backup")])
     return model, model.begin_run(plan.batches(*data), folder / "run.private")
 

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenBytes
 from tf_bandmf.sampling import identity
-from tf_bandmf.sampling.examples import Examples
-from tf_bandmf.sampling.identity import ROWS, SAMPLE_WEIGHT
+from tf_bandmf.sampling.examples import Examples, pad
 from tf_bandmf.sampling.samplers import SEED_BYTES, OrderSampler, Sampler, random_words
 
 if TYPE_CHECKING:
@@ -196,7 +195,6 @@ class BatchSchedule:
         """
         self._check_start(first_step)
         examples = self._examples
-        identity.remember(self.schedule_id, examples.source.records, examples.remarks)
         ids = {
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
@@ -222,6 +220,7 @@ class BatchSchedule:
                 content[PART] = tf.stack([number, num_parts])
             return identity.with_fingerprint({**content, **ids, STEP: step})
 
+        identity.remember(self.schedule_id, examples.source.records, examples.remarks)
         # Making two batches in parallel saves time only if functions change their rows,
         # because rows are read for one batch at a time. It is impossible if the data set
         # is read in its own order.
@@ -341,28 +340,3 @@ class BatchSchedule:
 
     def __len__(self) -> int:
         return self.num_steps
-
-
-def pad(content: dict[str, Any], size: tf.Tensor, static: int | None) -> dict[str, Any]:
-    """Pads a batch with all-zero examples of sample weight 0.
-
-    Args:
-      content: structures of tensors whose first axis is the batch axis, of length N.
-      size: size of the result, at least N.
-      static: the value of `size`, if it is known when the graph is traced.
-
-    Returns:
-      The content with first dimension `size`. A `sample_weight` is added, unless the
-      content has `rows`, the mask of the rows that each example contains.
-    """
-    count = tf.shape(tf.nest.flatten(content)[0], tf.int64)[0]
-    # With `rows`, no weight is needed: padded examples contain no row, so they
-    # contribute nothing.
-    if SAMPLE_WEIGHT not in content and ROWS not in content:
-        content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
-
-    def padded(rows: tf.Tensor) -> tf.Tensor:
-        margin = [[0, size - count], *([[0, 0]] * (rows.shape.rank - 1))]
-        return tf.ensure_shape(tf.pad(rows, margin), [static, *rows.shape[1:]])
-
-    return tf.nest.map_structure(padded, content)

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.sampling.changes import ClassWeights, Ranges
-from tf_bandmf.sampling.identity import INPUTS, ROWS, TARGETS, hash_rows
+from tf_bandmf.sampling.identity import INPUTS, ROWS, SAMPLE_WEIGHT, TARGETS, hash_rows
 from tf_bandmf.sampling.mapped import Mapped
 from tf_bandmf.sampling.sources import (
     OF_WEIGHTS,
@@ -345,3 +345,28 @@ def _warn_of_repetitions(hashes: np.ndarray, num_examples: int) -> None:
             f"is one user. Equal records of different people are allowed.",
             stacklevel=4,
         )
+
+
+def pad(content: dict[str, Any], size: tf.Tensor, static: int | None) -> dict[str, Any]:
+    """Pads a batch with all-zero examples of sample weight 0.
+
+    Args:
+      content: structures of tensors whose first axis is the batch axis, of length N.
+      size: size of the result, at least N.
+      static: the value of `size`, if it is known when the graph is traced.
+
+    Returns:
+      The content with first dimension `size`. A `sample_weight` is added, unless the
+      content has `rows`, the mask of the rows that each example contains.
+    """
+    count = tf.shape(tf.nest.flatten(content)[0], tf.int64)[0]
+    # With `rows`, no weight is needed: padded examples contain no row, so they
+    # contribute nothing.
+    if SAMPLE_WEIGHT not in content and ROWS not in content:
+        content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
+
+    def padded(rows: tf.Tensor) -> tf.Tensor:
+        margin = [[0, size - count], *([[0, 0]] * (rows.shape.rank - 1))]
+        return tf.ensure_shape(tf.pad(rows, margin), [static, *rows.shape[1:]])
+
+    return tf.nest.map_structure(padded, content)

@@ -10,6 +10,7 @@ from small_models import built, make_private_model
 from small_plans import small_plan
 
 import tf_bandmf
+from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.run import admission, noising
 from tf_bandmf.keras.tables.lazy import LazyTables
 
@@ -148,7 +149,7 @@ def releases_of(rates, releases):
         loss=lambda y, y_pred: keras.ops.sum(y_pred, axis=-1),
         settings={"tables": "lazy"},
     )
-    model._prepare(None)
+    preparation.build(model)
     built(model, key=bytes(32))
     # No two examples read the same row.
     x = np.arange(2 * EXAMPLES, dtype=np.int32).reshape(EXAMPLES, 2)

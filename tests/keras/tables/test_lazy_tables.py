@@ -14,6 +14,7 @@ from same_weights import assert_same, flat
 
 import tf_bandmf
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
+from tf_bandmf.keras.model import preparation
 from tf_bandmf.noise.lazy_tables import Jumps
 
 ROWS, WIDTH, LENGTH, EXAMPLES = 40, 3, 4, 24
@@ -413,7 +414,7 @@ def test_other_data_after_the_same_steps_get_other_noise():
     for value in (0.1, 0.1, 0.2):
         model = prepare(reader(), plan)
         model.compile(model.optimizer, lambda y, p: factor * LOSS(y, p))
-        model._prepare(None)
+        preparation.build(model)
         small_models.built(model, key=bytes(32))
         for step, batch in zip(range(3), plan.batches(*data).dataset(0)):
             factor.assign(value if step == 1 else 0.1)
@@ -465,7 +466,7 @@ def test_a_run_may_begin_with_an_empty_batch():
 @pytest.mark.invariant(5)
 def test_rows_that_were_not_looked_up_before_the_pass_are_not_read():
     model = prepare(reader(), make_plan())
-    model._prepare(None)
+    preparation.build(model)
     run = model.optimizer.run
     tables = run.tables
     none = np.full([1, LENGTH], -1 - ROWS, np.int32)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_bandmf.audit import AuditResult, evaluate
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
+from tf_bandmf.keras.model.preparation import build
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
 # The audit builds the strategy's dense matrix, so it allows at most this many steps.
@@ -150,8 +151,8 @@ class _Observer:
         schedule = plan.batches(x, y, weights)
         for step, batch in enumerate(schedule.dataset()):
             # The optimizer is built before clipping is traced, because clipping reads
-            # the scales of the optimizer.
-            model._prepare([batch])
+            # its scales.
+            build(model, [batch])
             if plan.participation.is_amplified:
                 model.optimizer.apply_noisy(model.private_gradients(batch))
                 continue

@@ -128,25 +128,29 @@ def check_passes(
         )
 
 
-def scheduled(
-    model: Any, schedule: BatchSchedule, kwargs: dict[str, Any], is_resumed: bool
+def data_for_keras(
+    model: Any, batches: Any, kwargs: dict[str, Any], is_resumed: bool
 ) -> Any:
-    """Returns the schedule's data set, starting at the run's current step.
+    """Returns the data that Keras reads, starting at the run's current step.
 
     Args:
       model: private, compiled and built.
-      schedule: the batches of the run.
+      batches: the batches of the run; or the caller's stream, which is returned.
       kwargs: other arguments of `fit`. This function sets `steps_per_epoch` and, for a
         resumed run, `initial_epoch`. It lowers the model's `steps_per_execution` to a
         divisor of the steps per epoch.
       is_resumed: True if the run was resumed.
 
     Raises:
-      ValueError: if `fit` asks for more steps than the plan has left.
+      ValueError: if `fit` asks for more steps than the plan has left, or `check_passes`
+        refuses the stream.
     """
     plan, taken = model.optimizer.plan, model.optimizer.steps_taken
+    if not isinstance(batches, BatchSchedule):
+        check_passes(batches, plan.participation, kwargs)
+        return batches
     left = plan.num_steps - taken
-    per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
+    per_epoch = kwargs.get("steps_per_epoch") or batches.steps_per_epoch
     if is_resumed:
         done = taken // per_epoch
         kwargs["initial_epoch"] = max(done, kwargs.get("initial_epoch", 0))
@@ -174,8 +178,8 @@ def scheduled(
         model.train_function = model.test_function = model.predict_function = None
     kwargs["steps_per_epoch"] = per_epoch
     if is_distributed(model):
-        return _distributed(model, schedule, taken)
-    return schedule.dataset(taken)
+        return _distributed(model, batches, taken)
+    return batches.dataset(taken)
 
 
 def _distributed(model: Any, schedule: BatchSchedule, first_step: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import keras
@@ -91,16 +91,18 @@ def given(data: Any) -> Any:
     return data
 
 
-def build(model: Any, data: Any = None) -> None:
+def build(model: Any, batches: Iterable[Any] = ()) -> None:
     """Builds the model and its optimizer, if they are not built, which begins the run.
 
     Args:
       model: private and compiled.
-      data: a batch; only its shapes and dtypes matter. None if the model is built.
+      batches: batches, of which only the shapes and dtypes of the first one matter; they
+        are not read if the model is built.
     """
     optimizer = model.optimizer
     if not optimizer.built:
-        build_model(model, data)
+        batch = None if model.built else given(next(iter(batches)))
+        build_model(model, batch)
         choose_tables(model)
     optimizer.build(model.trainable_variables)
     optimizer.run.weights = model.weights

@@ -88,24 +88,16 @@ class Programs:
             for applies in (True, False)
         )
         self._measure = Measure(self._everywhere(self._measured), model, by_xla)
-        # The `clip` result of an example that contributes nothing; set by `_prepare`.
+        # The `clip` result of an example that contributes nothing; set by `prepare`.
         self._nothing: Any = None
-        # How the model keeps its examples apart; set only while `_prepare` runs.
+        # How the model keeps its examples apart; set only while `prepare` runs.
         self._structure: Any = None
 
     # The methods below take a step.
 
-    def step(self, batch: Any, spec: Any = None) -> dict[str, Any]:
-        """Takes one step of the plan.
-
-        Args:
-          batch: a batch of the plan.
-          spec: the specs that all batches match, if they are known.
-
-        Returns:
-          The training metrics.
-        """
-        contents, clipped, _ = self._taken(batch, self._update, spec)
+    def step(self, batch: Any) -> dict[str, Any]:
+        """Takes one step of the plan with this batch; returns the training metrics."""
+        contents, clipped, _ = self._taken(batch, self._update)
         logs: dict[str, Any] = self._logs(contents, clipped)
         return logs
 
@@ -114,7 +106,7 @@ class Programs:
         return list(self._taken(batch, self._take)[-1])
 
     def _taken(
-        self, batch: Any, update: Program, spec: Any = None
+        self, batch: Any, update: Program
     ) -> tuple[Contents, ClippedGradients, Any]:
         """Takes a step; returns the batch, its clipped sums, and the update's result.
 
@@ -122,8 +114,6 @@ class Programs:
         is interrupted earlier is repeated.
         """
         run, contents = self._run, Contents.of(batch)
-        if self._nothing is None:
-            self._prepare(batch, update, spec)
         facts = self._facts(batch)
         step, keys, seed = run.admit([part.numpy() for part in self._local(facts)])
         scales = self._scales and list(self._scales())
@@ -138,11 +128,19 @@ class Programs:
 
     # The methods below run before the first step.
 
-    def _prepare(self, batch: Any, update: Program, spec: Any) -> None:
+    def prepare(self, batch: Any, spec: Any = None, applies: bool = True) -> None:
         """Checks the model on made-up examples, and traces the programs of a step.
 
-        If the model is refused here, the run has not yet reserved any budget.
+        Call this before the first step. If the model is refused here, the run has not yet
+        reserved any budget.
+
+        Args:
+          batch: a batch of the plan; only its shapes and dtypes matter.
+          spec: the specs that all batches match, if they are known.
+          applies: True for `step`, False for `noisy_gradients`.
         """
+        if self._nothing is not None:
+            return
         here = self._local(batch)[0]
         with _no_records_fault(self._model):
             contents = made_up(Contents.of(here).by_row(), EXAMPLES)
@@ -154,7 +152,7 @@ class Programs:
                 specs = batch if spec is None else given(spec)
                 if self._is_one:
                     # One trace serves batches of all sizes.
-                    self._trace(specs, update)
+                    self._trace(specs, self._update if applies else self._take)
                 is_any_size = self._is_one and _size(Contents.of(specs)) is None
                 size = EXAMPLES if is_any_size else None
                 self._try_on_made_up(Contents.of(batch), size)

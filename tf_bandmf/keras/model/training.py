@@ -144,23 +144,11 @@ class PrivateTraining(BuiltBefore, _Model):
         x = fit_data.checked_data(optimizer.plan, x, y, kwargs)
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         callbacks, run = kwargs.get("callbacks"), optimizer.run
-        is_schedule = isinstance(x, BatchSchedule)
-        # A stream is read here only if a batch is needed to build the model.
-        if self.built or is_distributed(self) or is_schedule:
-            self._prepare(x)
-        if private_state is not None:
-            callbacks_lib.refuse_shared_folder(private_state, callbacks)
-            callbacks_lib.restore_backup(self, callbacks)
-        if is_schedule or private_state is not None:
-            x = self.begin_run(x, private_state)
+        x = self._begun(x, private_state, callbacks, private_state is not None)
         # The first step repeats this check, after callbacks have run.
         run.check()
         is_resumed = private_state is not None and run.file.resumed
-        batches = x
-        if is_schedule:
-            x = fit_data.scheduled(self, x, kwargs, is_resumed)
-        else:
-            fit_data.check_passes(x, run.plan.participation, kwargs)
+        batches, x = x, fit_data.data_for_keras(self, x, kwargs, is_resumed)
         # This check comes before the comparison of gradients, which would raise an
         # obscure error.
         cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
@@ -220,22 +208,47 @@ class PrivateTraining(BuiltBefore, _Model):
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
         """
-        if not isinstance(batches, BatchSchedule):
+        self._private_optimizer()
+        return self._begun(batches, private_state)
+
+    def _begun(
+        self,
+        batches: Any,
+        private_state: Any,
+        callbacks: Any = (),
+        resumes: bool = True,
+    ) -> Any:
+        """Begins or resumes a run; returns its batches.
+
+        Args:
+          batches: batches of the plan; or a stream, which is returned, and is read only
+            if a batch is needed to build the model.
+          private_state: as in `begin_run`.
+          callbacks: as in `fit`. The backup of a `BackupAndRestore` is restored first.
+          resumes: True to refuse streams, with which no run can be resumed.
+        """
+        run, is_schedule = self.optimizer.run, isinstance(batches, BatchSchedule)
+        if resumes and not is_schedule:
             raise TypeError(
                 f"A run is resumed on the batches of its plan, found "
                 f"{type(batches).__name__}. Where the caller makes the batches (MinSep), "
                 f"nothing ensures that repeated steps see the same batches: such runs "
                 f"cannot be resumed."
             )
-        run = self._private_optimizer().run
-        if batches.plan_id != run.plan.plan_id:
+        if private_state is not None:
+            callbacks_lib.refuse_shared_folder(private_state, callbacks)
+        if is_schedule and batches.plan_id != run.plan.plan_id:
             raise ValueError(admission.OTHER_PLAN)
-        self._prepare(batches)
+        if is_schedule or self.built or is_distributed(self):
+            preparation.build(self, batches)
+        if not is_schedule:
+            return batches
         file = run.file
         if private_state is None:
             run.refuse_restored()
             batches = run.batches(batches)
         else:
+            callbacks_lib.restore_backup(self, callbacks)
             file = PrivateFile(private_state, self)
             if run.file is not None and run.file.path != file.path:
                 raise ValueError(
@@ -258,7 +271,7 @@ class PrivateTraining(BuiltBefore, _Model):
         optimizer = self._optimizer_for_data("train_on_batch")
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         if is_distributed(self):
-            self._prepare([(x, y, kwargs.get("sample_weight"))])
+            preparation.build(self, [(x, y, kwargs.get("sample_weight"))])
         try:
             return super().train_on_batch(x, y, **kwargs)
         finally:
@@ -294,16 +307,17 @@ class PrivateTraining(BuiltBefore, _Model):
         optimizer = self._optimizer_for_data("private_gradients")
         batch = preparation.given(batch)
         with optimizer.run.turn:
-            preparation.build(self, batch)
+            preparation.build(self, [batch])
             if optimizer.run.tables is not None:
                 raise NotImplementedError(
                     "private_gradients makes gradients of whole tables: give make_private "
                     "tables='dense', or use model.fit or model.train_on_batch."
                 )
             optimizer.run.start()
-            step = optimizer.steps_taken
+            step, programs = optimizer.steps_taken, self._programs()
             try:
-                noisy = self._programs().noisy_gradients(batch)
+                programs.prepare(batch, applies=False)
+                noisy = programs.noisy_gradients(batch)
             finally:
                 optimizer.run.close_seal()
         return NoisyGradients(noisy, step, optimizer)
@@ -338,10 +352,11 @@ class PrivateTraining(BuiltBefore, _Model):
                 for _, batch in zip(range(self.steps_per_execution), iterator):
                     batch = preparation.given(batch)
                     if programs is None:
-                        preparation.build(self, batch)
+                        preparation.build(self, [batch])
                         run.start()
                         programs = self._programs()
-                    logs = programs.step(batch, spec)
+                        programs.prepare(batch, spec)
+                    logs = programs.step(batch)
             if logs is None:
                 raise StopIteration
             return logs
@@ -419,11 +434,6 @@ class PrivateTraining(BuiltBefore, _Model):
     def _training(self) -> TrainingState:
         """The model's `TrainingState`, which is not saved in files."""
         return TrainingState()
-
-    def _prepare(self, data: Any) -> None:
-        """Builds the model and its optimizer."""
-        batch = None if self.built else preparation.given(next(iter(data)))
-        preparation.build(self, batch)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
