@@ -73,7 +73,7 @@ CEILINGS = {
     "accounting": (2_038, 2_150),
     "planning": (2_171, 1_900),
     "strategies": (1_331, 1_600),
-    "sampling": (1_414, 1_300),
+    "sampling": (1_413, 1_300),
     "noise": (1_046, 1_050),
     "optimize": (916, 1_000),
     "ledger": (640, 650),

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tf_bandmf.audit import AuditResult, evaluate
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
-from tf_bandmf.keras.model.preparation import build
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
 # The audit builds the strategy's dense matrix, so it allows at most this many steps.
@@ -148,11 +147,8 @@ class _Observer:
         size = len(tf.nest.flatten(x)[0])
         weights = np.ones(size, np.float32)
         weights[self._canaries[~self._included]] = 0.0
-        schedule = plan.batches(x, y, weights)
+        schedule = model.begin_run(plan.batches(x, y, weights))
         for step, batch in enumerate(schedule.dataset()):
-            # The optimizer is built before clipping is traced, because clipping reads
-            # its scales.
-            build(model, [batch])
             if plan.participation.is_amplified:
                 model.optimizer.apply_noisy(model.private_gradients(batch))
                 continue
