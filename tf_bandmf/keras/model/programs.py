@@ -95,11 +95,10 @@ class Programs:
 
     # The methods below take a step.
 
-    def step(self, batch: Any) -> dict[str, Any]:
+    def step(self, batch: Any) -> Any:
         """Takes one step of the plan with this batch; returns the training metrics."""
         contents, clipped, _ = self._taken(batch, self._update)
-        logs: dict[str, Any] = self._logs(contents, clipped)
-        return logs
+        return self._logs(contents, clipped)
 
     def noisy_gradients(self, batch: Any) -> list[tf.Tensor]:
         """Takes a step; returns its noisy mean gradient."""
@@ -250,8 +249,9 @@ class Programs:
         return ClippedGradients(sums, (), losses, outputs)
 
     def _logs(self, contents: Contents, clipped: ClippedGradients) -> Any:
-        given_to = contents, clipped.losses, clipped.outputs
-        logs = _unless_it_raises(self._measure, *given_to)
+        logs = _unless_it_raises(
+            self._measure, contents, clipped.losses, clipped.outputs
+        )
         if logs is not None:
             return logs
         if not self._measure.jit_compile:

@@ -208,7 +208,6 @@ class PrivateTraining(BuiltBefore, _Model):
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
         """
-        self._private_optimizer()
         return self._begun(batches, private_state)
 
     def _begun(
@@ -227,7 +226,10 @@ class PrivateTraining(BuiltBefore, _Model):
           callbacks: as in `fit`. The backup of a `BackupAndRestore` is restored first.
           resumes: True to refuse streams, with which no run can be resumed.
         """
-        run, is_schedule = self.optimizer.run, isinstance(batches, BatchSchedule)
+        run, is_schedule = (
+            self._private_optimizer().run,
+            isinstance(batches, BatchSchedule),
+        )
         if resumes and not is_schedule:
             raise TypeError(
                 f"A run is resumed on the batches of its plan, found "
