@@ -65,6 +65,17 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
     return x
 
 
+def refuse_stream(batches: Any) -> None:
+    """Raises TypeError if the batches are no plan's, so that no run can be resumed."""
+    if not isinstance(batches, BatchSchedule):
+        raise TypeError(
+            f"A run is resumed on the batches of its plan, found "
+            f"{type(batches).__name__}. Where the caller makes the batches (MinSep), "
+            f"nothing ensures that repeated steps see the same batches: such runs cannot "
+            f"be resumed."
+        )
+
+
 def check_validation(model: Any, fit_arguments: dict[str, Any]) -> None:
     """Evaluates a model on a first batch of validation data, before any step.
 
@@ -128,9 +139,7 @@ def check_passes(
         )
 
 
-def data_for_keras(
-    model: Any, batches: Any, kwargs: dict[str, Any], is_resumed: bool
-) -> Any:
+def data_for_keras(model: Any, batches: Any, kwargs: Any, is_resumed: bool) -> Any:
     """Returns the data that Keras reads, starting at the run's current step.
 
     Args:

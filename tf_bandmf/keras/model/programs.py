@@ -249,9 +249,8 @@ class Programs:
         return ClippedGradients(sums, (), losses, outputs)
 
     def _logs(self, contents: Contents, clipped: ClippedGradients) -> Any:
-        logs = _unless_it_raises(
-            self._measure, contents, clipped.losses, clipped.outputs
-        )
+        results = clipped.losses, clipped.outputs
+        logs = _unless_it_raises(self._measure, contents, *results)
         if logs is not None:
             return logs
         if not self._measure.jit_compile:

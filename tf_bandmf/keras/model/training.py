@@ -144,7 +144,9 @@ class PrivateTraining(BuiltBefore, _Model):
         x = fit_data.checked_data(optimizer.plan, x, y, kwargs)
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         callbacks, run = kwargs.get("callbacks"), optimizer.run
-        x = self._begun(x, private_state, callbacks, private_state is not None)
+        if private_state is not None:
+            fit_data.refuse_stream(x)
+        x = self._begun(x, private_state, callbacks)
         # The first step repeats this check, after callbacks have run.
         run.check()
         is_resumed = private_state is not None and run.file.resumed
@@ -208,15 +210,10 @@ class PrivateTraining(BuiltBefore, _Model):
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
         """
+        fit_data.refuse_stream(batches)
         return self._begun(batches, private_state)
 
-    def _begun(
-        self,
-        batches: Any,
-        private_state: Any,
-        callbacks: Any = (),
-        resumes: bool = True,
-    ) -> Any:
+    def _begun(self, batches: Any, private_state: Any, callbacks: Any = None) -> Any:
         """Begins or resumes a run; returns its batches.
 
         Args:
@@ -224,19 +221,9 @@ class PrivateTraining(BuiltBefore, _Model):
             if a batch is needed to build the model.
           private_state: as in `begin_run`.
           callbacks: as in `fit`. The backup of a `BackupAndRestore` is restored first.
-          resumes: True to refuse streams, with which no run can be resumed.
         """
-        run, is_schedule = (
-            self._private_optimizer().run,
-            isinstance(batches, BatchSchedule),
-        )
-        if resumes and not is_schedule:
-            raise TypeError(
-                f"A run is resumed on the batches of its plan, found "
-                f"{type(batches).__name__}. Where the caller makes the batches (MinSep), "
-                f"nothing ensures that repeated steps see the same batches: such runs "
-                f"cannot be resumed."
-            )
+        run = self._private_optimizer().run
+        is_schedule = isinstance(batches, BatchSchedule)
         if private_state is not None:
             callbacks_lib.refuse_shared_folder(private_state, callbacks)
         if is_schedule and batches.plan_id != run.plan.plan_id:

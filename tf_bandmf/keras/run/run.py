@@ -168,9 +168,8 @@ class Run:
         """
         self.variables = list(variables)
         weights = [tf.TensorSpec(v.shape, v.dtype) for v in self.eager(variables)]
-        self.noising = Noising.of(
-            self.plan, weights, self.counts.size, self.keep_normals
-        )
+        settings = weights, self.counts.size, self.keep_normals
+        self.noising = Noising.of(self.plan, *settings)
         # In each process, one device draws the noise for all replicas.
         num_parameters = self.noising.generator.num_parameters
         needed = self.plan.memory(num_parameters, keep_normals=self.keep_normals)
