@@ -69,7 +69,7 @@ FOLDERS = {
 # a change needs more lines in one folder, lower another folder's ceiling by as many.
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (7_639, 7_000),
+    "keras": (7_638, 7_000),
     "accounting": (2_038, 2_150),
     "planning": (2_171, 1_900),
     "strategies": (1_331, 1_600),
@@ -86,7 +86,7 @@ CEILINGS = {
     "files": (185, 190),
     "other": (218, 290),
     "federated": (2_988, 3_200),
-    "tests": (22_000, 22_000),
+    "tests": (21_994, 22_000),
     "benchmarks": (1_995, 2_000),
 }
 ELSEWHERE = {
