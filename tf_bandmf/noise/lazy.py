@@ -97,8 +97,8 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
     if memory + 1 > MOST_ENTRIES:
         raise ValueError(
             f"A lazy table must store at most {MOST_ENTRIES - 1} numbers for each "
-            f"weight, found {memory}. Use at most {MOST_ENTRIES} bands, as in "
-            f"'bisr:{MOST_ENTRIES}', or 'lambda_cgd'."
+            f"weight, found {memory}. Use at most {MOST_ENTRIES} bands (with momentum, "
+            f"{MOST_ENTRIES - 1}), as in 'bisr:{MOST_ENTRIES}', or 'lambda_cgd'."
         )
     if isinstance(streaming, matrices.GeometricSums):
         system = np.ones([1, 1 + memory, memory + 1])

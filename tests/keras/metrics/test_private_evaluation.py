@@ -89,7 +89,7 @@ def test_the_callback_asks_for_no_more_than_there_are(reserved):
         model.fit(plan.batches(*data), epochs=6, verbose=0, callbacks=[callback])
     plan = plan.reserve(metrics=0.2, evaluations=3)
     model = make_private_model(plan)
-    with refused(model, ValueError, "give every=2"):
+    with refused(model, ValueError, "give every > 1"):
         model.fit(plan.batches(*data), epochs=6, verbose=0, callbacks=[callback])
 
 

@@ -59,8 +59,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
         if not run.step and needed > left:
             raise ValueError(
                 f"The callback needs {needed} private evaluations, but the plan has only "
-                f"{left} left. Reserve more, or give every="
-                f"{-(-self.params['epochs'] // max(left, 1))}. Nothing was trained."
+                f"{left} left. Reserve more, or give every > "
+                f"{self.params['epochs'] // (left + 1)}. Nothing was trained."
             )
         try:
             for batch in itertools.islice(batches_of(*self._data, 1), 1):

@@ -137,7 +137,7 @@ class PrivateAccuracy(_Mean):
 class PrivateLoss(_Mean):
     """The mean of the compiled loss, with each record's loss clipped to [0, bound].
 
-    A record whose loss is not finite counts as if its loss were `bound`.
+    A record whose loss is NaN or +inf counts as if its loss were `bound`.
 
     Args:
       bound: bound on the loss of a record, > 0; it must not depend on the data. A

@@ -196,7 +196,7 @@ def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
         raise ValueError(
             f"The model's last layer, {layer!r}, has {size} outputs, too few for its loss. "
             f"A softmax of one output is always 1, so its gradient is 0. Categorical cross-"
-            f"entropy needs one output per class, here for labels declared up to {last}. "
+            f"entropy needs one output per class; largest declared label: {last or None}. "
             f"Use Dense(classes, activation='softmax'); or, for two classes, Dense(1, "
             f"activation='sigmoid') and binary_crossentropy. Nothing was trained."
         )
