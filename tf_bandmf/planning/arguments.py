@@ -75,8 +75,8 @@ def resolve_data(
     if wrong:
         raise ValueError(
             f"{wrong}. Pass num_examples, batch_size and epochs with the name of a "
-            f"sampling, or num_steps with a participation, such as MinSep(342), which "
-            f"limits the steps that use an example."
+            f"sampling. Or pass num_steps and, as sampling, a participation such as "
+            f"MinSep(342): steps that use the same example are at least 342 apart."
         )
     if isinstance(sampling, Participation):
         made, is_cyclic = sampling, False
@@ -107,8 +107,8 @@ def resolve_data(
         size = float(min(steps, 10**300))
         raise ValueError(
             f"num_steps (epochs * num_examples / batch_size) must be <= "
-            f"{LARGEST_NUM_STEPS:,}, found {size:g}: the keys of the steps alone would "
-            f"take {16.0 * size:.3g} bytes. Use larger batches or fewer epochs."
+            f"{LARGEST_NUM_STEPS:,}, found {size:g}: one noise key per step would take "
+            f"{16.0 * size:.3g} bytes. Use larger batches or fewer epochs."
         )
     if not is_cyclic:
         made.check_accounting(steps)

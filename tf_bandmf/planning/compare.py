@@ -460,7 +460,7 @@ class Search:
         if (self.data.is_cyclic or is_certain) and family.banded != "C":
             raise ValueError(
                 f"{use.sampling or type(use).__name__} amplifies only strategies with a "
-                f"banded C, which this one lacks. Use balls-in-bins for this strategy."
+                f"banded C, but C of this one is not banded. Use balls-in-bins for it."
             )
         if self._is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
@@ -500,11 +500,11 @@ class Search:
     def _refined(self, name: str, of: str) -> dict[str, Any]:
         """Returns parameters of the family `name`, a refinement of the family `of`.
 
-        With cyclic sampling, the number of bands is taken from the row of `of`. In all
-        other cases, no parameter is specified.
+        With cyclic sampling, the number of bands is that in the row of the original
+        family. In all other cases, no parameter is specified.
 
         Raises:
-          ValueError: if the error of `of` is more than 10% above the smallest error.
+          ValueError: if the original family's error exceeds the smallest by over 10%.
         """
         coarse = [row for row in self._rows if row.mechanism.split(":")[0] == of]
         if not coarse or not self.workload.is_toeplitz:
@@ -525,7 +525,8 @@ class Search:
             limit = max(MEMORY_VECTORS, limit)
         most = min(limit + 1, n)
         if self.data.is_cyclic:
-            # With as many parts as batches in an epoch, there is no amplification.
+            # A part must contain a whole batch. So there cannot be more parts than
+            # batches in an epoch.
             most = min(most, sampling.num_examples // sampling.batch_size)  # type: ignore[attr-defined]
         elif family.is_optimized or family.banded != "inverse":
             most = min(most, sampling.separation())
@@ -545,12 +546,13 @@ class Search:
         if not family.has_bands:
             return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
-            raise ValueError("At least 2 bands are needed, but 1 fits. Use identity.")
+            raise ValueError("Use identity: only 1 band is possible, but 2 are needed.")
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]
         # More bands never increase the error of an optimized family, nor that of "bifr"
-        # with the best gamma. In a long run, trying one number of bands takes long.
+        # with the best gamma. In a long run, each number of bands takes long to try, so
+        # for "bifr" only the maximum is tried.
         is_long = self.workload.num_steps > LONG_RUN and len(family.numbers) > 1
         return [most] if family.is_optimized or is_long else sizes
 

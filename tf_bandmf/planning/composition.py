@@ -63,7 +63,7 @@ BASIC = "basic composition of the individual guarantees"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
 ZCDP = "sum of zCDP rhos"
 QUERIES = "composition of Gaussian queries on samples (tilted Fourier transform)"
-# At this epsilon, every mechanism that provides some privacy has delta < 1.
+# An event whose delta at this epsilon is 1 provides no privacy, so it is refused.
 _LARGE = 400.0
 # `_INTERVAL` is the discretization interval of privacy losses for epsilons up to
 # `_FINE`; it is coarser for larger epsilons. For epsilons above `_LARGEST`, privacy
@@ -74,8 +74,8 @@ _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
 # transforms are not used for deltas up to `_SMALLEST`.
 _ROUNDING, _SMALLEST = 1e-12, 2e-12
 # For deltas below this, different queries are composed with tilted transforms, whose
-# errors are relative to delta. For larger deltas, the transforms of dp-accounting
-# suffice, which take a quarter of the time.
+# errors are relative to delta. For larger deltas, dp-accounting's transforms are
+# accurate enough, and take a quarter of the time.
 _TILTED = 1e-7
 
 
@@ -96,8 +96,8 @@ class Release:
       event: dp-accounting event; its noise multipliers are relative to the contribution
         of one privacy unit or, with "replace-one", to the change that a replacement
         causes. Gaussian events compose exactly.
-      noise_multiplier: noise multiplier of a Gaussian mechanism that is at most as
-        private as the release, relative to the contribution of one privacy unit. For a
+      noise_multiplier: noise multiplier of a Gaussian mechanism that bounds the privacy
+        loss of the release; relative to the contribution of one privacy unit. For a
         run, it is the noise multiplier without amplification.
       adjacency: "zero-out" (one privacy unit is added, removed or zeroed out),
         "replace-one" (one is replaced by another, as for sampling without replacement),
@@ -568,7 +568,8 @@ class JointGuarantee:
         expected = [self.stated[0]] if self.stated is not None else []
         if self.zcdp_rho is not None:
             expected.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
-        # The estimate is at least the joint rho of the Gaussian releases.
+        # If the joint rho is unknown, the rho of the Gaussian releases alone is a lower
+        # limit for the estimate.
         gaussians = [part for part in self.parts if part.is_gaussian]
         noise = _noise_of(gaussians, self.replaced)
         least = gaussian.zcdp_rho(noise) if noise is not None else 0.0

@@ -15,8 +15,9 @@ rate, and the best rates are proportional to 1 / sqrt(s). If the norm of the noi
 sqrt(d), is large compared to the norm of a clipped gradient, the noise limits the rate,
 and the best rates are proportional to 1 / (s^1.5 sqrt(d)). If typical gradients are
 smaller than the clip norm, noise that is k times smaller already limits the rate. For
-models of counts with clip norm 10, the best rates are 0.25 times the rates for k = 1 at
-epsilon = 1, and 0.5 times these rates at epsilon = 8.
+example, models of counts with clip norm 10 have k = 6. If epsilon is 1, their best
+rates are 0.25 times the rates that the formula gives for k = 1; if epsilon is 8, 0.5
+times.
 
 The formula and its constants were fitted to grids of learning rates for 19
 convolutional networks (whose best rates differ by a factor of 200), a linear model and
@@ -150,7 +151,7 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
             "This plan has no batch size, or its workload has learning_rates. Choose "
-            "the learning rate yourself: the rule needs a batch size and one rate."
+            "the rate yourself: the rule needs a batch size and a constant rate."
         )
     momentum, clip = plan.workload.momentum or 0.0, plan.l2_norm_clip
     return per_clip_unit(noise_of(plan), num_parameters, momentum, clip, loss) / clip

@@ -2,7 +2,7 @@
 
 The entries of a noise vector are computed independently of each other, so each of R
 devices can generate 1/R of the entries and store buffers only for these entries
-(arXiv:2405.15913, section 3.3): it needs the memory for 1/R of the parameters.
+(arXiv:2405.15913, section 3.3). Each device then needs 1/R of the memory for buffers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class NoiseMemory:
       vectors: number of vectors of length d that are stored.
       regenerations_per_step: maximum number of earlier noise vectors that a step
         regenerates.
-      key_bytes: size in bytes of the keys of all steps.
+      key_bytes: size in bytes of the noise keys of all steps, and of the digests that
+        are stored with them.
     """
 
     num_parameters: int
@@ -65,8 +66,8 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
     fitting = bands_that_fit(available, needed.num_parameters)
     raise MemoryError(
         f"{needed} That is {total:,} bytes, but only {available:,} are available. Use a "
-        f"banded strategy with at most {fitting} bands, or one whose inverse is banded "
-        f"(lambda_cgd, bisr, bandinv), which stores nothing without keep_normals."
+        f"banded strategy with at most {fitting} bands. Or use lambda_cgd, bisr or "
+        f"bandinv without keep_normals: these strategies store no vectors."
     )
 
 

@@ -73,8 +73,8 @@ def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
     """Divides a calibrated noise level by the sensitivity to get the noise multiplier.
 
     The multiplier is rounded up. Therefore its product with the sensitivity is at least
-    the calibrated noise, and an epsilon that is later computed from it, and rounded up
-    by 1e-10, does not exceed the budget.
+    the calibrated noise. An epsilon that is later computed from the multiplier does not
+    exceed the budget, although computed epsilons are rounded up by 1e-10.
     """
     return noise_stddev / sensitivity * (1.0 + _ROUNDING)
 
@@ -444,8 +444,8 @@ class Plan:
         A run with a fixed order of examples is one `GaussianDpEvent`. Cyclic Poisson
         sampling is `ceil(n / b)` Poisson-sampled Gaussian events. Cyclic sampling
         without replacement is `ceil(n / b)` sampled Gaussian events, for replace-one
-        adjacency. A shuffled order is at least as private as the event of a fixed
-        order, which is returned for it.
+        adjacency. For a shuffled order, the method returns the event of a fixed order,
+        because shuffling is at least as private.
 
         Raises:
           ValueError: if dp-accounting has no event for the participation, as for
@@ -540,11 +540,11 @@ class Plan:
 
         Args:
           x: array or nested structure of arrays with first dimension `num_examples`; or
-            TFRecord files, as `sampling.TFRecordExamples`; or anything with a length
-            whose `x[i]` is an example with its targets. Only with
+            TFRecord files, as `sampling.TFRecordExamples`; or any object with a length
+            and with items `x[i]`, each an example with its targets. Only with
             `sampling="fixed-order"`, x may also be a `tf.data.Dataset`, a
-            `keras.utils.PyDataset`, or a function that returns an iterator; these yield
-            examples with their targets, and their own order is used.
+            `keras.utils.PyDataset`, or a function that returns an iterator: a data set
+            that yields examples with their targets, and is read in its own order.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
           padded: True to pad all batches to one constant size, with zeros of sample
@@ -562,7 +562,7 @@ class Plan:
             user is the mean loss of the user's rows in a step; its gradient is clipped
             once.
           rows_per_user: maximum number of rows of one user that a step uses; if a user
-            has more rows, they are chosen at random. Required with `users`.
+            has more rows, that many are chosen at random. Required with `users`.
           ranges: ranges that the values are declared to have, as in
             `{"x": (0, 255), "y": (0, 9)}`. An example with a value outside its range
             contributes nothing, and `fit` rejects a model that does not match the

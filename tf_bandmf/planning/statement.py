@@ -18,9 +18,9 @@ the attacker finds is at most
 
 (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). For a Gaussian mechanism,
 this share is at most `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383,
-Theorem 2.7). Without amplification by sampling, every run is a Gaussian mechanism. For
-a sampled run, the formula gives a bound for every (epsilon, delta) that the run
-satisfies, so the smallest of these bounds is used (ibid., section 2.3).
+Theorem 2.7). Without amplification by sampling, every run is a Gaussian mechanism. A
+sampled run satisfies many pairs (epsilon, delta). The first formula gives a bound for
+each pair, and the smallest of these bounds is used (ibid., section 2.3).
 """
 
 from __future__ import annotations

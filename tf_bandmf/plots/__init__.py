@@ -213,8 +213,8 @@ def strategy_matrix(
       axes: axes to draw on; by default, the axes of a new figure.
 
     Returns:
-      The axes. Entry [i, j] is the weight of the gradient of step j in row i of `C G`,
-      the sequence to which independent noise is added, where G contains all gradients.
+      The axes. Independent noise is added to `C G`, where row j of G is the gradient of
+      step j. Entry [i, j] is the weight of this gradient in row i of `C G`.
 
     Raises:
       ImportError: if matplotlib is not installed.

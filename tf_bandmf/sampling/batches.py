@@ -53,11 +53,11 @@ class BatchSchedule:
 
     A batch is a dictionary of `x`, `y` and `sample_weight` (if they exist), the `step`
     for which the batch is meant, the `plan_id` of the plan, a `schedule_id` (a hash of
-    the plan, the data and the sampler's seed, which must not change within a run), and
-    a `fingerprint` of all other entries, so that a private step can reject a changed
-    batch. The batch size may vary from step to step, down to 0, and is not static, so a
-    training step is traced once. For static shapes (XLA compiles a program for each
-    shape), `padded` batches have a constant size.
+    the plan, the data and the sampler's seed), and a `fingerprint` of all other
+    entries, so that a private step can reject a changed batch. All batches of a run
+    must have the same `schedule_id`. The batch size may vary from step to step, down to
+    0, and is not static, so a training step is traced once. For static shapes (XLA
+    compiles a program for each shape), `padded` batches have a constant size.
 
     One schedule is used for all epochs and restarts of a run: from any step on,
     `dataset(first_step)` and `indices(first_step)` return the batches of the
@@ -134,7 +134,7 @@ class BatchSchedule:
 
     @functools.cached_property
     def padded_batch_size(self) -> int:
-        """A batch size that some batch of a run exceeds with probability at most 1e-12.
+        """A size that no batch of a run exceeds, except with probability <= 1e-12.
 
         This size is independent of the sample, and so reveals nothing about it.
         """
@@ -184,9 +184,9 @@ class BatchSchedule:
 
         Args:
           first_step: first step of the run.
-          parts: None for whole batches, or the indices of the parts of each batch, in
-            this order. Every example is in exactly one part; parts may differ in size,
-            and may be empty.
+          parts: None for whole batches, or indices of parts: only these parts of each
+            batch are returned, in this order. Each example of a batch is in exactly one
+            part; parts may differ in size, and may be empty.
           num_parts: number of parts of each batch, one for each replica.
 
         Raises:
@@ -222,8 +222,8 @@ class BatchSchedule:
 
         identity.remember(self.schedule_id, examples.source.records, examples.remarks)
         # Making two batches in parallel saves time only if functions change their rows,
-        # because rows are read for one batch at a time. It is impossible if the data set
-        # is read in its own order.
+        # because rows are read for one batch at a time. A data set that is read in its
+        # own order does not permit parallel batches.
         parallel = 2 if examples.changes and not examples.source.in_order else None
         # This pipeline gains nothing from autotuning, and stopping the autotuner takes
         # up to a second.
