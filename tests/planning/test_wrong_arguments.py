@@ -35,7 +35,7 @@ def make_plan(mechanism="identity", **changes):
         ({"epsilon": 1e-13, "delta": 1e-14}, "larger"),
         ({"num_steps": 3}, "num_steps must be 20"),
         ({"sampling": tf_bandmf.MinSep(10)}, "epochs must be left out"),
-        ({"sampling": "poisson", "num_steps": 80}, "num_steps with a participation"),
+        ({"sampling": "poisson", "num_steps": 80}, "num_steps must be left out"),
         ({"sampling": "cyclic-poisson", "mechanism": "bisr"}, "Use balls-in-bins"),
         ({"mechanism": "auto", NOISE: 1.0}, "budget"),
         ({"mechanism": strategies.identity(19)}, "20"),
