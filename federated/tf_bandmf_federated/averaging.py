@@ -1,7 +1,7 @@
 """A server for federated averaging in NumPy, for engines that only send messages.
 
 The engine, for example Flower, provides one function, `exchange`, which sends a round's
-model to devices and returns their answers. This module does everything that the
+model to devices and passes on their answers. This module does everything that the
 guarantee requires. Updates are clipped again and added up as they arrive, with uniform
 weights (`exact_sum`). The noise of the round is added to the sum, no matter which
 devices answered, and the result is divided by a constant. Memory holds the model, one
@@ -72,10 +72,10 @@ class FederatedAveraging:
     Args:
       plan: plan with `MinSep` participation.
       weights: weights before round 0, float32.
-      exchange: function that sends its first argument, a `Request`, to devices. For
-        each device that answers, in any order, it calls its second argument with the
-        device's name and update, and need not keep the update afterwards. If
-        `exchange` raises an error, the round has no result and is run again.
+      exchange: function that is called as `exchange(request, add)`. It sends the
+        `Request` to devices. For each device that answers, in any order, it calls
+        `add(name, update)`. It need not keep the update afterwards. If `exchange`
+        raises an error, the round has no result and is run again.
       clients_per_round: the constant by which each sum is divided; by default the
         plan's batch size.
       optimizer: server optimizer; by default SGD with learning rate 1.

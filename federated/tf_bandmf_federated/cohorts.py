@@ -29,8 +29,8 @@ class Selected:
         2]: last round (or `NEVER`), and number of participations.
       available: number of available devices.
       eligible: number of available devices that may take part. If more than 2,000
-        devices are available, only some are looked up, until enough of them are
-        eligible, and this number is an estimate from their share.
+        devices are available, the server may check only a random sample of them. The
+        number is then an estimate.
     """
 
     names: tuple[str, ...]
@@ -119,8 +119,8 @@ class Cohorts:
         past = self.ledger.history(names, round_number)
         if not np.all(self._may(past, round_number)):
             raise ValueError(
-                f"Devices of round {round_number} must be eligible, found devices in "
-                f"the ledger that must not take part: the ledger was changed. Restore it."
+                f"The ledger lists devices in round {round_number} that must not take "
+                f"part in it, so the ledger was changed. Restore the unchanged file."
             )
         while True:
             present = self.present(round_number)

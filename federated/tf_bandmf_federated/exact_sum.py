@@ -4,7 +4,9 @@ A sum of floats depends on the order of addition. To add updates in a fixed orde
 server would have to keep all of them in memory. Therefore each coordinate of an update
 is rounded toward zero to an integer multiple of a unit, and the integers are added:
 
-    added = trunc(update * factor / unit),   unit = 2^-24 times a power of two >= the clip
+    added = trunc(update * factor / unit)
+
+Here, the unit is 2^-24 times the smallest power of two above the clip norm.
 
 Rounding toward zero does not increase the magnitude of any coordinate, so the
 sensitivity does not increase. An update loses less than one unit in each coordinate.
