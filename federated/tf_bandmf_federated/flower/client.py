@@ -35,9 +35,9 @@ class ParticipationMod:
     sends its stored first answer again.
 
     Put this mod first in the list of mods, so that all other mods run inside it. Then
-    call `install`: without it, the app does not answer the server's query for the
-    device's name. Messages other than `train` and this query are refused, because the
-    answers would not be private.
+    call `install`, so that the app answers the server's query for the device's name.
+    Messages other than `train` and this query are refused, because the answers would
+    not be private.
 
     Args:
       policy: the plan's policy, `DevicePolicy.from_plan(plan)`. Requests for another

@@ -3,7 +3,8 @@
 A node's number is valid only while the node is connected. A device's name is kept in the
 device's store, and lasts as long as the participation record in that store. Therefore
 the server asks nodes for the names of their devices. It asks only as many nodes as a
-round needs, in random order. A node that does not answer does not delay a round.
+round needs, in random order. If enough other nodes answer, a node that does not answer
+does not delay a round.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Devices:
       timeout: seconds to wait for the answers of queried nodes.
 
     Attributes:
-      nodes: the nodes that were connected when last checked.
+      nodes: the nodes that were connected at the last call of `present`.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Devices:
         """Returns True if this server has begun the last round that a device reports.
 
         Any device can falsely report a round that this server has not begun. Therefore
-        such a round stops the run only if the device has a valid receipt for it.
+        such a report stops the run only if it contains a valid receipt for the round.
         """
         last_round = about.get("last_round")
         if not isinstance(last_round, int):

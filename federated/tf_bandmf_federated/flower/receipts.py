@@ -47,7 +47,7 @@ def check(ledger: Ledger, device: str, about: ConfigRecord) -> None:
     if point is None or point[:32] != draw:
         raise RuntimeError(
             f"A device has this server's receipt for round {number}, but the ledger in "
-            f"private_dir, with {len(ledger.rounds)} rounds in total, lacks it. "
+            f"private_dir ({len(ledger.rounds)} rounds) lacks this participation. "
             f"private_dir is an old copy (for example a backup), or another program uses "
             f"a copy of it. No noise is used twice, but both copies together spend more "
             f"than the plan permits. Restore the newest private_dir, or begin a new run "

@@ -51,7 +51,7 @@ _DEFAULT_TIMEOUT = 3600.0
 _ASKED = 1_000
 # A log line shows at most this many characters of a device's answer.
 _SHOWN = 200
-# One pull requests updates of at most this many bytes, but always at least one update.
+# The server fetches at most this many bytes of updates at a time, or one update.
 _PULLED_BYTES = 1 << 26
 
 
@@ -67,9 +67,9 @@ class PrivateFedAvg(Strategy):
 
     The server selects the devices of a round by their participation records in the
     ledger, and updates the ledger before it sends anything. It clips each update again,
-    adds up the updates with uniform weights, adds the noise of the round, no matter how
-    many devices replied, and divides by a constant. Flower's `server_round` is the
-    plan's round plus 1. `start` also continues an interrupted run;
+    and adds up the updates with uniform weights. It adds the noise of the round no
+    matter how many devices replied, and divides by a constant. Flower's `server_round`
+    is the plan's round number plus 1. `start` also continues an interrupted run;
     `tf_bandmf_federated.tff.training` describes the recovery after a crash.
 
     The metrics in the result of `start` are exact counts of devices. They are meant for
@@ -99,8 +99,8 @@ class PrivateFedAvg(Strategy):
       query_timeout: seconds to wait for nodes to send their device names, if the server
         knows too few names for a round.
       not_trained: names of arrays that are not trained, such as counters and moving
-        averages. They may have any dtype, and are not part of the update. Devices
-        receive their initial values in each round.
+        averages. They may have any dtype, and are not part of the update. In each round,
+        devices receive the initial values of these arrays.
       models: destination to which the weights (a list of arrays) are released after
         each round. The key of a release is the number of completed rounds. A release
         must replace an earlier release with the same key.
@@ -340,8 +340,8 @@ class PrivateFedAvg(Strategy):
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
                 WARNING,
-                "%d nodes are connected. Rounds of %d devices, which then must pause for "
-                "%d rounds, need %d. With these nodes, the run stops after %d rounds.",
+                "%d nodes are connected. A round uses %d, which then pause for %d rounds. "
+                "The run needs %d nodes. Without more, it stops after %d rounds.",
                 connected,
                 self._wanted,
                 b - 1,
