@@ -10,8 +10,8 @@ the noise is bound to the sum.
 The file is an SQLite database. Its journal ensures that an entry is written completely
 or not at all, and is on disk before the call returns. It has three tables:
 
-`entries`: the entries. Each has a SHA-256 that covers its content, the round's cohort
-and the SHA-256 of the previous entry. The order of entries is fixed: `run`; then
+`entries`: one row per entry, with a SHA-256 of its content, the round's cohort and the
+SHA-256 of the previous entry. The order of entries is fixed: `run`; then
 `finished` and `released` for the initial state, as round -1; then `started`, `finished`
 and `released` for each round.
 
@@ -19,11 +19,11 @@ and `released` for each round.
 |---|---|
 | `run` | the plan's fingerprint, the settings of the run, and a secret key |
 | `started` | round, a random number, the measured participation |
-| `finished` | round, digest of the new state, reason for skipping the round, or null |
+| `finished` | round, digest of the new state, reason for a skip (null if not skipped) |
 | `released` | round |
 
-`participations`: device and round of each participation. These determine which devices
-  may take part, and the cohort of each round.
+`participations`: device and round of each participation. This table determines the
+  cohort of each round, and which devices may take part in later rounds.
 `states`: the arrays of the newest state. Each `finished` entry replaces them.
 
 A skipped round has no result, so the model stays unchanged. The file contains device
@@ -88,8 +88,8 @@ CREATE TABLE participations (
 CREATE TABLE states (
     number INTEGER PRIMARY KEY, name TEXT, dtype TEXT, shape TEXT, content BLOB)""",
 )
-# This query looks at the rounds before a given round in which a device took part. It
-# returns the last of them (`NEVER` if there is none), and their number.
+# Of a device's participations before a given round, this query returns the round of the
+# last one (`NEVER` if there is none), and the number of participations.
 _HISTORY = """
 SELECT ifnull(max(round), -1), count(*) FROM participations WHERE device = ? AND round < ?
 """
@@ -102,9 +102,9 @@ class RoundRecord:
 
     Attributes:
       round_number: the round, from 0.
-      point: SHA-256 of all entries up to the start of the round. These include the
-        digest of the previous state and a random number. The noise of the round is
-        bound to `point`.
+      point: SHA-256 of all entries up to the round's `started` entry. The entries
+        include the digest of the previous state and a random number. The noise of the
+        round is bound to `point`.
       measured: the measured participation up to and including this round.
       skipped_because: reason for skipping the round; None for a round with a result.
     """
@@ -144,9 +144,9 @@ class Ledger(contextlib.AbstractContextManager):
         self._state_digest = ""
         self.expected = ("run", _NO_ROUND)
         with self._guarded():
-            # This creates a new file, but does not open an existing file: if this
-            # process also had it open elsewhere, closing it here would release SQLite's
-            # locks.
+            # This creates a new file, but does not open an existing file. If this
+            # process already had the file open elsewhere, closing a second descriptor
+            # would release SQLite's locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             # SQLite creates its journal with the same permissions as this file.
@@ -308,7 +308,7 @@ class Ledger(contextlib.AbstractContextManager):
             raise ValueError(
                 f"{self._path} is closed, or was opened by the parent of this process. "
                 f"Two programs that continue the same run would spend more than its plan "
-                f"permits. End the other program, and call again."
+                f"permits. Open the ledger again, in one program only."
             )
         with self._guarded():
             # At the end, SQLite commits the transaction, or rolls it back if an error

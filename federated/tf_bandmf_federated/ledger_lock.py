@@ -1,4 +1,4 @@
-"""A lock that gives one program at a time exclusive use of a ledger's connection.
+"""A lock that lets only one program at a time use a ledger.
 
 SQLite uses POSIX locks, which a process loses when it closes any descriptor of the
 file, for example after copying the file. Therefore this module locks a second file. It

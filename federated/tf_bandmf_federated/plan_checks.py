@@ -32,8 +32,8 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
     if not isinstance(participation, MinSep):
         raise ValueError(
             f"A federated plan must have sampling=MinSep(min_separation=..., "
-            f"max_participations=...), which devices enforce, found "
-            f"{type(participation).__name__}, whose sampling a server cannot enforce. "
+            f"max_participations=...), found {type(participation).__name__}. Devices "
+            f"take part when they are available, so no other sampling can be enforced. "
             f"Make a plan with MinSep."
         )
     if plan.measurements.counts or plan.measurements.evaluations:

@@ -2,10 +2,10 @@
 
 The report has the items that arXiv:2306.08153, App. K.1, requires (based on Ponomareva
 et al., 2023, section 5.3), and two more: the parameters of the mechanism, and what the
-guarantee does not cover. It is computed from the plan and the measured participation,
-and is correct if the run followed the plan's mechanism, as runs of `build_fed_avg` do.
-Facts that only the operator knows are quoted as the operator's statements, or marked as
-not stated.
+guarantee does not cover. The report is computed from the plan and the measured
+participation. It is correct if the run followed the plan's mechanism, as runs of
+`build_fed_avg` do. Facts that only the operator knows are quoted as the operator's
+statements, or marked as not stated.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class RoundNoise:
 
     A round's digest binds its noise to the sum to which the noise is added: if the
     round is repeated with another sum, its noise is independent of the earlier noise.
-    If a round other than the next one is requested, the ring buffer is rebuilt from
+    If the ring buffer cannot be advanced to the requested round, it is rebuilt from
     round 0.
 
     Args:
@@ -57,8 +57,8 @@ class RoundNoise:
         )
         shape = [self._generator.memory_vectors, self._generator.shard_size]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
-        # The ring buffer has generated the noise of the rounds with these digests. None
-        # means that the buffer's content is unknown.
+        # Digests of the rounds whose noise the ring buffer has generated. None means
+        # that the buffer's content is unknown.
         self._drawn: np.ndarray | None = np.zeros([0], np.int64)
         # The secret key of the state that was used last.
         self._secret = b""
@@ -182,10 +182,10 @@ class RoundNoise:
         return ahead(part, range(self._generator.num_shards))
 
     def _from_buffer(self, keys: tf.Tensor, digests: np.ndarray) -> tf.Tensor:
-        """Returns the noise of the round with the last digest, from the ring buffer.
+        """Returns the noise of the last round in `digests`, from the ring buffer.
 
-        Before that, it generates the noise of all earlier rounds that the buffer has
-        not generated yet, in order.
+        If the buffer has not generated the noise of some earlier rounds yet, that noise
+        is generated first, in order.
         """
         drawn, first = self._drawn, 0
         # The buffer's content is unknown until all steps are done.

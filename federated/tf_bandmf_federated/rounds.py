@@ -1,8 +1,8 @@
 """Runs all rounds of a run, from the first ledger entry to the last release.
 
-`tff.training` describes the order of the steps, and the recovery after a crash. An
-`Engine` computes each round, without access to the ledger. There is one engine for
-TensorFlow Federated, and one for Flower.
+`tf_bandmf_federated.tff.training` describes the order of the steps, and the recovery
+after a crash. An `Engine` computes each round, without access to the ledger. There is
+one engine for TensorFlow Federated, and one for Flower.
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ class Run:
     async def _release(self, ledger: Ledger, state: ProgramState) -> None:
         """Releases the model and the metrics of the newest round.
 
-        After a crash, they are perhaps released for the second time. After a skipped
-        round, the unchanged model is released, but no metrics.
+        After a crash, this method may repeat a release that was already complete. After
+        a skipped round, it releases the unchanged model, but no metrics.
         """
         _, number = ledger.expected
         done = number + 1

@@ -20,7 +20,7 @@ from tf_bandmf_federated.large_vectors import blocks
 # bytes, and copies a blob when it is bound to a statement.
 _PART = 1 << 22
 
-# A row consists of an array's name, dtype and shape, and the bytes of a part of it.
+# A row consists of an array's name, dtype and shape, and some or all of its bytes.
 Row = tuple[str, str, str, Any]
 
 
@@ -71,7 +71,7 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
     if kinds != wanted:
         raise ValueError(
             f"The saved state is of another model or optimizer: it holds {kinds} (name, "
-            f"dtype and rank of each array), expected {wanted}. Use those of the run."
+            f"dtype, rank), expected {wanted}. Use the run's model and optimizer."
         )
     leaves = [
         type(leaf)(saved[name]) if isinstance(leaf, (bool, int, float)) else saved[name]
