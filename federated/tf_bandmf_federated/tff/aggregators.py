@@ -2,9 +2,9 @@
 
 `CorrelatedNoiseFactory` is a drop-in `model_aggregator` for TFF's
 `build_unweighted_fed_avg`. `admitting_process`, which `build_fed_avg` uses, also rejects
-clients that the plan does not permit to take part. TFF passes the weight of each client
-to a weighted mean. `admitting_process` receives the client's tags in place of this
-weight, because a private mean must not be weighted.
+clients that the plan does not permit to take part. For a weighted mean, TFF passes each
+client's weight to the aggregation process. A private mean must not be weighted, so
+`admitting_process` receives the client's tags (see `tags`) in place of the weight.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from tf_bandmf_federated.tff.updates import (
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """Makes aggregation processes that return noisy means of clipped updates.
 
-    The result of a round is `(sum + stddev * (C^-1 Z)[round]) / clients_per_round`. The
-    sum is that of the clipped updates, C is the plan's strategy matrix, and Z has
-    independent standard normal entries.
+    The result of a round is `(sum + stddev * (C^-1 Z)[round]) / clients_per_round`,
+    where `sum` is the sum of the clipped updates, C is the plan's strategy matrix, and
+    Z has independent standard normal entries.
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
     plan's (epsilon, delta) guarantee, with all data of one client as the privacy unit,
     IF every client satisfies the plan's `MinSep` and takes part at most once in a
-    round. The factory does not see which clients take part. Enforce the participation
+    round. The factory does not see which clients take part. Enforce both conditions
     elsewhere, or use `build_fed_avg`.
 
     The process's measurements are exact int32 counts of clients. They are for the
@@ -60,8 +60,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         check_plan(plan)
         if hooks.is_needed(plan):
             raise ValueError(
-                "The plan must not be bound to a ledger, because TFF's own process cannot "
-                "reserve the run's budget there. Use build_fed_avg."
+                "The plan must not be bound to a budget ledger, because TFF's process "
+                "cannot reserve the run's budget there. Use build_fed_avg."
             )
         self._plan = plan
         self._denominator = clients_per_round_of(plan, clients_per_round)

@@ -24,7 +24,7 @@ def diurnal(
 ) -> Availability:
     """Returns an availability that depends on the time of day at the device.
 
-    The probability, where a hash of the device's name gives `phase` in [0, spread), is
+    A hash of the device's name gives `phase` in [0, spread). The probability is
 
         trough + (peak - trough) (1 + cos(2 pi (round / rounds_per_day - phase))) / 2
 

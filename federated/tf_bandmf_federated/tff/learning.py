@@ -148,16 +148,17 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         run's budget there.
 
         Returns:
-          The run's digest key and the round, which from now on has a result. The
-          method returns None if a second result does no harm (with a test seed, or
-          after `prepare`), or if the run and the round are unknown (while TFF traces,
-          or if `state` is a value reference of a TFF program, or anything else that is
-          not a state of this process).
+          The run's digest key and the round number. From now on, this round counts as a
+          round with a result. The method returns None if a second result does no harm,
+          which is the case with a test seed and after `prepare`. It also returns None
+          if `state` is not a concrete state of this process, for example while TFF
+          traces, or for a value reference of a TFF program.
 
         Raises:
           ValueError: if the round already has a result, and `prepare` was not called
             for it.
-          LedgerError: if the plan's budget ledger rejects the run.
+          LedgerError: if the plan's budget ledger rejects the run, or `state` does not
+            identify the run.
         """
         try:
             noise, current = _aggregator(state)["noise"], self.round_number(state)
@@ -165,7 +166,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         except (TypeError, KeyError, ValueError):
             if hooks.is_needed(self.plan):
                 raise LedgerError(
-                    "next needs a state of this process, to reserve the cost of its run."
+                    "next needs a state of this process, to reserve the run's budget."
                 ) from None
             return None
         hooks.begin(self.plan, _name_of(secret))

@@ -131,14 +131,14 @@ class SimulatedClients:
         if len(self.names) < needed:
             raise ValueError(
                 f"{num_rounds} rounds of {size} clients need at least {needed} clients, "
-                f"because a client may take part at most once in {b} rounds and {k} times "
-                f"in total, found {len(self.names)} clients. Use fewer clients per round, "
-                f"make a plan with a smaller min_separation or more participations, or "
+                f"found {len(self.names)}. A client may take part at most once in any {b} "
+                f"rounds, and {k} times in total. Use fewer clients per round, make a "
+                f"plan with a smaller min_separation or more participations, or "
                 f'set on_shortage="fewer".'
             )
 
     def tagged(self, selected: Selected, round_number: int) -> list[tf.data.Dataset]:
-        """Returns the data sets of the selected clients, tagged with their own records.
+        """Returns the selected clients' data sets, tagged with participation records.
 
         Clients that have left since an interrupted round began are omitted.
         """

@@ -48,10 +48,10 @@ class NoiseInState:
     The state contains:
 
     - `step_keys`, uint64 [num_steps, 2]: 128 bits from the operating system for each
-      round (with ChaCha20 [num_steps, 5], 320 bits). The key of a completed round is
-      bound to the sum to which its noise was added, by a digest with `digest_key`, and
-      to `inputs`. With a test seed, which gives no privacy, the noise depends only on
-      the seed and the round number.
+      round (with ChaCha20 [num_steps, 5], 320 bits). Each round binds its key to
+      `inputs` and to the sum to which the noise is added. The digest of the sum is
+      keyed with `digest_key`. With a test seed, which gives no privacy, the noise
+      depends only on the seed and the round number.
     - `digest_key`, int32: the secret key of the digests.
     - `inputs`, int64: a number that identifies the inputs of the next round. If it is
       0, the default, the graph draws a random number when it runs. Therefore a round

@@ -11,8 +11,8 @@ continue. The steps of a round are
     select -> ledger: started -> prepare, next -> ledger: finished, with the state
            -> release -> ledger: released
 
-and each step begins only when the entry of the step before is on disk. Therefore, after
-a crash:
+and each step begins only when all ledger entries before it are on disk. Therefore,
+after a crash:
 
 | the ledger's last entry | next step |
 |---|---|
@@ -109,8 +109,9 @@ async def train_model(
     if clients.plan.fingerprint != process.plan.fingerprint:
         raise ValueError("clients must be made with process.plan, found another plan.")
     first = await tff.program.materialize_value(process.initialize())
-    # The hyperparameters belong to the settings in the ledger, which refuses a run with
-    # other settings. TFF itself would silently use those in the restored state.
+    # The hyperparameters are among the settings in the ledger, which refuses a run with
+    # other settings. TFF itself would silently use the hyperparameters in the restored
+    # state.
     given = await tff.program.materialize_value(process.get_hparams(first))
     engine = _TffEngine(process, clients, first, tf.nest.map_structure(str, given))
     wanted = cohort_size(process.plan, clients_per_round)
