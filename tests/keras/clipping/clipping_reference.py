@@ -6,7 +6,7 @@ import tensorflow as tf
 from same_weights import refused
 from small_models import make_private_model
 
-from tf_bandmf.keras.clipping.proof.judge import structure_of
+from tf_bandmf.keras.clipping.forward.structure import structure_of
 from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 from tf_bandmf.keras.clipping.sums.settings import FLAT
 from tf_bandmf.keras.clipping.tensors.batches import to_tensors

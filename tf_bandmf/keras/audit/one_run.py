@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.audit import AuditResult, evaluate
-from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
+from tf_bandmf.keras.clipping.losses.regularizers import regularization_gradients
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
 # The audit builds the strategy's dense matrix, so it allows at most this many steps.

@@ -19,8 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.forward.inference import measured_rows
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
-from tf_bandmf.keras.clipping.proof.inference import measured_rows
 from tf_bandmf.keras.clipping.tensors.errors import OF_THE_MACHINE
 from tf_bandmf.keras.compat.keras_objects import all_layers, compile_loss
 from tf_bandmf.keras.metrics.private_metrics import PrivateMetric, Rows

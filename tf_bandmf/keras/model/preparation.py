@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.forward.structure import Structure, structure_of
 from tf_bandmf.keras.clipping.forward.supported import check_supported
-from tf_bandmf.keras.clipping.proof.judge import Structure, structure_of
 from tf_bandmf.keras.clipping.sums.self_check import needs_self_check, self_check
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.made_up import made_up

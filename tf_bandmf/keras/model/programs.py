@@ -29,7 +29,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
-from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
+from tf_bandmf.keras.clipping.losses.regularizers import regularization_gradients
 from tf_bandmf.keras.clipping.sums.clipped_sums import (
     ClippedGradients,
     clipped_gradient_sums,

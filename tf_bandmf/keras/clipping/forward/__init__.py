@@ -1,1 +1,1 @@
-"""The forward pass, which records the tensors for per-example gradients."""
+"""The forward pass: it records calls of layers, and refuses to mix examples."""

@@ -18,9 +18,9 @@ from tf_bandmf.keras.clipping.factors.base import (
     cleaned,
 )
 from tf_bandmf.keras.clipping.factors.norms import accelerator, all_norms, pinned
+from tf_bandmf.keras.clipping.forward.forward_pass import Forward, recorded_forward
+from tf_bandmf.keras.clipping.forward.structure import Structure
 from tf_bandmf.keras.clipping.forward.supported import check_supported
-from tf_bandmf.keras.clipping.proof.judge import Structure
-from tf_bandmf.keras.clipping.proof.proved_forward import Forward, proved_forward
 from tf_bandmf.keras.clipping.sums.settings import FLAT, Clip, Clipping, how_to_clip
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -120,7 +120,7 @@ def clipped_gradient_sums(
       readers: None; or a mapping from the `id` of a table's variable to the function
         that looks up rows in place of this variable. The sums of these tables are
         `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
-      structure: the result of `proof.judge.structure_of` for such data, if it is
+      structure: the result of `forward.structure.structure_of` for such data, if it is
         already known.
       with_outcomes: False to leave the outcomes out.
 
@@ -192,7 +192,7 @@ def _one_pass(
     *data, rows, shares = data
     units = None if rows is None else UnitRows(rows)
     data = tuple(data) if units is None else units.flat(tuple(data))
-    with proved_forward(model, variables, data, structure) as forward:
+    with recorded_forward(model, variables, data, structure) as forward:
         parts = _measured(variables, forward, clip, units)
     losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
     outputs = batches.map_tensors(tf.stop_gradient, forward.y_pred)

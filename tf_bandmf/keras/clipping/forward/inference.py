@@ -1,4 +1,4 @@
-"""Evaluates a model, and proves that each result depends on one record only."""
+"""Evaluates a model; each result may depend on one record only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.forward.structure import structure_of
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.independence.state import refuse_effects
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
-from tf_bandmf.keras.clipping.proof.judge import structure_of
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import compile_loss
 

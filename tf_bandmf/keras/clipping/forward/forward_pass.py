@@ -1,4 +1,4 @@
-"""The forward pass of a step, with the proof that it does not mix examples."""
+"""The forward pass of a step, which must not mix examples."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.forward.structure import Structure, structure_of
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
 from tf_bandmf.keras.clipping.forward.taps import Recorder
 from tf_bandmf.keras.clipping.independence.state import (
@@ -17,7 +18,6 @@ from tf_bandmf.keras.clipping.independence.state import (
     side_effects,
 )
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
-from tf_bandmf.keras.clipping.proof.judge import Structure, structure_of
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -49,13 +49,13 @@ class Forward(NamedTuple):
 
 
 @contextlib.contextmanager
-def proved_forward(
+def recorded_forward(
     model: keras.Model,
     variables: Sequence[Any],
     data: Any,
     structure: Structure | None,
 ) -> Iterator[Forward]:
-    """Runs a model and its loss, and proves that they do not mix examples.
+    """Runs a model and its loss, and checks that they do not mix examples.
 
     The model runs with an unknown batch size, even if the caller knows it, so that any
     use of the batch size can be detected.
