@@ -1,24 +1,25 @@
 """A keyed digest of a sum of gradients, which determines the key of the sum's noise.
 
-The digest uses only integer operations: a matrix product on a CPU, without the half second
-that XLA would take to compile it, and one pass that XLA compiles on other devices.
+The digest uses only integer operations. On a CPU, it is a matrix product, without XLA,
+which would take half a second to compile it. On other devices, XLA compiles it to a
+single pass.
 
 The bits of the numbers are 32-bit integers `x`. They are cut into blocks, and each block
 is hashed to two values, each with its own 64-bit keys `k`:
 
     floor((k[0] + sum_i k[i] x[i] mod 2^64) / 2^32).
 
-For two different blocks, the pair of values is independent and uniform (Dietzfelbinger,
-"Universal hashing and k-wise independent random variables via integer arithmetic", STACS
-1996), so both values agree with probability 2^-64. The values of all blocks are hashed
-again with other keys, until few are left. Pieces of a vector are hashed separately, with
-the same keys. What is left of all pieces forms one last block, which has its own keys, and
-whose two values are the digest.
+The values of two different blocks are independent and uniform (Dietzfelbinger,
+"Universal hashing and k-wise independent random variables via integer arithmetic",
+STACS 1996), so both values agree with probability 2^-64. The values of all blocks are
+hashed again with other keys, until few are left. Pieces of a vector are hashed
+separately, with the same keys. What is left of all pieces forms one last block, which
+has its own keys, and whose two values are the digest.
 
 Therefore two different inputs of the same lengths, chosen without the key, have the
-same digest with probability at most `COLLISION = LEVELS 2^-64`, below 3e-19. If the length
-varies, the last block includes the length. Released values depend on a digest only through
-the random numbers of the generator whose key contains the digest.
+same digest with probability at most `COLLISION = LEVELS * 2^-64`, below 3e-19. If the
+length varies, the last block includes the length. A digest influences released values
+only through a random number generator whose key contains it.
 """
 
 from __future__ import annotations
@@ -117,13 +118,13 @@ def _digest(key: tf.Tensor, pieces: list[tf.Tensor], more: tf.Tensor) -> tf.Tens
     Args:
       key: from `digest_key`, or the same bits as 64-bit words.
       pieces: vectors, each of which is first hashed to a few numbers.
-      more: int32, numbers of the last block that are not hashed before.
+      more: int32 numbers that go directly into the last block.
     """
     words = key if key.dtype.size == 8 else tf.reshape(key, [-1, 2])
     shape = [LEVELS, 1 + BLOCK, _VALUES]
     keys = tf.unstack(tf.reshape(tf.bitcast(words, tf.int64), shape))
-    # The maximum number of numbers to which each piece is hashed, so that all pieces
-    # together fill at most half of the last block.
+    # Each piece is hashed until at most this many numbers are left of it, so that all
+    # pieces together fill at most half of the last block.
     most = BLOCK // (2 * len(pieces))
     left = [_hashed(keys, _long(piece), most) for piece in pieces]
     last = tf.concat([*left, _long(more)], axis=0)
@@ -141,7 +142,7 @@ _digest_of_padded = shared_function(_digest, jit_compile=True)
 def _hashed(keys: Sequence[tf.Tensor], numbers: tf.Tensor, most: int) -> tf.Tensor:
     """Hashes numbers repeatedly, until at most `most` are left.
 
-    If the number of numbers is unknown while tracing, two are left.
+    If their count is unknown while tracing, two are left.
 
     Args:
       keys: the key of each level, int64, shape [1 + BLOCK, 2].
@@ -157,11 +158,11 @@ def _hashed(keys: Sequence[tf.Tensor], numbers: tf.Tensor, most: int) -> tf.Tens
 
 
 def _hashed_blocks(key: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """Returns the two values of each block, int64 numbers of 32 bits.
+    """Returns the two values of each block, int64 in the range of int32.
 
     Args:
       key: the key of one level, int64, shape [1 + BLOCK, 2].
-      numbers: int64 numbers of 32 bits, shape [size].
+      numbers: int64 in the range of int32, shape [size].
     """
     size = numbers.shape[0]
     if size is None:
@@ -184,5 +185,5 @@ def _hashed_blocks(key: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _long(numbers: tf.Tensor) -> tf.Tensor:
-    """Returns the bits of 32-bit numbers as int64 numbers of 32 bits."""
+    """Reads the bits of 32-bit numbers as int32, and casts them to int64."""
     return tf.cast(tf.bitcast(numbers, tf.int32), tf.int64)

@@ -34,8 +34,7 @@ def philox(
         *halves(step_key[0], half),
     ]
 
-    # This is a `tf.function` because it is then traced only once for all rounds. XLA
-    # inlines it.
+    # This is a `tf.function`, so that all rounds share one trace. XLA inlines it.
     @tf.function(autograph=False)
     def one_round(*words: tf.Tensor) -> list[tf.Tensor]:
         low_0, high_0, low_1, high_1 = (

@@ -3,8 +3,8 @@
 Under `MinSep`, the caller makes the batches and guarantees their min separation. Little
 can be checked then: only the caller knows which example is in which batch, and a
 `tf.data.Dataset` may silently change its order from one pass to the next. But the
-number of steps in a pass is often known, and this is the average number of steps after
-which an example participates again.
+number of steps in a pass is often known. On average, an example participates once per
+pass, so `check_passes` compares the length of a pass with the plan's min separation.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
       kwargs: other arguments of `fit`; `class_weight` is removed if it was used here.
 
     Raises:
-      TypeError: if the data are not the plan's batches; or, if the plan leaves the
-        batches to the caller, the data are not a stream.
+      TypeError: if the data are not the plan's batches; for a plan whose caller makes
+        the batches, if the data are not a stream of batches.
       ValueError: if an argument would change the content of the plan's batches.
     """
     if isinstance(x, BatchSchedule):
@@ -47,10 +47,10 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
         given = [name for name in _CHANGING if arguments.get(name) is not None]
         if given:
             raise ValueError(
-                f"plan.batches holds the training data: {', '.join(given)} cannot "
-                f"change them. Give targets and sample weights to plan.batches(x, y, "
-                f"sample_weight), the batch size to tf_bandmf.plan, and validation data "
-                f"as validation_data."
+                f"fit does not accept {', '.join(given)}, because plan.batches already "
+                f"supplies the training data. Give targets and sample weights to "
+                f"plan.batches(x, y, sample_weight), the batch size to tf_bandmf.plan, "
+                f"and validation data to fit as validation_data."
             )
         class_weight = kwargs.pop("class_weight", None)
         return x if class_weight is None else x.with_class_weight(class_weight)
@@ -59,25 +59,25 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
         raise TypeError(admission.NOT_ITS_BATCHES.format(kind=kind))
     if y is not None or not (isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")):
         raise TypeError(
-            "Keras would shuffle arrays in every epoch and break the separation "
-            "that the plan assumes. Give a tf.data.Dataset that respects it."
+            "With MinSep, fit takes a tf.data.Dataset or generator with the plan's min "
+            "separation, and no y. Keras would shuffle arrays in every epoch."
         )
     return x
 
 
 def refuse_stream(batches: Any) -> None:
-    """Raises TypeError if the batches are no plan's, so that no run can be resumed."""
+    """Raises TypeError unless `plan.batches` made the batches, as resuming requires."""
     if not isinstance(batches, BatchSchedule):
         raise TypeError(
-            f"A run is resumed on the batches of its plan, found "
-            f"{type(batches).__name__}. Where the caller makes the batches (MinSep), "
-            f"nothing ensures that repeated steps see the same batches: such runs cannot "
-            f"be resumed."
+            f"private_state and begin_run need the batches of plan.batches, found "
+            f"{type(batches).__name__}. If the caller makes the batches (MinSep), the "
+            f"run cannot be resumed, because nothing ensures that repeated steps see "
+            f"the same batches. Call fit without private_state."
         )
 
 
 def check_validation(model: Any, fit_arguments: dict[str, Any]) -> None:
-    """Evaluates a model on a first batch of validation data, before any step.
+    """Evaluates a model on the first batch of validation data, before any step.
 
     Keras itself looks at validation data only after the first epoch, when that epoch's
     budget is already spent. Data that can be read only once are not checked.
@@ -93,7 +93,7 @@ def check_validation(model: Any, fit_arguments: dict[str, Any]) -> None:
 
 
 def check_inputs(model: keras.Model, x: Any) -> None:
-    """Raises ValueError if `x` does not match the input of a model with one input."""
+    """For a model with one input, raises ValueError if `x` has another shape."""
     leaves, inputs = tf.nest.flatten(x), getattr(model, "inputs", None) or []
     if len(leaves) == len(inputs) == 1:
         shape, expected = getattr(leaves[0], "shape", ()), tuple(inputs[0].shape)
@@ -124,7 +124,7 @@ def check_passes(
         return
     length = int(data.cardinality())
     if length < 1:
-        # The length is infinite or unknown.
+        # The length is infinite, unknown or zero.
         return
     epochs = fit_arguments.get("epochs", 1) - fit_arguments.get("initial_epoch", 0)
     steps = (fit_arguments.get("steps_per_epoch") or length) * epochs
@@ -133,8 +133,8 @@ def check_passes(
     if passes > 1 and (length < participation.min_separation or passes > most):
         raise ValueError(
             f"fit would take {passes} passes of {length} batches over the dataset, but the "
-            f"plan assumes {participation}: it limits how often and how soon an example "
-            f"takes part again. Train for fewer epochs, or make a plan with "
+            f"plan assumes {participation}, which limits how often and how soon an "
+            f"example participates again. Train for fewer epochs, or make a plan with "
             f"MinSep({length}, max_participations={passes})."
         )
 
@@ -167,19 +167,19 @@ def data_for_keras(model: Any, batches: Any, kwargs: Any, is_resumed: bool) -> A
     # A run that was interrupted within an epoch may have a shorter last epoch.
     if asked > left and not (taken % per_epoch and asked - left < per_epoch):
         raise ValueError(
-            f"fit asks for {asked} steps, but {left} of the plan's "
-            f"{plan.num_steps} steps are left, and the budget covers no more: fit fewer "
-            f"epochs, give initial_epoch (epochs done), or make a plan for more."
+            f"fit asks for {asked} steps, but only {left} of the plan's "
+            f"{plan.num_steps} steps are left: train for fewer epochs, set "
+            f"initial_epoch to the epochs done, or make a plan for more steps."
         )
     if "epochs" not in kwargs and asked < left:
         warnings.warn(
-            f"epochs is left out: fit takes {asked} of the {left} steps that are left of "
-            f"the plan. Give epochs={-(-left // per_epoch)} for all of them.",
+            f"epochs was not given, so fit takes {asked} of the {left} remaining steps "
+            f"of the plan. Give epochs={-(-left // per_epoch)} to take all of them.",
             stacklevel=3,
         )
-    # All epochs read one data set, which does not end with an epoch. So the number of
-    # steps that one execution takes must divide the number of steps per epoch; otherwise,
-    # the last execution of an epoch would take steps of the next epoch.
+    # The data set contains the batches of all epochs, and does not mark where an epoch
+    # ends. If `steps_per_execution` did not divide the steps per epoch, an epoch's last
+    # execution would also take steps of the next epoch.
     together = math.gcd(model.steps_per_execution, per_epoch)
     if together != model.steps_per_execution:
         model.steps_per_execution = together

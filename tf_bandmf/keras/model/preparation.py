@@ -34,15 +34,15 @@ _CLOSE = {"rtol": 3e-2, "atol": 1e-4}
 
 
 class Contents(NamedTuple):
-    """The parts of a batch that clipping uses: tensors [B, ...], or None.
+    """The parts of a batch that clipping uses: tensors, batch axis first; or None.
 
     Attributes:
       x: inputs.
       y: targets.
       sample_weight: weights.
-      rows: the rows that belong to each privacy unit.
-      shares: the share of the clip norm that each example may contribute; for rows of
-        privacy units, the share of each row.
+      rows: bool [B, K], True where a privacy unit has a row; None if each example is a
+        unit. With `rows`, inputs and targets have the shape [B, K, ...].
+      shares: the share of the clip norm that each example, or each row, may contribute.
       count: the number of examples, int32 scalar, if the batch is padded.
     """
 
@@ -75,8 +75,8 @@ class Contents(NamedTuple):
 def given(data: Any) -> Any:
     """Restores a batch, or its specs, to the form that the caller passed to Keras.
 
-    The batch may come from an iterator or from `train_on_batch`. Optional parts are
-    replaced by None.
+    The batch may come from an iterator or from `train_on_batch`. If a part was None,
+    Keras passes an empty `tf.experimental.Optional`, which is replaced by None.
     """
 
     def value(leaf: Any) -> Any:
@@ -92,12 +92,14 @@ def given(data: Any) -> Any:
 
 
 def build(model: Any, batches: Iterable[Any] = ()) -> None:
-    """Builds the model and its optimizer, if they are not built, which begins the run.
+    """Builds the model and its optimizer if needed.
+
+    Building the optimizer begins the run.
 
     Args:
       model: private and compiled.
-      batches: batches, of which only the shapes and dtypes of the first one matter; they
-        are not read if the model is built.
+      batches: only the shapes and dtypes of the first batch matter. If the model is
+        built, no batch is read.
     """
     optimizer = model.optimizer
     if not optimizer.built:
@@ -108,14 +110,14 @@ def build(model: Any, batches: Iterable[Any] = ()) -> None:
     optimizer.run.weights = model.weights
     if optimizer.run.tables is None and model._settings.tables != DENSE:
         raise RuntimeError(
-            "The optimizer was built before the model's tables were chosen, so its run "
-            "cannot have tables='lazy'. Compile the model with a new PrivateOptimizer, "
-            "and let model.fit or model.train_on_batch build it."
+            "The optimizer was built before the model's tables could be made lazy, so "
+            "its run cannot use tables='lazy'. Compile the model with a new "
+            "PrivateOptimizer, and let model.fit or model.train_on_batch build it."
         )
 
 
 def build_model(model: Any, data: Any = None) -> None:
-    """Creates the weights; refuses models that mix the examples of a batch."""
+    """Creates the weights; refuses models without exact per-example gradients."""
     if not model.built and data is not None:
         # The model is called on made-up rows, because its `call` is the user's code,
         # which could store its inputs.
@@ -125,12 +127,12 @@ def build_model(model: Any, data: Any = None) -> None:
 
 
 def check_examples(model: Any, contents: Any) -> Structure:
-    """Refuses layers that mix examples; compares gradients if the model needs a check.
+    """Refuses models that mix examples, and checks gradients that rely on user code.
 
-    Layers are checked first, because a layer that mixes examples may turn a single
-    example into outputs that the loss does not accept. If the user vouches for a layer,
-    or wrote a clipping rule, the gradients of made-up examples in a batch are compared
-    with those of each example by itself.
+    If the user vouches for a layer, or wrote a clipping rule, the gradients of made-up
+    examples in a batch are compared with those of each example by itself. Before that,
+    layers that mix examples are refused, because they may turn a single example into
+    outputs that the loss does not accept.
 
     Args:
       model: private, compiled and built.
@@ -198,10 +200,10 @@ def refuse_plain_outer_training(
         training = context.get_value("training")
     if training and model.trainable_variables:
         raise RuntimeError(
-            f"The private model {model.name!r} is a layer of {outer.name!r}, which would "
-            f"train its weights without privacy. Make the outer model private (give it "
-            f"to_plain({model.name}) as its layer, then make_private), or set "
-            f"{model.name}.trainable = False. For public data use to_plain({model.name})."
+            f"The private model {model.name!r} is a layer of {outer.name!r}, which "
+            f"would train it without privacy. Use to_plain({model.name}) as the layer, "
+            f"and call make_private on the outer model, unless the data are public. Or "
+            f"set {model.name}.trainable = False."
         )
 
 
@@ -210,24 +212,24 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
 
     Args:
       model: private and built.
-      layers: the layers.
+      layers: layers that must run on one example at a time.
       inputs: made-up inputs of several examples.
 
     Raises:
-      UnsupportedModelError: if the settings do not accept a layer, and the model's
-        outputs for an example change when it is in a batch.
+      UnsupportedModelError: if the model gives an example other outputs in a batch than
+        by itself, and `make_private(alone=...)` does not name all these layers.
     """
     accepted = model._settings.alone
     names = [each.name for each in layers if each.name not in accepted]
     if names and _mixes(model, inputs):
         raise UnsupportedModelError(
-            f"The model's outputs for an example change when the example is in a batch: "
-            f"one of the layers {', '.join(map(repr, names))} mixes the "
-            f"examples of a batch. In private training it would get batches of one, and "
-            f"learn something other than you intend. Use statistics of each example by "
-            f"itself, or constants from public data; or put records that are compared "
-            f"into one example (a pair, a row with its negatives); or, if batches of "
-            f"one are what you want, make_private(model, alone={names})."
+            f"The model gives an example other outputs in a batch than by itself: one "
+            f"of the layers {', '.join(map(repr, names))} mixes the examples of a "
+            f"batch. Private training runs them on batches of one, so the model "
+            f"would not learn what you intend. Compute statistics within each example, "
+            f"or use constants from public data; put records that are compared into "
+            f"one example (a pair, a row with its negatives). If you want batches of "
+            f"one for these layers, call make_private(model, alone={names})."
         )
     if layers:
         named = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)
@@ -241,7 +243,7 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
 
 
 def _mixes(model: keras.Model, inputs: Any) -> bool:
-    """Returns True if the outputs for an example change when it is in a batch."""
+    """Returns True if an example has other outputs in a batch than by itself."""
     together = tf.nest.flatten(model(inputs, training=False))
 
     def differ(place: int) -> bool:
@@ -252,8 +254,8 @@ def _mixes(model: keras.Model, inputs: Any) -> bool:
 
     again = tf.nest.flatten(model(inputs, training=False))
     draws_random_numbers = not all(map(_close, together, again))
-    # If only the first example were compared, a cumulative sum over the batch, or a
-    # copy of its first example, would go unnoticed.
+    # The last example is needed, too: in a cumulative sum over the batch, or in copies
+    # of the first example, the first output does not depend on the other examples.
     return not draws_random_numbers and (differ(0) or differ(EXAMPLES - 1))
 
 

@@ -88,7 +88,7 @@ class Programs:
             for applies in (True, False)
         )
         self._measure = Measure(self._everywhere(self._measured), model, by_xla)
-        # The `clip` result of an example that contributes nothing; set by `prepare`.
+        # The result that `clip` would have for no examples; set by `prepare`.
         self._nothing: Any = None
         # How the model keeps its examples apart; set only while `prepare` runs.
         self._structure: Any = None
@@ -164,8 +164,8 @@ class Programs:
         """Traces the programs of a step.
 
         Args:
-          batch: a batch; or the specs of all batches, for one trace if sizes vary.
-          update: the last program.
+          batch: a batch; or specs that batches of all sizes match, for a single trace.
+          update: the program that applies the gradients, or the one that returns them.
         """
         contents, (scales, seed) = Contents.of(batch), self._of_no_step()
         number, keys = tf.zeros([], tf.int64), self._run.secrets.step_keys(0)
@@ -178,19 +178,17 @@ class Programs:
             self._measure.traced(contents, clipped.losses, clipped.outputs)
 
     def _of_no_step(self) -> tuple[Any, tf.Tensor]:
-        """Returns scales and a seed of zeros, to call `clip` outside of a step."""
+        """Returns the scales, and zeros as seed, to call `clip` outside of a step."""
         return self._scales and list(self._scales()), tf.zeros([2], tf.int32)
 
     def _try_on_made_up(self, contents: Contents, size: int | None = None) -> None:
         """Clips made-up examples, and sets `_nothing`.
 
-        `_nothing` has the shapes and dtypes of the result, and stands for an example that
-        contributes nothing.
+        `_nothing` is the result for no examples: zero sums, and no losses or outputs.
 
         Args:
           contents: a batch; only its shapes and dtypes matter.
-          size: the number of examples; None for as many as in the batch, if `clip` is
-            traced for this batch size.
+          size: the number of made-up examples; None for the size of the batch.
         """
         parts = self._local(contents._replace(count=None))
         parts = [made_up(part, size or max(1, _size(part))) for part in parts]
@@ -228,7 +226,7 @@ class Programs:
         return _each(self._distributed, *[self._each_alone(*part) for part in parts])
 
     def _each_alone(self, contents: Contents, scales: Any, seed: Any) -> Any:
-        """Clips one replica's examples one by one; an example that raises adds zero."""
+        """Clips one replica's examples one by one; those that fail contribute zero."""
         count = _size(contents) if contents.count is None else int(contents.count)
         contents, nothing = contents._replace(count=None), self._nothing
         sums = nothing.sums[: len(self._model.trainable_variables)]
@@ -255,14 +253,14 @@ class Programs:
             return logs
         if not self._measure.jit_compile:
             return self._without_metrics()
-        # XLA cannot compile all metrics: from now on, metrics run without it.
+        # XLA cannot compile every metric. From now on, metrics run without XLA.
         self._measure = Measure(self._everywhere(self._measured), self._model)
         return self._logs(contents, clipped)
 
     def _without_metrics(self) -> Any:
-        """Sets all metrics but the loss to NaN, after a record made one raise.
+        """Sets all metrics but the loss to NaN, after a record made a metric raise.
 
-        The metrics stay NaN until they are reset.
+        They stay NaN until they are reset.
         """
         model = self._model
         for metric in model.metrics:
@@ -298,7 +296,7 @@ class Programs:
     def _clipped(
         self, contents: Contents, scales: Any, seed: tf.Tensor
     ) -> ClippedGradients:
-        """Returns the clipped sums of a batch, and its counts, if the plan has any.
+        """Returns the clipped sums of a batch, then its counts, if the plan has any.
 
         The same seed gives the same result.
         """
@@ -392,9 +390,9 @@ class Programs:
 
 @contextlib.contextmanager
 def _no_records_fault(model: Any) -> Iterator[None]:
-    """Provides a context that turns errors for made-up examples into another error.
+    """Provides a context in which TensorFlow's errors become UnsupportedModelError.
 
-    It raises UnsupportedModelError, because no record can be at fault. Errors of the
+    Only made-up examples are used in it, so no record can be at fault. Errors of the
     machine, such as running out of memory, pass unchanged.
     """
     try:
@@ -403,15 +401,15 @@ def _no_records_fault(model: Any) -> Iterator[None]:
         raise
     except tf.errors.OpError as error:
         raise UnsupportedModelError(
-            f"Model {model.name!r} or its loss raises for made-up examples of the shapes "
-            f"and dtypes of a batch, so this error would not be the fault of a record: "
-            f"{error.message.splitlines()[0]}. Make it accept such examples, or move the "
-            f"code that raises to plan.batches(..., map=...)."
+            f"Model {model.name!r} or its loss raises for made-up examples with the "
+            f"shapes and dtypes of your batches: {error.message.splitlines()[0]}. No "
+            f"record can be at fault. Make model and loss accept such examples, or "
+            f"move the code that raises to plan.batches(..., map=...)."
         ) from error
 
 
 def _unless_it_raises(program: Program, *args: Any) -> Any:
-    """Runs a program; returns None if it raises, except for errors of the machine."""
+    """Runs a program; returns None if it raises. Errors of the machine pass through."""
     try:
         return program(*args)
     except OF_THE_MACHINE:
@@ -432,7 +430,7 @@ def _size(contents: Any) -> Any:
 
 
 def _each(function: Callable[..., Any], *structures: Any) -> Any:
-    """Maps a function over the leaves of structures of one form; None stays None."""
+    """Maps a function over the leaves of equally nested structures; None stays None."""
     return keras.tree.map_structure(function, *structures, none_is_leaf=False)
 
 

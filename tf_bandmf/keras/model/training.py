@@ -78,7 +78,7 @@ class TrainingState:
 
 
 class PrivateTraining(BuiltBefore, _Model):
-    """Mixin that trains a Keras model privately; put it before `keras.Model`.
+    """Mixin that trains a Keras model privately; list it before `keras.Model`.
 
         class MyModel(tf_bandmf.keras.extending.PrivateTraining, keras.Model): ...
 
@@ -118,7 +118,7 @@ class PrivateTraining(BuiltBefore, _Model):
             `tf.data.Dataset` or generator that respects it. WARNING: `fit` cannot check
             this. By default, `Dataset.shuffle` uses a new order in every pass, so the
             separation is only 1.
-          y: not used.
+          y: must be None, because the batches contain the targets.
           private_state: path of a file of mode 0600 that stores the run's secrets, so
             that the run can be resumed from checkpoints; see
             `tf_bandmf.keras.resume.private_file`. Never share it. If it exists, the run
@@ -151,8 +151,8 @@ class PrivateTraining(BuiltBefore, _Model):
         run.check()
         is_resumed = private_state is not None and run.file.resumed
         batches, x = x, fit_data.data_for_keras(self, x, kwargs, is_resumed)
-        # This check comes before the comparison of gradients, which would raise an
-        # obscure error.
+        # If the model has too few outputs for its loss, the later check of gradients
+        # would raise an obscure error.
         cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
         fit_data.check_validation(self, kwargs)
         if self._settings.tables != DENSE:
@@ -241,8 +241,8 @@ class PrivateTraining(BuiltBefore, _Model):
             file = PrivateFile(private_state, self)
             if run.file is not None and run.file.path != file.path:
                 raise ValueError(
-                    f"This run uses {run.file.path}, found {file.path}: a run has one "
-                    f"private state file, which records all that the run has spent."
+                    f"private_state must be {run.file.path}, found {file.path}. A "
+                    f"run has only one private state file, which records what it spent."
                 )
             batches = file.begin(batches)
         admission.refuse_second(run, batches.schedule_id)
@@ -299,8 +299,8 @@ class PrivateTraining(BuiltBefore, _Model):
             preparation.build(self, [batch])
             if optimizer.run.tables is not None:
                 raise NotImplementedError(
-                    "private_gradients makes gradients of whole tables: give make_private "
-                    "tables='dense', or use model.fit or model.train_on_batch."
+                    "private_gradients does not support lazy tables. Use model.fit or "
+                    "train_on_batch, or make_private(model, tables='dense')."
                 )
             optimizer.run.start()
             step, programs = optimizer.steps_taken, self._programs()
@@ -380,9 +380,9 @@ class PrivateTraining(BuiltBefore, _Model):
         prepare_process()
         if self.run_eagerly:
             raise RuntimeError(
-                "A private step runs as a graph: debug the plain model, before "
-                "make_private, and train the private one by fit, train_on_batch or "
-                "private_gradients, compiled without run_eagerly=True."
+                "A private model cannot train eagerly: compile it without "
+                "run_eagerly=True. To debug a model eagerly, run the plain model, "
+                "before make_private."
             )
         check_inner(optimizer.inner_optimizer)
         is_other = optimizer.run.strategy is not self.distribute_strategy
@@ -408,9 +408,9 @@ class PrivateTraining(BuiltBefore, _Model):
         preparation.refuse_preprocessor(self)
         if method is not None and not tf.executing_eagerly():
             raise RuntimeError(
-                f"{method} must be called from Python, found the graph of a tf.function "
-                f"around it, which could run it again, and where a record that makes the "
-                f"model raise would stop it. Remove the tf.function."
+                f"{method} must be called from Python, found a call in a tf.function, "
+                f"which could repeat a step, and would stop with an error if a record "
+                f"makes the model raise. Remove the tf.function."
             )
         if method is not None and self.distribute_strategy.num_replicas_in_sync > 1:
             raise NotImplementedError(
@@ -443,10 +443,10 @@ class PrivateTraining(BuiltBefore, _Model):
     def release(self) -> None:
         """Brings the weights of lazy tables up to date; call it between two steps.
 
-        With `make_private(tables="lazy")`, the layers' variables hold the last release
-        until the next one. `fit` releases tables at the end of each epoch; `evaluate`
-        and `predict` release them before they begin. Without lazy tables, this does
-        nothing.
+        With `make_private(tables="lazy")`, the variables of the tables' layers change
+        only when the tables are released. `fit` releases them at the end of each epoch,
+        and `evaluate` and `predict` before they begin. Without lazy tables, this method
+        does nothing.
 
         Raises:
           InvalidArgumentError: if something else changed a table since its last release,
@@ -460,7 +460,7 @@ class PrivateTraining(BuiltBefore, _Model):
         return getattr(getattr(self, "optimizer", None), "run", None)
 
     def _before_use(self) -> None:
-        """Releases the lazy tables, unless the run cannot go on."""
+        """Releases the lazy tables, unless no further step is allowed."""
         if self._run is not None and not self._run.is_restored():
             self._run.release()
 
@@ -499,8 +499,8 @@ class PrivateTraining(BuiltBefore, _Model):
 
         Raises:
           TypeError: if the model is not compiled with a PrivateOptimizer.
-          ValueError: if this run and others on the same data protect different privacy
-            units and `unit` is None, or no meaningful joint epsilon is known.
+          ValueError: for several runs on the same weights or examples, if no joint
+            epsilon is known, or if `unit` is None and their privacy units differ.
         """
         optimizer = self._private_optimizer()
         remarks, classes = of_adapted([self]), vouched_classes(self)
@@ -538,10 +538,10 @@ class PrivateTraining(BuiltBefore, _Model):
         return super().__call__(*args, **kwargs)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """Saves as Keras does; a run with a private state file can be resumed from it.
+        """Saves as Keras does, to a file from which the run can be resumed.
 
-        In such a run, the saved file is replaced atomically: if saving is interrupted,
-        the previous file remains.
+        Resuming requires a private state file. With it, the saved file is replaced
+        atomically: if saving is interrupted, the previous file remains.
         """
         with self._recorded(filepath, args, kwargs) as path:
             return super().save(path, *args, **kwargs)
@@ -557,9 +557,10 @@ class PrivateTraining(BuiltBefore, _Model):
         return super().export(*args, **kwargs)
 
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Any:
-        """Records a checkpoint in the private state file; returns a context to save it.
+        """Records a checkpoint in the private state file, before Keras saves it.
 
-        The context's value is the path to which Keras saves the checkpoint.
+        Returns:
+          A context in which to save it; its value is the path to which to save.
         """
         self._before_use()
         run, name = self._run, str(filepath)
@@ -576,9 +577,9 @@ class PrivateTraining(BuiltBefore, _Model):
         """Returns the compile config, with the optimizer that the .h5 writer removes.
 
         Without the optimizer, a reloaded model would train with RMSprop and without
-        privacy. The settings of the private step are stored in the optimizer's entry.
-        Plain models ignore them there, such as those that `keras.models.clone_model`
-        compiles from this config.
+        privacy. The settings of the private step are stored in the optimizer's entry,
+        because plain models ignore them there. For example, `keras.models.clone_model`
+        compiles a plain model from this config.
         """
         config = super().get_compile_config()
         optimizer = getattr(self, "optimizer", None)
@@ -590,19 +591,18 @@ class PrivateTraining(BuiltBefore, _Model):
         return config
 
     def _resolve_auto_jit_compile(self) -> bool:
-        """Resolves `jit_compile="auto"` as Keras does, except to False for lazy tables.
+        """Resolves `jit_compile="auto"`: False for lazy tables, else as Keras does.
 
-        In Keras, "auto" means True on a GPU. With lazy tables, the number of rows that
-        a step reads is not known in advance, which XLA does not support.
+        With lazy tables, the number of rows that a step reads is not known in advance,
+        which XLA does not support.
         """
         return self._settings.tables == DENSE and super()._resolve_auto_jit_compile()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles as Keras does, and restores the saved settings of the private step.
 
-        Models that override `compile`, such as those of KerasHub, keep the optimizer
-        that they were created with. If their `compile` accepts the saved arguments, it
-        is called with them.
+        Some models override `compile`, such as those of KerasHub. If their `compile`
+        does not accept the saved arguments, they keep the optimizer that they have.
         """
         optimizer = config.get("optimizer")
         step = optimizer.get(_STEP, {}) if isinstance(optimizer, dict) else {}

@@ -1,8 +1,9 @@
-"""Adds the noise of a step: a function of its sums, its keys, and stored variables.
+"""Adds the noise of a step to its sums.
 
-The function refers to no run and no model, and it changes nothing. Therefore all runs of
-equal plans, on models whose weights have equal shapes, share one compiled program, and a
-step that is interrupted before its update can be repeated.
+The noise is a function of the sums, the step's keys, and stored variables. The function
+refers to no run and no model, and it changes nothing. Therefore all runs of equal
+plans, on models whose weights have equal shapes, share one compiled program, and a step
+that is interrupted before its update can be repeated.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Noisy(NamedTuple):
     """The inputs of a step's update: noisy gradients, noisy counts and the drawn step.
 
     Attributes:
-      gradients: the gradients, in the shapes and dtypes of the variables that get noise in
-        each step.
+      gradients: noisy mean gradients, in the shapes and dtypes of the variables that
+        get noise in each step (all but the lazy tables).
       rows: the sums of the lazy tables by row, without noise: each row gets its noise
         when it is read.
       drawn: the drawn step, for `SecretState.take`.
@@ -89,9 +90,8 @@ class Noising:
     """Adds noise to the clipped sums of a step and divides by the expected batch size.
 
     Args:
-      plan: the plan, to which the noise is bound, too. If it has a test seed, the noise
-        depends only on key and step, so that runs can be compared; it then protects
-        nobody.
+      plan: plan of the run. If it has a test seed, the noise does not depend on the
+        sums, so that runs can be compared; such noise protects nobody.
       weights: the spec of each variable that gets noise in each step.
       num_counts: number of counts that follow the sums of the variables.
       keep_normals: True to keep the last normals in memory instead of redrawing them.
@@ -208,11 +208,12 @@ class Noising:
 
 
 def _point(digest: tf.Tensor, step: tf.Tensor, stored: Stored) -> tf.Tensor:
-    """Returns a step's point: a pseudorandom function of its digest and the point before.
+    """Returns a step's point: a pseudorandom function of digest and previous point.
 
     If two histories of a run differ in one step, all their later points differ, too.
-    If a point depended only on its own step, they could share the normals of a later
-    step, but not the earlier normals that contribute to its correlated noise.
+    If a point depended only on its own step, both histories could draw the same normals
+    in a later step, although the correlated noise of that step also contains earlier
+    normals, which differ.
     """
     words = tf.stack([stored.point_before(step), digest])
     chained = tf.raw_ops.StatelessRandomUniformFullIntV2(
