@@ -303,10 +303,9 @@ class PrivateTraining(BuiltBefore, _Model):
                     "train_on_batch, or make_private(model, tables='dense')."
                 )
             optimizer.run.start()
-            step, programs = optimizer.steps_taken, self._programs()
+            step = optimizer.steps_taken
             try:
-                programs.prepare(batch, applies=False)
-                noisy = programs.noisy_gradients(batch)
+                noisy = self._programs(batch, applies=False).noisy_gradients(batch)
             finally:
                 optimizer.run.close_seal()
         return NoisyGradients(noisy, step, optimizer)
@@ -343,8 +342,7 @@ class PrivateTraining(BuiltBefore, _Model):
                     if programs is None:
                         preparation.build(self, [batch])
                         run.start()
-                        programs = self._programs()
-                        programs.prepare(batch, spec)
+                        programs = self._programs(batch, spec)
                     logs = programs.step(batch)
             if logs is None:
                 raise StopIteration
@@ -354,8 +352,13 @@ class PrivateTraining(BuiltBefore, _Model):
         self.train_function = in_turn
         return in_turn
 
-    def _programs(self) -> Programs:
-        """Returns the programs of the training step, cached until a setting changes."""
+    def _programs(self, *batch: Any, applies: bool = True) -> Programs:
+        """Returns the programs of the training step, cached until a setting changes.
+
+        Args:
+          *batch: a batch and possibly its spec, to prepare the programs for steps.
+          applies: see `Programs.prepare`.
+        """
         parts = [self.optimizer, self.optimizer.run.secrets, compile_loss(self)]
         parts += [*self.trainable_variables, *all_layers(self)]
         key = bool(self.jit_compile), self._settings, [*map(id, parts)]
@@ -364,6 +367,8 @@ class PrivateTraining(BuiltBefore, _Model):
             # The cache keeps these objects alive, so no new object gets one of their
             # ids.
             self._training.programs = traced = (key, Programs(self), parts)
+        if batch:
+            traced[1].prepare(*batch, applies=applies)
         return traced[1]
 
     def _private_optimizer(self) -> PrivateOptimizer:
