@@ -208,7 +208,7 @@ def test_the_call_of_batch_says_that_elements_are_batches():
     rows = tf.data.Dataset.from_tensor_slices((X, X)).filter(lambda x, y: True)
     for data in (rows, rows.batch(256)):
         assert StreamedExamples(data, M).num_examples == M
-    with pytest.raises(ValueError, match=r"has more.*pass dataset\.batch\(256\)"):
+    with pytest.raises(ValueError, match=r"has more.*: dataset\.batch\(256\)"):
         StreamedExamples(rows.batch(2), M // 2)
 
 

@@ -360,6 +360,6 @@ def test_the_private_file_is_in_no_folder_of_a_callback(kind, tmp_path):
     plan, model = plan_and_model()
     options = {"private_state": tmp_path / "run.private", "verbose": 0}
     callbacks = [CALLBACKS[kind](tmp_path)]
-    with pytest.raises(ValueError, match="Put it elsewhere"):
+    with pytest.raises(ValueError, match="Put the file elsewhere"):
         model.fit(plan.batches(*data), callbacks=callbacks, **options)
     assert not any(tmp_path.iterdir())

@@ -352,12 +352,14 @@ class PrivateTraining(BuiltBefore, _Model):
         self.train_function = in_turn
         return in_turn
 
-    def _programs(self, *batch: Any, applies: bool = True) -> Programs:
+    def _programs(
+        self, batch: Any = None, spec: Any = None, applies: bool = True
+    ) -> Any:
         """Returns the programs of the training step, cached until a setting changes.
 
         Args:
-          *batch: a batch and possibly its spec, to prepare the programs for steps.
-          applies: see `Programs.prepare`.
+          batch: a batch, to prepare the programs for steps; None to take no steps.
+          spec, applies: see `Programs.prepare`.
         """
         parts = [self.optimizer, self.optimizer.run.secrets, compile_loss(self)]
         parts += [*self.trainable_variables, *all_layers(self)]
@@ -367,8 +369,8 @@ class PrivateTraining(BuiltBefore, _Model):
             # The cache keeps these objects alive, so no new object gets one of their
             # ids.
             self._training.programs = traced = (key, Programs(self), parts)
-        if batch:
-            traced[1].prepare(*batch, applies=applies)
+        if batch is not None:
+            traced[1].prepare(batch, spec, applies)
         return traced[1]
 
     def _private_optimizer(self) -> PrivateOptimizer:
