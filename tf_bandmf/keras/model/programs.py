@@ -104,9 +104,7 @@ class Programs:
         """Takes a step; returns its noisy mean gradient."""
         return list(self._taken(batch, self._take)[-1])
 
-    def _taken(
-        self, batch: Any, update: Program
-    ) -> tuple[Contents, ClippedGradients, Any]:
+    def _taken(self, batch: Any, update: Program) -> tuple[Contents, Any, Any]:
         """Takes a step; returns the batch, its clipped sums, and the update's result.
 
         Before `update`, neither the weights nor the step counter change, so a step that

@@ -354,12 +354,13 @@ class PrivateTraining(BuiltBefore, _Model):
 
     def _programs(
         self, batch: Any = None, spec: Any = None, applies: bool = True
-    ) -> Any:
+    ) -> Programs:
         """Returns the programs of the training step, cached until a setting changes.
 
         Args:
           batch: a batch, to prepare the programs for steps; None to take no steps.
-          spec, applies: see `Programs.prepare`.
+          spec: the specs that all batches match, if they are known.
+          applies: True for steps that apply their gradients.
         """
         parts = [self.optimizer, self.optimizer.run.secrets, compile_loss(self)]
         parts += [*self.trainable_variables, *all_layers(self)]
