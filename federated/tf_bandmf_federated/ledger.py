@@ -1,8 +1,8 @@
 """The write-ahead log of a run: the rounds that have begun, and the newest state.
 
 If a round ran twice, with two cohorts or two models, the run would spend more than the
-plan permits. Therefore the ledger records the cohort of a round before any device is
-contacted, and the state after the round before anything is released. After a crash, the
+plan permits. Therefore the ledger records each round's cohort before any device is
+contacted, and records the new state before anything is released. After a crash, the
 program repeats the interrupted round with the same cohort. This is safe even if the sum
 of the updates differs the second time, because no result of the round was released, and
 the noise is bound to the sum.
@@ -10,10 +10,10 @@ the noise is bound to the sum.
 The file is an SQLite database. Its journal ensures that an entry is written completely
 or not at all, and is on disk before the call returns. It has three tables:
 
-`entries`: one row per entry, with a SHA-256 of its content, the round's cohort and the
-SHA-256 of the previous entry. The order of entries is fixed: `run`; then
-`finished` and `released` for the initial state, as round -1; then `started`, `finished`
-and `released` for each round.
+`entries`: one row per entry. Each row includes one SHA-256, of the entry's content, the
+round's cohort and the SHA-256 of the previous entry. The order of entries is fixed:
+`run`; then `finished` and `released` for the initial state, as round -1; then `started`,
+`finished` and `released` for each round.
 
 | entry | fields |
 |---|---|

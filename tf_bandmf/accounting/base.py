@@ -303,7 +303,7 @@ class GaussianAccountant(Accountant):
         self.claims = ((name, "exact" if is_exact else "bound", ZERO_OUT),)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        # This import is slow, so it is made only where it is needed.
+        # This import is slow, so it is done only where it is needed.
         import dp_accounting
 
         return dp_accounting.GaussianDpEvent(self.multiplier(noise_stddev))

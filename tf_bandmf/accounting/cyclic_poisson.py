@@ -130,7 +130,7 @@ class SampledQueries(ComposedQueries):
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """Returns the run as a composition of `num_queries` sampled Gaussian events."""
-        # This import is slow, so it is made only where it is needed.
+        # This import is slow, so it is done only where it is needed.
         import dp_accounting
 
         unit = noise_stddev / self.column_norm / self.moved_by
@@ -172,7 +172,7 @@ class CyclicPoissonAccountant(SampledQueries):
         super().__init__(num_queries, sampling_probability, column_norm)
 
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        # This import is slow, so it is made only where it is needed.
+        # This import is slow, so it is done only where it is needed.
         import dp_accounting
 
         if self.sampling_probability == 1.0:

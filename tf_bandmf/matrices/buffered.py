@@ -151,7 +151,7 @@ def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
 
 def _stream(x: np.ndarray, scales: np.ndarray, decays: np.ndarray) -> np.ndarray:
     """Returns `x[i] + sum_m scales[m] sum_{j < i} decays[m]^(i - 1 - j) x[j]`."""
-    # This import is slow, so it is made only where it is needed.
+    # This import is slow, so it is done only where it is needed.
     import scipy.signal
 
     result = x.copy()

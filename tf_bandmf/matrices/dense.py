@@ -54,7 +54,7 @@ class Dense(LowerTriangular):
         return self.entries @ check_operand(x, self.num_rows)
 
     def solve(self, x: np.ndarray) -> np.ndarray:
-        # This import is slow, so it is made only where it is needed.
+        # This import is slow, so it is done only where it is needed.
         import scipy.linalg
 
         x = check_operand(x, self.num_rows)
@@ -96,7 +96,7 @@ def lower_triangular_factor(gram: np.ndarray) -> np.ndarray:
     Raises:
       ValueError: if `gram` is not positive definite.
     """
-    # This import is slow, so it is made only where it is needed.
+    # This import is slow, so it is done only where it is needed.
     import scipy.linalg
 
     try:

@@ -82,7 +82,7 @@ class Devices:
         return list(self._names.values())
 
     def problems(self) -> collections.Counter[str]:
-        """Returns the number of unusable connected nodes for each reason."""
+        """Counts the connected nodes that are unusable, by reason."""
         return collections.Counter(self._problems.values())
 
     def ask(self, count: int) -> bool:

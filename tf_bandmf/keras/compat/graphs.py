@@ -4,7 +4,7 @@ TensorFlow has no public way to find the custom gradient of an operation, or to 
 body of a loop from other functions while it is traced. It also has no gradient for
 `XlaOptimizationBarrier`, an operation that returns its inputs; this module registers one.
 
-Tests that fail if it breaks: `tests/keras/compat/test_graphs.py`,
+Tests that fail if this breaks: `tests/keras/compat/test_graphs.py`,
 `tests/keras/run/test_updates.py`, `tests/keras/clipping/independence/test_state.py`.
 """
 

@@ -3,7 +3,7 @@
 The private step reads a layer's original variables, which adapters such as LoRA hide,
 and the components of a compiled loss. Keras has no public names for these.
 
-Tests that fail if it breaks: those of its callers, such as `tests/keras/clipping/losses`,
+Tests that fail if this breaks: those of its callers, such as `tests/keras/clipping/losses`,
 and `tests/keras/compat/test_keras_objects.py`, for changes that would raise no error.
 """
 

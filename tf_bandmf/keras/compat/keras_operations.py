@@ -2,7 +2,7 @@
 
 Such a call shows whether the examples of a batch stay independent of each other.
 
-Tests that fail if it breaks: `tests/keras/clipping/independence/test_table.py`.
+Tests that fail if this breaks: `tests/keras/clipping/independence/test_table.py`.
 """
 
 import functools

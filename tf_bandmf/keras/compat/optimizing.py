@@ -4,10 +4,10 @@ By default, TensorFlow runs all its graph optimizations twice. In the graph of a
 the second round finds next to nothing. Some optimizations find nothing at all: those
 for functions (which are already inlined), for branches and, on CPUs, for layouts and
 memory. TensorFlow also converts the graph to MLIR and back, only to sort it. Without
-these optimizations, the first run of a graph takes a third less time. There is no public
-way to configure optimizations for a single function.
+these optimizations, the first run of a graph takes a third less time. TensorFlow has no
+public API that configures the optimizations of a single function.
 
-Tests that fail if it breaks: `tests/keras/compat/test_optimizing.py`.
+Tests that fail if this breaks: `tests/keras/compat/test_optimizing.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ If a dispatcher's context ends while a later dispatcher is installed, the earlie
 passes all calls on until the later one is removed. So threads may leave their contexts
 in any order, and the original function is restored at the end.
 
-Tests that fail if it breaks: `tests/keras/compat/test_patching.py`.
+Tests that fail if this breaks: `tests/keras/compat/test_patching.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ On a GPU, Keras runs LSTM and GRU as one cuDNN operation over all time steps, wh
 cannot be analyzed. Within a private step, frozen recurrent layers run step by step, as
 on a CPU. (Trained recurrent layers have their own rule.)
 
-Tests that fail if it breaks: `tests/keras/compat/test_recurrent.py`.
+Tests that fail if this breaks: `tests/keras/compat/test_recurrent.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Clipping needs the gradient of the undivided loss. Gradients must not be summed over
 replicas, since each replica already has the whole noisy gradient.
 
-Tests that fail if it breaks: the weights of two replicas in
+Tests that fail if this breaks: the weights of two replicas in
 `tests/keras/run/test_distribution.py`.
 """
 

@@ -10,7 +10,7 @@ seed per example and draw.
 The body of a loop is traced once but runs many times, so the iteration number is folded
 into the seed. TensorFlow passes this number as the first argument of the body function.
 
-Tests that fail if it breaks: `tests/keras/clipping/test_options.py`, and for loops
+Tests that fail if this breaks: `tests/keras/clipping/test_options.py`, and for loops
 `tests/keras/clipping/rules/test_draws_in_loops.py`.
 """
 

@@ -5,7 +5,7 @@ function, from which the gradient of the loop takes shapes. XLA must know shapes
 compile time, so it would treat all inputs of this function as constants, and recompile
 for each batch. Here, the loop is built in the graph itself.
 
-Tests that fail if it breaks: `tests/keras/clipping/test_options.py` and the cases under
+Tests that fail if this breaks: `tests/keras/clipping/test_options.py` and the cases under
 XLA of `tests/keras/model/test_training.py`.
 """
 
