@@ -75,8 +75,8 @@ class Workload:
             if rates.min() < 1.0 / _LARGEST_RATE or rates.max() > _LARGEST_RATE:
                 raise ValueError(
                     f"learning_rates must be between {1.0 / _LARGEST_RATE:g} and "
-                    f"{_LARGEST_RATE:g}, found {rates.min():g} to {rates.max():g}. They "
-                    f"are relative: divide all rates by the first rate."
+                    f"{_LARGEST_RATE:g}, found {rates.min():g} to {rates.max():g}. Only "
+                    f"the ratios matter: divide all rates by the first rate."
                 )
             object.__setattr__(self, "learning_rates", rates)
 
@@ -152,7 +152,7 @@ def parse(specification: str, num_steps: int) -> Workload:
     if name != "sgd":
         close = difflib.get_close_matches(name, ("prefix", "identity", "sgd"), n=1)
         raise ValueError(
-            f"workload must be prefix, identity or sgd:momentum=0.9,decay=0.999, "
+            f'workload must be "prefix", "identity" or "sgd:momentum=0.9,decay=0.999", '
             f"found {specification!r}."
             + (f" Did you mean {close[0]}?" if close else "")
         )
@@ -208,7 +208,7 @@ def momentum_sgd(
         raise ValueError(f"decay must be in (0, 1], found {decay!r}.")
     num_steps = matrices.check_num_rows(num_steps)
     if momentum >= decay:
-        raise ValueError(f"momentum must be < decay, found {momentum} and {decay}.")
+        raise ValueError(f"momentum must be < decay ({decay}), found {momentum}.")
     plain = momentum == 0.0 and decay == 1.0
     product = np.trim_zeros(np.convolve([1.0, -decay], [1.0, -momentum]), "b")
     return Workload(

@@ -74,8 +74,8 @@ def test_record_that_cannot_be_is_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ((9, 2, None, 2, 3), "no client took part twice"),
-        ((9, 2, 5, 3, 4), "num_rounds must be > "),
+        ((9, 2, None, 2, 3), "must be None if max_participations <= 1"),
+        ((9, 2, 5, 3, 4), "min_separation must be from 1 to "),
     ],
 )
 def test_measurement_that_contradicts_itself_is_refused(fields, message):

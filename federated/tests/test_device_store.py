@@ -57,7 +57,7 @@ def test_an_answer_of_a_round_before_is_not_kept(tmp_path):
     store = make(tmp_path)
     store.begin(4, "old")
     store.begin(7, "new")
-    with pytest.raises(ValueError, match="begun another request"):
+    with pytest.raises(ValueError, match="request of the last begin"):
         store.keep("old", UPDATE)
 
 

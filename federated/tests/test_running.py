@@ -139,7 +139,7 @@ def test_updates_of_who_was_not_asked_and_second_ones_are_refused(tmp_path):
 
     with pytest.raises(ValueError, match="not selected"):
         finish(tmp_path, devices, exchange=lambda request, add: add("me", update))
-    with pytest.raises(ValueError, match="already sent one"):
+    with pytest.raises(ValueError, match="already sent an update"):
         finish(tmp_path, devices, exchange=twice)
 
 

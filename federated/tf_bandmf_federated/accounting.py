@@ -70,13 +70,13 @@ class MeasuredParticipation:
         b, k = self.min_separation, self.max_participations
         if (b is None) != (k <= 1):
             raise ValueError(
-                f"min_separation must be None if and only if no client took part "
-                f"twice, found min_separation = {b} and max_participations = {k}."
+                f"min_separation must be None if max_participations <= 1, and a number "
+                f"if not; found min_separation = {b} and max_participations = {k}."
             )
         if b is not None and not 1 <= (k - 1) * b < self.num_rounds:
             raise ValueError(
-                f"num_rounds must be > (max_participations - 1) * min_separation >= 1, "
-                f"found num_rounds = {self.num_rounds} and ({k} - 1) * {b}."
+                f"min_separation must be from 1 to (num_rounds - 1) / (max_participations "
+                f"- 1), here ({self.num_rounds} - 1) / ({k} - 1), found {b}."
             )
 
     def with_one(
@@ -168,8 +168,8 @@ def measure_participation(
         num_rounds = last_of_record + 1
     if cohorts and not (min(cohorts) >= 0 and last_of_record < num_rounds):
         raise ValueError(
-            f"Rounds of the record must be in [0, {num_rounds}), found {min(cohorts)} to "
-            f"{last_of_record}."
+            f"The keys of record, which are rounds, must be in [0, {num_rounds}), found "
+            f"{min(cohorts)} to {last_of_record}."
         )
     records: dict[Hashable, tuple[int, int]] = {}
     measured = NOTHING
@@ -178,8 +178,8 @@ def measure_participation(
             last, count = records.get(client, (NEVER, 0))
             if last == round_number:
                 raise ValueError(
-                    f"A client must take part at most once per round, found {client!r} "
-                    f"twice in round {round_number}. No plan accounts for this."
+                    f"record must list a client at most once per round, found {client!r} "
+                    f"twice in round {round_number}. No plan permits this."
                 )
             measured = measured.with_one(round_number, last, count)
             records[client] = (round_number, count + 1)
@@ -203,7 +203,7 @@ def measured_guarantee(
     """
     check_plan(plan, whole_number("num_rounds", measured.num_rounds))
     if measured.max_participations == 0:
-        raise ValueError("The record must have at least one participation, found none.")
+        raise ValueError("measured must have at least one participation, found none.")
     delta = plan.delta if delta is None else delta
     n = plan.num_steps
     # If no client took part twice, even the maximum separation n is satisfied.

@@ -106,8 +106,8 @@ class FederatedAveraging:
         for weight in self._first:
             if weight.dtype != np.float32:
                 raise TypeError(
-                    f"Weights must be float32, found {weight.dtype}. Name untrained "
-                    f"arrays, such as counters, in not_trained of PrivateFedAvg."
+                    f"Weights must be float32, found {weight.dtype}. For arrays that are "
+                    f"not trained, such as counters, use PrivateFedAvg(not_trained=...)."
                 )
         sizes = [weight.size for weight in self._first]
         if sum(sizes) == 0:
@@ -167,8 +167,8 @@ class FederatedAveraging:
             """Adds a device's update to the sum without keeping a copy of the update."""
             if name not in left:
                 raise ValueError(
-                    "A round must have at most one update per selected device, found an "
-                    "update of a device that was not selected or has already sent one."
+                    f"exchange may add one update for each selected device, but device "
+                    f"{name!r} was not selected, or has already sent an update."
                 )
             left.remove(name)
             try:

@@ -119,8 +119,8 @@ class Cohorts:
         past = self.ledger.history(names, round_number)
         if not np.all(self._may(past, round_number)):
             raise ValueError(
-                f"The ledger lists devices in round {round_number} that must not take "
-                f"part in it, so the ledger was changed. Restore the unchanged file."
+                f"The ledger lists devices in round {round_number} that the plan excludes "
+                f"from that round, so the ledger was changed. Restore the original file."
             )
         while True:
             present = self.present(round_number)

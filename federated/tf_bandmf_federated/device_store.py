@@ -135,7 +135,7 @@ class DeviceStore:
         """
         with self._locked():
             if self._read()["request"] != request:
-                raise ValueError("The device has begun another request since this one.")
+                raise ValueError("request must equal the request of the last begin().")
             stream = io.BytesIO()
             arrays = {f"a{i}": array for i, array in enumerate(contribution)}
             np.savez(

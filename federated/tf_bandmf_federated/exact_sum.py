@@ -61,8 +61,8 @@ class ExactSum:
         exponent = math.frexp(l2_norm_clip)[1]
         if abs(exponent) > _LARGEST_EXPONENT:
             raise ValueError(
-                f"l2_norm_clip must be in [2^-{_LARGEST_EXPONENT}, "
-                f"2^{_LARGEST_EXPONENT}], found {l2_norm_clip:g}. Scale the updates."
+                f"l2_norm_clip must be in [2^-{_LARGEST_EXPONENT}, 2^{_LARGEST_EXPONENT}], "
+                f"found {l2_norm_clip:g}. Scale the updates and l2_norm_clip."
             )
         if most > MAX_UPDATES:
             raise ValueError(f"A sum has at most {MAX_UPDATES} updates, found {most}.")

@@ -226,7 +226,7 @@ class Ledger(contextlib.AbstractContextManager):
         with self._transaction() as database:
             rows = database.execute(query).fetchall()
         if digest_of_rows(rows) != self._state_digest:
-            raise ValueError(self._damaged("its state has another digest"))
+            raise ValueError(self._damaged("the digest of its state is wrong"))
         return state_of(rows, structure)
 
     def started(self, round_number: int, cohort: Sequence[str]) -> RoundRecord:
@@ -239,7 +239,7 @@ class Ledger(contextlib.AbstractContextManager):
         if not all(isinstance(name, str) for name in cohort):
             raise TypeError(f"Device names must be strings, found {list(cohort)}.")
         if len(set(cohort)) != len(cohort):
-            raise ValueError("A device must be in a cohort only once, found one twice.")
+            raise ValueError("The names in cohort must differ, found a name twice.")
         measured = self._rounds[-1].measured if self._rounds else NOTHING
         for last, count in self.history(cohort, round_number).tolist():
             measured = measured.with_one(round_number, last, count)
@@ -307,8 +307,8 @@ class Ledger(contextlib.AbstractContextManager):
         if self._lock.database is None:
             raise ValueError(
                 f"{self._path} is closed, or was opened by the parent of this process. "
-                f"Two programs that continue the same run would spend more than its plan "
-                f"permits. Open the ledger again, in one program only."
+                f"Open the ledger again, in only one program: two programs that continue "
+                f"the same run would spend more than the plan permits."
             )
         with self._guarded():
             # At the end, SQLite commits the transaction, or rolls it back if an error
@@ -335,9 +335,9 @@ class Ledger(contextlib.AbstractContextManager):
             if not is_other or "no such" in str(error):
                 raise ValueError(self._damaged(str(error))) from error
             raise OSError(
-                f"{self._path} cannot be used now ({error}). The disk may be full or "
-                f"read-only. This call did not begin a round or release anything. Fix "
-                f"the cause, and call again."
+                f"{self._path} cannot be read or written ({error}). The disk may be full "
+                f"or read-only. This call did not begin a round or release anything. Fix "
+                f"the cause, and continue the run."
             ) from error
         except BaseException:
             self.close()
@@ -381,7 +381,7 @@ class Ledger(contextlib.AbstractContextManager):
         # duplicate rows, or triggers that change values.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
         if database.execute(tables).fetchall() != [(sql,) for sql in sorted(_TABLES)]:
-            raise ValueError(self._damaged("its tables have another schema"))
+            raise ValueError(self._damaged("the schema of its tables is wrong"))
         count = "SELECT count(*) FROM participations"
         if database.execute(count).fetchone() != (participations,):
             raise ValueError(self._damaged("its number of participations is wrong"))

@@ -44,8 +44,8 @@ class LedgerLock:
             self._lock.close()
             raise OSError(
                 f"{path} has a second name (a hard link), by which another program could "
-                f"open it. This call did not start or release anything. Remove one name "
-                f"(see `find / -samefile {path}`). For a backup, make a copy, not a link."
+                f"open it. Find all names with `find / -samefile {path}`, and delete all "
+                f"but one. For a backup, make a copy, not a link."
             )
         _LOCKS.add(self)
 
@@ -62,8 +62,8 @@ class LedgerLock:
         if not is_same:
             raise OSError(
                 f"{self._paths[0]} or its journal was deleted, moved or replaced while "
-                f"the program ran, so new entries would be lost. This call did not start "
-                f"or release anything. Restore the run's newest files, and start again."
+                f"the program ran, so new entries would be lost. This call did not begin "
+                f"a round or release anything. Restore the newest files and continue."
             )
 
     def close(self) -> None:

@@ -39,12 +39,12 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
     if plan.measurements.counts or plan.measurements.evaluations:
         raise ValueError(
             "A federated run has no private counts or evaluations, but the plan reserves "
-            "budget for them. Make the plan without Plan.reserve."
+            "budget for them. Make the plan without plan.reserve(...)."
         )
     if num_rounds is not None and not 1 <= num_rounds <= plan.num_steps:
         raise ValueError(
-            f"num_rounds must be in [1, {plan.num_steps}], the range of the plan's steps, "
-            f"found {num_rounds}. More rounds need a new plan."
+            f"num_rounds must be in [1, {plan.num_steps}], because the plan has "
+            f"{plan.num_steps} rounds, found {num_rounds}. More rounds need a new plan."
         )
     return participation
 
@@ -63,8 +63,8 @@ def check_horizon(plan: Plan, round_number: int) -> None:
     """Raises ValueError if a round is past the plan's last round."""
     if not 0 <= round_number < plan.num_steps:
         raise ValueError(
-            f"The plan has {plan.num_steps} rounds, counted from 0, found round "
-            f"{round_number}. Its privacy budget is spent. More rounds need a new plan."
+            f"The plan has {plan.num_steps} rounds, numbered from 0, so it has no round "
+            f"{round_number}. The privacy budget is spent. More rounds need a new plan."
         )
 
 
@@ -88,7 +88,7 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
     if stated is not None and value != float(stated):
         raise ValueError(
             f"clients_per_round must be the plan's batch size, {stated:g}, found "
-            f"{value:g}. Omit clients_per_round, or make a plan with this batch size."
+            f"{value:g}. Omit clients_per_round, or make a plan with batch size {value:g}."
         )
     return value
 

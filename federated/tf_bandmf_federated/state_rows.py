@@ -34,7 +34,7 @@ def rows_of(state: Any) -> Iterator[Row]:
         value = np.asarray(leaf)
         if value.dtype.hasobject:
             raise TypeError(
-                f"A state must contain arrays and numbers, found {type(leaf).__name__}."
+                f"A state may contain only arrays and numbers, found {type(leaf).__name__}."
             )
         flat = np.ascontiguousarray(value).reshape(-1)
         about = (name, value.dtype.str, json.dumps(value.shape))
@@ -70,8 +70,8 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
     )
     if kinds != wanted:
         raise ValueError(
-            f"The saved state is of another model or optimizer: it holds {kinds} (name, "
-            f"dtype, rank), expected {wanted}. Use the run's model and optimizer."
+            f"The saved state is of another model or optimizer: found (name, dtype, rank) "
+            f"{kinds}, expected {wanted}. Use the run's model and optimizer."
         )
     leaves = [
         type(leaf)(saved[name]) if isinstance(leaf, (bool, int, float)) else saved[name]

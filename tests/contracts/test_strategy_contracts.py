@@ -84,7 +84,7 @@ def test_a_record_that_contradicts_itself_is_refused_with_its_name():
     def build(workload, participation):
         raise AssertionError("never built")
 
-    with pytest.raises(ValueError, match="of toy must take the option bands"):
+    with pytest.raises(ValueError, match="family 'toy' lists 'bands'"):
         register(Family("toy", build, (Option("bands"),)))
     with pytest.raises(ValueError, match="The name dp_sgd is taken"):
         register(Family("dp_sgd", build))

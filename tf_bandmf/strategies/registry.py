@@ -165,8 +165,8 @@ def register(family: Family) -> Family:
     for option in family.numbers:
         if option.name not in family.options:
             raise ValueError(
-                f"The build function of {family.name} must take the option "
-                f"{option.name}, found the options {family.options}."
+                f"The family {family.name!r} lists {option.name!r} in its numbers. "
+                f"Add an argument named {option.name} to its build function."
             )
     taken = set(names()) & {family.name, *family.aliases}
     if taken:
@@ -287,7 +287,7 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
         values.pop()
         options[option_name] = option_value
         if option_name not in family.options:
-            raise ValueError(f"{name} does not take :{flag}, found {specification!r}.")
+            raise ValueError(f"{name} has no ':{flag}'. Omit it in {specification!r}.")
     if not values:
         return name, options
     if len(values) > len(family.numbers):
@@ -298,8 +298,8 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
             options[option.name] = option.convert(value)
         except ValueError:
             raise ValueError(
-                f"{name} takes {option.name.strip('_').replace('num_', '')} as its value, "
-                f'as in "{name}:{option.example}", found {specification!r}.'
+                f"The {option.name.strip('_').replace('num_', '')} in {specification!r} "
+                f"must be a number like {option.example}."
             ) from None
     return name, options
 

@@ -23,6 +23,6 @@ def check_outside_of_apps(folder: str, what: str) -> None:
         if project.is_file() and _APP in project.read_text(errors="replace"):
             raise ValueError(
                 f"{what} must be outside of a Flower app, found {folder} in the app at "
-                f"{parent}. flwr run bundles the files of an app's folder, and sends "
-                f"them to every node. Choose another folder."
+                f"{parent}. `flwr run` sends the files in an app's folder to every node. "
+                f"Choose a folder outside of the app."
             )

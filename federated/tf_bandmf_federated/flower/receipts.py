@@ -47,9 +47,9 @@ def check(ledger: Ledger, device: str, about: ConfigRecord) -> None:
     if point is None or point[:32] != draw:
         raise RuntimeError(
             f"A device has this server's receipt for round {number}, but the ledger in "
-            f"private_dir ({len(ledger.rounds)} rounds) lacks this participation. "
-            f"private_dir is an old copy (for example a backup), or another program uses "
-            f"a copy of it. No noise is used twice, but both copies together spend more "
+            f"private_dir ({len(ledger.rounds)} rounds) does not say that the device took "
+            f"part. Either private_dir is an old copy, such as a backup, or another "
+            f"program continues the run from a copy. Together, both would spend more "
             f"than the plan permits. Restore the newest private_dir, or begin a new run "
             f"with a new plan and new device stores."
         )

@@ -150,7 +150,7 @@ class PrivateFedAvg(Strategy):
           ValueError: before `start` has returned.
         """
         if self._measured is None:
-            raise ValueError("No round has run yet. Call start first.")
+            raise ValueError("No round has run yet. Call start(...) first.")
         return self._measured
 
     def summary(self) -> None:
@@ -191,21 +191,21 @@ class PrivateFedAvg(Strategy):
         if evaluate_config is not None:
             raise ValueError(
                 "evaluate_config must be None, because evaluation results from devices "
-                "are not private. Use evaluate_fn to evaluate on public data."
+                "are not private. Pass evaluate_fn=... to evaluate on public data."
             )
         if timeout is None and self.over_selection > 1.0:
             raise ValueError(
-                "With over_selection > 1, start must get a timeout in seconds. Without a "
-                "timeout, a round would end when enough devices have answered, so one "
-                "device's training time could exclude another device's update."
+                "If over_selection > 1, call start(..., timeout=SECONDS). A round waits up "
+                "to this time for all devices. If a round ended as soon as enough devices "
+                "replied, a fast device could exclude another device's update."
             )
         self.summary()
         arrays = dict(initial_arrays.items())
         missing = set(self._fixed_names) - set(arrays)
         if missing:
             raise ValueError(
-                f"not_trained must contain names from initial_arrays, {list(arrays)}, "
-                f"found the unknown names {sorted(missing)}."
+                f"not_trained must contain only names of initial_arrays, {list(arrays)}, "
+                f"found {sorted(missing)}."
             )
         self._fixed = {name: arrays[name] for name in self._fixed_names}
         self._order = list(arrays)
@@ -271,9 +271,9 @@ class PrivateFedAvg(Strategy):
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
         """Raises RuntimeError, because only `start` may begin rounds."""
         raise RuntimeError(
-            "Only PrivateFedAvg.start may begin rounds: call start, and do not wrap the "
-            "strategy in another one, which would break the guarantee. Pass evaluate_fn to "
-            "start to evaluate the model: results from devices would not be private."
+            "Only PrivateFedAvg.start(...) may begin rounds. Call it directly: another "
+            "strategy around this one would break the guarantee. To evaluate the model, "
+            "call start(..., evaluate_fn=...), because devices' results are not private."
         )
 
     configure_train = aggregate_train = _refuse

@@ -60,8 +60,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         check_plan(plan)
         if hooks.is_needed(plan):
             raise ValueError(
-                "The plan must not be bound to a budget ledger, because TFF's process "
-                "cannot reserve the run's budget there. Use build_fed_avg."
+                "The plan is bound to a budget ledger, but CorrelatedNoiseFactory cannot "
+                "reserve the run's budget there. Use build_fed_avg(...) instead."
             )
         self._plan = plan
         self._denominator = clients_per_round_of(plan, clients_per_round)

@@ -166,7 +166,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         except (TypeError, KeyError, ValueError):
             if hooks.is_needed(self.plan):
                 raise LedgerError(
-                    "next needs a state of this process, to reserve the run's budget."
+                    "With a budget ledger, next(...) must get a state of this process."
                 ) from None
             return None
         hooks.begin(self.plan, _name_of(secret))
@@ -176,7 +176,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         if use in self._done:
             raise ValueError(
                 f"Round {current} already has a result. A second result would spend more "
-                f"than the plan permits. Continue with the state that next returned."
+                f"than the plan permits. Use the state that process.next(...) returned."
             )
         self._done.add(use)
         return use

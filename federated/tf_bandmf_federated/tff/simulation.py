@@ -102,7 +102,7 @@ class SimulatedClients:
                 raise ValueError(
                     f"Round {len(ledger.rounds)} needs {wanted} eligible clients, "
                     f"found {eligible} ({available} of {len(self.names)} clients are "
-                    f"available), with {self.participation}. Use fewer "
+                    f"available). The plan has {self.participation}. Use fewer "
                     f"clients per round, make a plan with a smaller min_separation or "
                     f'more participations, or set on_shortage="fewer".'
                 )

@@ -34,9 +34,9 @@ def check_fits(plan: Plan, num_parameters: int) -> None:
     vectors = plan.strategy.memory_vectors
     if vectors * num_parameters > MAX_STATE_FLOATS:
         raise ValueError(
-            f"The ring buffer of {plan.mechanism} has {vectors} vectors of "
-            f"{num_parameters:,} numbers. TFF copies its state to its worker and back in "
-            f"every round, so at most {MAX_STATE_FLOATS:,} numbers are allowed. Use "
+            f"The noise of {plan.mechanism} needs a ring buffer: {vectors} vectors of "
+            f"{num_parameters:,} numbers. At most {MAX_STATE_FLOATS:,} are allowed, "
+            f"because TFF copies the buffer between processes in every round. Use "
             f'Flower, or make the plan with BISR ("bisr"), BandInvMF ("bandinv") or '
             f'λ-CGD ("lambda_cgd"), which have no ring buffer.'
         )
