@@ -100,7 +100,7 @@ def test_what_is_missing_is_said(run, path, capsys, tmp_path):
     assert "There is no ledger at" in run("show", code=2)
     assert not (tmp_path / "privacy.db").exists()
     assert cli.main(["budget", "show"]) == 2
-    assert "must be set, found neither" in capsys.readouterr().err
+    assert "Pass --ledger, or set" in capsys.readouterr().err
     run("add", "patients", "--epsilon", "1", code=2)
     run("add", "patients", "--epsilon", "1", "--delta", "1e-6")
     assert "no data set" in run("fits", "doctors", code=2)

@@ -50,11 +50,11 @@ def test_balls_in_bins_is_an_estimate_or_a_bound_and_says_so():
 def test_no_accountant_can_be_asked_about_another_sampler():
     config = cyclic().to_config()
     config["participation"] = tf_bandmf.CyclicFixedSize(M, 100, 8).to_config()
-    with pytest.raises(ValueError, match="The plan must claim"):
+    with pytest.raises(ValueError, match="The accountant must be"):
         tf_bandmf.Plan.from_config(config)
     config = bins().to_config()
     config["kind"] = "exact"
-    with pytest.raises(ValueError, match="The plan must claim"):
+    with pytest.raises(ValueError, match="The accountant must be"):
         tf_bandmf.Plan.from_config(config)
 
 
@@ -64,7 +64,7 @@ def test_no_accountant_can_be_asked_about_another_sampler():
         ({"kind": "certain"}, "kind must be one of"),
         ({"epsilon": float("nan")}, "epsilon must be finite and > 0"),
         ({"delta": 0.0}, "delta must be in"),
-        ({"kind": "estimate", "confidence": 0.9}, "Only a bound can have a confidence"),
+        ({"kind": "estimate", "confidence": 0.9}, "confidence must be None unless"),
     ],
 )
 def test_a_guarantee_is_valid_or_does_not_exist(fields, message):

@@ -31,10 +31,10 @@ def check_size(num_steps: int, bands: int) -> None:
     most = _LARGEST_WORK // (bands + _STEP)
     if num_steps > most:
         raise ValueError(
-            f"The accounting of b-min-sep sampling simulates every step: with {bands} "
-            f"bands, num_steps must be <= {most}, found {num_steps}. Use "
-            f'sampling="cyclic-poisson" (CyclicPoisson), which needs no simulation. '
-            f"Or use larger batches or fewer epochs."
+            f"With b-min-sep sampling and {bands} bands, num_steps must be <= {most}, "
+            f"found {num_steps}, because the accounting simulates every step. Use larger "
+            f'batches, fewer epochs, or sampling="cyclic-poisson" (CyclicPoisson), whose '
+            f"accounting needs no simulation."
         )
 
 
@@ -69,8 +69,8 @@ class BMinSepAccountant(SimulatedAccountant):
         check_bands(matrix, separation)
         if not matrix.is_nonnegative():
             raise ValueError(
-                "The accounting of b-min-sep sampling needs a strategy C without "
-                "negative entries, but this one has some. Use CyclicPoisson."
+                "B-min-sep sampling needs a strategy matrix C without negative entries. "
+                "Use CyclicPoisson instead of BMinSep, or another strategy."
             )
         self._passes = passes = Passes(matrix.as_rows(), separation, rate)
         fewer = max(_LEAST_DRAWS, _ENTRIES // matrix.num_rows)

@@ -170,8 +170,8 @@ class Accountant(abc.ABC):
             left = multiplier**-2 - self.releases**-2
             if left <= 0.0:
                 raise ValueError(
-                    f"Other releases use up the budget of epsilon = {epsilon:g}, delta "
-                    f"= {delta:g}. Use a larger budget, or more noise for them."
+                    f"Other releases use up the budget (epsilon = {epsilon:g}, delta = "
+                    f"{delta:g}). Use a larger budget, or more noise for these releases."
                 )
             whole = self.whole_sensitivity
             multiplier = to_safe_side(
@@ -263,9 +263,9 @@ class Accountant(abc.ABC):
           ValueError: if dp-accounting has no event for this sampler.
         """
         raise ValueError(
-            f"dp-accounting has no event for {self.claims[0][0]}. Use "
-            f"guarantee_at(delta), or a participation with an event: CyclicPoisson, "
-            f"Poisson, FixedEpochOrder."
+            f"dp-accounting has no event for {self.claims[0][0]}. Call the plan's "
+            f"guarantee_at(delta) instead, or make a plan with CyclicPoisson, Poisson or "
+            f"FixedEpochOrder, which have events."
         )
 
     def validate(self, noise_stddev: float, guarantee: Guarantee) -> None:
@@ -273,13 +273,13 @@ class Accountant(abc.ABC):
         claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
         if claim not in self.claims:
             raise ValueError(
-                f"The plan must claim {self.claims[0]}, found {claim}. Make a new one."
+                f"The accountant must be {self.claims[0]}, found {claim}. Make a new plan."
             )
         if not self.confirms(noise_stddev, guarantee):
             raise ValueError(
-                f"noise_stddev = {noise_stddev} (on the raw strategy, for l2_norm_clip "
-                f"= 1) gives, at epsilon = {guarantee.epsilon}, a delta above the "
-                f"plan's {guarantee.delta}: the plan was damaged. Make the plan again."
+                f"The plan was damaged: its noise (standard deviation {noise_stddev} for "
+                f"l2_norm_clip = 1) does not give its epsilon = {guarantee.epsilon} and "
+                f"delta = {guarantee.delta}. Make the plan again."
             )
 
 

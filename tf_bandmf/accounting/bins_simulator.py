@@ -61,8 +61,8 @@ def check_bins(num_bins: int) -> None:
     """Raises ValueError if there are too many bins to compute their Gram matrix."""
     if num_bins > _LARGEST_BINS:
         raise ValueError(
-            f"For balls in bins, num_bins must be <= {_LARGEST_BINS}, found "
-            f"{num_bins}. Use larger batches or CyclicPoisson."
+            f"With BallsInBins, num_bins must be <= {_LARGEST_BINS}, found {num_bins}. "
+            f"Use larger batches, or use CyclicPoisson instead."
         )
 
 
@@ -84,8 +84,8 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
     check_bins(b)
     if not matrix.is_nonnegative():
         raise ValueError(
-            "The accounting of balls in bins needs a strategy C without negative "
-            "entries, but this one has some. Use FixedEpochOrder, or another strategy."
+            "BallsInBins needs a strategy matrix C without negative entries. Use "
+            "FixedEpochOrder instead of BallsInBins, or use another strategy."
         )
     cost = matrix.gram_diagonal_cost()
     is_small = matrix.bands > b and n * b <= _FEW_COLUMNS
@@ -112,7 +112,7 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
         columns = np.maximum(matrix.matmul(pattern), 0.0)
         gram = columns.T @ columns
     if not np.all(np.isfinite(gram)):
-        raise ValueError("Entries of C are so large that C^T C overflows. Rescale C.")
+        raise ValueError("C^T C overflows. Scale the strategy matrix C down.")
     return 0.5 * (gram + gram.T)
 
 

@@ -57,7 +57,7 @@ def whole_number(
 def check_word(name: str, word: object, words: Iterable[str]) -> None:
     """Raises ValueError unless `word` is one of `words`."""
     if not isinstance(word, str) or word not in tuple(words):
-        raise ValueError(f"{name} must be one of {', '.join(words)}, found {word!r}.")
+        raise ValueError(f"{name} must be one of {', '.join(words)}, but is {word!r}.")
 
 
 def check_delta(delta: Any) -> None:
@@ -71,8 +71,8 @@ def check_confidence(confidence: Any) -> None:
     if confidence is None or (is_number(confidence) and 0.5 <= confidence < 1.0):
         return
     raise ValueError(
-        f"confidence must be in [0.5, 1), found {confidence!r}: a simulated bound fails "
-        f"with probability at most 1 - confidence. Use 1 - 1e-6, for instance."
+        f"confidence must be in [0.5, 1), found {confidence!r}. For example, a bound with "
+        f"confidence = 1 - 1e-6 is wrong with a probability of at most 1e-6."
     )
 
 
@@ -81,8 +81,8 @@ def check_planned_delta(delta: Any) -> None:
     check_delta(delta)
     if delta < SMALLEST_DELTA:
         raise ValueError(
-            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: "
-            f"the generated noise lacks the outermost tails. Use a larger delta."
+            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}, because the "
+            f"generated normal noise omits the outermost tails. Use a larger delta."
         )
 
 

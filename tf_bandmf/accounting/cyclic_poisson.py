@@ -37,10 +37,10 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
     """Raises ValueError if the strategy has more bands than the data has parts."""
     if matrix.bands > num_parts:
         raise ValueError(
-            f"With num_parts = {num_parts}, C must have at most {num_parts} bands, found "
-            f"{matrix.bands} (lambda_cgd, bisr and blt have one per step): the columns of "
-            f"C for an example's steps would overlap. Use BallsInBins, fewer bands (bsr, "
-            f"toeplitz), or num_parts >= {matrix.bands} (cyclic-poisson, b-min-sep)."
+            f"With num_parts = {num_parts}, the strategy matrix C must have at most "
+            f"{num_parts} bands, found {matrix.bands} (lambda_cgd, bisr and blt have one "
+            f"band per step). Use BallsInBins, or fewer bands (bsr, toeplitz), or "
+            f"num_parts >= {matrix.bands} (with CyclicPoisson or BMinSep)."
         )
 
 
@@ -186,7 +186,7 @@ class CyclicPoissonAccountant(SampledQueries):
         )
         if sampled <= delta:
             raise ValueError(
-                f"delta = {delta:g} is at least the probability {sampled:.3g} that an "
-                f"example is ever sampled: no noise is needed. Use a smaller delta."
+                f"delta must be below {sampled:.3g}, the probability that an example is "
+                f"ever sampled, found {delta:g}, which needs no noise. Use a smaller delta."
             )
         return super().largest_noise(epsilon, delta)

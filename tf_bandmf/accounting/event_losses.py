@@ -118,8 +118,8 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
     if accountant is None:
         neighbors = "replaced" if is_replaced else "added or removed"
         raise ValueError(
-            f"no accountant of dp-accounting supports the event if a privacy unit is "
-            f"{neighbors}. Specify the event's epsilon and delta, or its rho, instead."
+            f"dp-accounting has no accountant for this event if a privacy unit is "
+            f"{neighbors}. Give the event's epsilon and delta, or its rho, instead."
         )
     accountant.compose(event)
 
@@ -127,7 +127,7 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
         deltas = np.array([float(accountant.get_delta(float(e))) for e in epsilons])
         if not np.all((deltas >= -_TOLERANCE) & (deltas <= 1.0 + _TOLERANCE)):
             raise ArithmeticError(
-                f"delta must be in [0, 1], found {deltas} from dp-accounting for {event} "
+                f"dp-accounting must return deltas in [0, 1], found {deltas} for {event} "
                 f"at epsilon = {epsilons}."
             )
         return np.clip(deltas, 0.0, 1.0)

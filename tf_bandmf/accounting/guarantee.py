@@ -56,7 +56,7 @@ class Guarantee:
         checks.check_confidence(self.confidence)
         if self.confidence is not None and self.kind != "bound":
             raise ValueError(
-                f"Only a bound can have a confidence, found the kind {self.kind!r}."
+                f"confidence must be None unless kind = 'bound', found {self.kind!r}."
             )
 
     @property

@@ -98,7 +98,7 @@ class Run:
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
             raise ArithmeticError(
-                f"Draws must have values <= {largest} (a proven bound), found {most}."
+                f"No draw can exceed the proven bound {largest}, but one has {most}."
             )
         values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
         values = np.minimum(values, largest)

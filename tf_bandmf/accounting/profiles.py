@@ -134,7 +134,7 @@ def dominating_loss(
     deltas = np.minimum(np.asarray(profile(losses), np.float64), 1.0)
     deltas = np.minimum.accumulate(deltas)
     if not (np.all(np.isfinite(deltas)) and np.all(deltas >= 0.0)):
-        raise ArithmeticError(f"A profile's values must be in [0, 1], found {deltas}.")
+        raise ArithmeticError(f"profile must return deltas in [0, 1], found {deltas}.")
     other = -np.expm1(-losses[1:]) + np.exp(-losses[1:]) * deltas[1:]
     index = np.append(-index[:0:-1], index)
     deltas = np.minimum.accumulate(np.append(other[::-1], deltas))

@@ -88,7 +88,7 @@ def near_root(
         if abs(move) <= tolerance:
             return x
     raise ArithmeticError(
-        "Even a noise (or epsilon) near 0 meets delta. Use a smaller delta."
+        "Even noise (or an epsilon) near 0 meets the target delta. Use a smaller delta."
     )
 
 

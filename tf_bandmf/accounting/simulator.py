@@ -303,7 +303,7 @@ class Simulator(abc.ABC):
                 raise TooManyDraws(
                     f"A bound at delta = {aim:.3g} and confidence 1 - {beta:.2g} would "
                     f"take {count:.3g} draws of {self._entries} random numbers each. "
-                    f"Use a larger delta or an estimate (confidence=None)."
+                    f"Use a larger delta, or confidence=None for an estimate."
                 )
             runs.append((there.simulate(proposal, stage, count), largest, part))
         return runs

@@ -213,8 +213,8 @@ def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
 def _check_counts(canaries: int, guesses: int, right: int) -> None:
     if not 0 <= right <= guesses <= canaries or canaries < 1:
         raise ValueError(
-            f"num_right <= num_guesses <= num_canaries must hold, with num_right >= 0 "
-            f"and num_canaries >= 1, found {right}, {guesses}, {canaries}."
+            f"num_canaries must be >= 1, num_guesses <= num_canaries, and num_right in "
+            f"[0, num_guesses], found {canaries}, {guesses} and {right}."
         )
 
 

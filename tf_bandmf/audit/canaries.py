@@ -88,7 +88,7 @@ class GradientCanaries:
                 gram, np.eye(m), atol=1e-6
             ):
                 raise ValueError(
-                    f"directions must be orthonormal rows of length {num_parameters}."
+                    f"directions must have orthonormal rows of length {num_parameters}."
                 )
         rng = np.random.default_rng(seed)
         n = plan.num_steps

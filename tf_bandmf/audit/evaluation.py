@@ -160,8 +160,8 @@ def evaluate(
     positives, m = int(included.sum()), int(scores.size)
     if positives in (0, m):
         raise ValueError(
-            f"Some canaries must take part and some must not, found {positives} of {m} "
-            f"that took part. Use more canaries."
+            f"Some canaries must take part and some must not, but {positives} of {m} took "
+            f"part. Use more canaries."
         )
     count = 1 + is_gaussian + are_independent * (1 + is_gaussian)
     each = 1.0 - (1.0 - confidence) / count

@@ -32,7 +32,7 @@ def command(context: click.Context, ledger: str | None) -> None:
 def _call(method: str, cited: tuple[str, ...] = (), **given: Any) -> Any:
     url = click.get_current_context().obj
     if not url:
-        raise ValueError(f"--ledger or {VARIABLE} must be set, found neither.")
+        raise ValueError(f"Pass --ledger, or set the environment variable {VARIABLE}.")
     from tf_bandmf.ledger.book import Ledger
 
     url = url if "://" in url else f"sqlite:///{url}"

@@ -144,7 +144,7 @@ def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
         write = {".md": "to_model_card", ".json": "to_json"}
         suffix = pathlib.Path(card).suffix
         if suffix not in write:
-            raise ValueError(f"--card must end in {', '.join(write)}, found {card}.")
+            raise ValueError(f"--card must end in {' or '.join(write)}, found {card}.")
         text = getattr(made, write[suffix])()
         pathlib.Path(card).write_text(text, encoding="utf-8")
     _draw(plot, "plan_overview", ("the plan", {"the plan": read}))

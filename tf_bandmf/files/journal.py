@@ -77,7 +77,7 @@ class Journal:
             entry = HiddenBytes(whole[place : place + ENTRY_BYTES])
             if whole[place : place + _PLACE] != self._marked(entry):
                 if len(whole) - place >= _PLACE and any(whole[place:]):
-                    raise ValueError(f"{self._path} is damaged: a digest is wrong.")
+                    raise ValueError(f"{self._path} is damaged: a checksum is wrong.")
                 os.truncate(self._path, place)
                 break
             entries.append(entry)

@@ -55,6 +55,6 @@ def check_mode(path: str) -> None:
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & 0o077:
         raise PermissionError(
-            f"{path} contains the secrets of a run, but others may read it (mode "
-            f"{mode:o}). If nobody has read it, run chmod 600 {path}."
+            f"{path} contains the secrets of a run, but its mode {mode:o} gives access to "
+            f"other users. If none of them has read the file, run `chmod 600 {path}`."
         )

@@ -6,8 +6,8 @@ try:
     import keras
 except ImportError as error:
     raise ImportError(
-        f"tf_bandmf.keras needs Keras 3 on TensorFlow, and Keras cannot be imported: "
-        f"{error}. Install tf-bandmf[keras], and set KERAS_BACKEND=tensorflow before "
+        f"tf_bandmf.keras needs Keras 3 on TensorFlow, but Keras cannot be imported "
+        f"({error}). Install tf-bandmf[keras], and set KERAS_BACKEND=tensorflow before "
         f"importing keras. The rest of tf_bandmf works without Keras."
     ) from error
 
@@ -15,6 +15,6 @@ backend = keras.backend.backend()
 if int(keras.__version__.split(".")[0]) < 3 or backend != "tensorflow":
     raise ImportError(
         f"tf_bandmf.keras needs Keras >= 3.12 on TensorFlow, found Keras "
-        f"{keras.__version__} on the backend {backend!r}. Set KERAS_BACKEND=tensorflow "
-        f"before importing keras. On TensorFlow 2.14 use the federated distribution."
+        f"{keras.__version__} with the backend {backend!r}. Set KERAS_BACKEND=tensorflow "
+        f"before importing keras. On TensorFlow 2.14, use tf-bandmf-federated instead."
     )

@@ -93,13 +93,13 @@ def audit_run(
     plan = optimizer.plan
     if not plan.participation.has_schedule:
         raise TypeError(
-            "The audit needs a plan that makes its own batches, found one with MinSep."
+            "The audit needs a plan that makes its own batches; plans with MinSep do not."
         )
     taken, most = optimizer.steps_taken, _MOST_STEPS
     if taken or plan.num_steps > most:
         raise ValueError(
-            f"The audit needs a whole run of at most {most} steps, found a run of "
-            f"{plan.num_steps} steps, of which {taken} were taken."
+            f"The audit needs a new run of at most {most} steps, found a run of "
+            f"{plan.num_steps} steps that has already taken {taken} of them."
         )
     data = tf.nest.map_structure(np.asarray, (x, y))
     size = len(tf.nest.flatten(data)[0])

@@ -86,8 +86,8 @@ def recorded_forward(
             losses = per_example_losses(compiled_loss(model), y, y_pred, sample_weight)
         if {id(v) for v in model.trainable_variables} != {id(v) for v in variables}:
             raise UnsupportedModelError(
-                f"Model {model.name!r} created weights in its first call. Call it once on "
-                f"data before training, so that all weights are known."
+                f"Model {model.name!r} created weights in its first call. Call the model "
+                f"once on data before training, so that all weights are known."
             )
         _check_reads(model, variables, recorder)
         yield Forward(y_pred, losses, recorder.calls, recorder.tape)
@@ -115,8 +115,8 @@ def _refuse_added_losses(model: keras.Model) -> None:
             raise UnsupportedModelError(
                 f"Layer {layer.name!r} ({type(layer).__name__}) added a loss with "
                 "`add_loss` or an activity regularizer. Such a loss is not per example, "
-                "so it cannot be clipped. Remove it, or make it an output of the model "
-                "with its own loss."
+                "so its gradient cannot be clipped. Remove the loss, or make its value "
+                "an output of the model with a loss function."
             )
 
 
@@ -143,14 +143,14 @@ def _check_reads(
                 continue
             raise UnsupportedModelError(
                 f"Weight {owners[handle].path!r} of model {model.name!r} is read outside "
-                f"the call of its own layer, by operation {operation.name!r}. That part "
-                "of its gradient would escape clipping. Use the weight in one layer "
-                "only; to share it, call that layer twice (for a tied output "
-                "projection, `keras.layers.ReversibleEmbedding`)."
+                f"the call of its own layer, by operation {operation.name!r}, so part of "
+                "the weight's gradient would not be clipped. Use the weight in one layer "
+                "only. To share the weight, call that layer twice; for a tied output "
+                "projection, use `keras.layers.ReversibleEmbedding`."
             )
         if unit and unit.rule.runs_again and side_effects(operation) & DRAWS:
             raise UnsupportedModelError(
                 f"Layer {unit.layer.name!r} ({type(unit.layer).__name__}) draws random "
-                f"numbers with {operation.type}, which cannot be repeated. Use "
-                "`keras.random` with a `keras.random.SeedGenerator`."
+                f"numbers with {operation.type}, which cannot draw the same numbers "
+                "again. Use `keras.random` with a `keras.random.SeedGenerator`."
             )

@@ -96,7 +96,7 @@ def _tried(
         else:
             # The logs can differ here only if custom code caught the `Mixes` error.
             if walks[0].log != walks[1].log:
-                raise Mixes("computes with the number of examples in the batch")
+                raise Mixes("an operation depends on the batch size")
             return Structure(tuple(alone), units, tuple(walks[1].calls), outputs)
         alone = walks[-1].alone
 
@@ -118,5 +118,5 @@ def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> Any:
         walk.alone = [model]
         return None
     if model not in walk.alone and any(place != ROWS for place in places):
-        raise Mixes("returns a tensor whose first axis is not that of the examples")
+        raise Mixes("the first axis of a returned tensor is not the batch axis")
     return outputs

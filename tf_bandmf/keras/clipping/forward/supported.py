@@ -63,8 +63,8 @@ def check_supported(model: keras.Model) -> None:
     """
     if not model.built:
         raise UnsupportedModelError(
-            f"Model {model.name!r} is not built, so its weights are not known. Give "
-            "it a `keras.Input`, call `model.build(...)` or call it once on data."
+            f"Model {model.name!r} is not built, so its weights are not known. Give it a "
+            "`keras.Input`, call `model.build(...)`, or call the model once on data."
         )
     refuse_own_step(type(model), vars(model))
     for layer in all_layers(model):
@@ -102,9 +102,9 @@ def refuse_own_step(kind: type, others: Iterable[str] = ()) -> None:
         makers = [base.__module__ for base in kind.__mro__ if name in vars(base)]
         if name in others or not all(one.startswith(_MODULES) for one in makers):
             raise UnsupportedModelError(
-                f"{kind.__name__} overrides `{name}`, which private training replaces: "
-                "what the override does would not be private. Remove it: give the "
-                "loss to compile(loss=...), augment data in plan.batches(..., "
-                "map=function) or in a layer, and write loops of your own with "
-                "`private_gradients` and `apply_noisy`."
+                f"{kind.__name__} overrides `{name}`, which private training replaces, "
+                "because your own code there would not be private. Remove the override. "
+                "Instead, pass losses to `compile(loss=...)`, augment data in a layer or "
+                "with `plan.batches(..., map=function)`, and write custom training loops "
+                "with `private_gradients` and `apply_noisy`."
             )

@@ -95,9 +95,9 @@ def find_units(
         if layer is model:
             if weights:
                 raise UnsupportedModelError(
-                    f"Model {model.name!r} owns the weight {weights[0].path!r} itself, "
-                    "so that no layer's call accounts for its gradient. Move the "
-                    "weight into a separate layer."
+                    f"Weight {weights[0].path!r} belongs to model {model.name!r} itself, "
+                    "not to a layer, so its gradient cannot be clipped per example. Move "
+                    "the weight into a separate layer."
                 )
         elif inside and (weights or _is_closed(layer)):
             rule = rule_for(layer, inside, weights)

@@ -75,18 +75,18 @@ class Recorder:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise UnsupportedModelError(
                 f"Layer {layer.name!r} ({type(layer).__name__}) is called inside a "
-                "loop, a condition or a tf.function within the model, where its "
-                "per-example gradients cannot be followed. Call it directly from "
-                "`call`, or put the loop and the layer's weights into one layer."
+                "loop, a condition or a tf.function within the model, where per-example "
+                "gradients are not available. Call the layer outside of these, or move "
+                "the loop and the layer's weights into one layer."
             )
         # Calls are in the order in which they start: the call to a layer comes before
         # the calls to its inner layers.
         shape = next(self._shapes, None)
         if shape is None or shape.layer is not layer:
             raise UnsupportedModelError(
-                f"Layer {layer.name!r} is called in another order when the model is "
-                "traced than on Keras' symbolic tensors, so its gradients cannot be "
-                "followed. Let `call` make the same calls in the same order each time."
+                f"Layer {layer.name!r} is called in a different order when TensorFlow "
+                "traces the model than when the model runs on Keras' symbolic tensors. "
+                "Let the model's `call` always call its layers in the same order."
             )
         flags: Sequence[bool] = shape.batched
         if not any(flags):

@@ -81,8 +81,8 @@ def map_examples(
     graph = of_one.graph
     if any(depends_on_arguments(outside) for outside, _ in graph.captures):
         raise UnsupportedModelError(
-            f"{name} is executed for each example by itself, but reads a tensor of the "
-            f"whole batch that is not an argument. Pass the tensor as an argument."
+            f"{name} runs on one example at a time, but reads a tensor of the whole batch "
+            f"that is not one of its arguments. Pass that tensor as an argument."
         )
     nodes = (node for op in graph.get_operations() for node in nodes_of(op))
     if all(node.op in VECTORIZABLE for node in nodes):

@@ -78,7 +78,7 @@ def _told(op: Any, rank: int) -> Collection[int]:
     """Returns the axes in an operation's attributes; the value None means all axes."""
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
     if not names:
-        raise CannotOpen(f"{type(op).__name__} without an attribute for axes")
+        raise CannotOpen(f"{type(op).__name__} has no attribute for axes.")
     told = [getattr(op, name) for name in names]
     chosen = [range(rank) if axis is None else np.atleast_1d(axis) for axis in told]
     return {int(one) % rank if rank else 0 for axes in chosen for one in axes}
@@ -110,7 +110,7 @@ def _kept(call: Call, place: Place) -> list[Place]:
     for tensor in call.outputs:
         axes = [axis for axis, n in enumerate(tensor.shape) if n in (None, length)]
         if len(axes) != 1:
-            raise Mixes("has no axis, or several, that could hold the examples")
+            raise Mixes("returns a tensor whose batch axis cannot be identified")
         places.append(place._replace(axis=axes[0]))
     return places
 
@@ -128,13 +128,13 @@ def _apart(crossed: Axes | None = None, several: bool = False) -> Rule:
     def rule(call: Call) -> list[Place]:
         given = [(at, t) for t in call.tensors if (at := call.place(t)) is not None]
         if not several and [id(t) for _, t in given] != [id(call.args[0])]:
-            raise CannotOpen(f"{type(call.op).__name__} with several batched arguments")
+            raise CannotOpen(f"{type(call.op).__name__} has several batched arguments.")
         rank = max(len(t.shape) for t in (call.tensors if several else call.args[:1]))
         place = same(
             [at._replace(axis=at.axis + rank - len(t.shape)) for at, t in given]
         )
         if crossed is not None and place.axis in crossed(call.op, rank):
-            raise Mixes("works along the axis of the examples")
+            raise Mixes("works along the batch axis")
         return _kept(call, place)
 
     return rule
@@ -160,12 +160,12 @@ def _arranged(arrange: Callable[..., Any]) -> Rule:
         x, *others = call.args
         place = call.place(x)
         if place is None:
-            raise CannotOpen("an index that depends on the example")
+            raise CannotOpen("An index depends on the example.")
         shape = [call.size * place.inner if n is None else n for n in x.shape]
         numbers = np.broadcast_to(_numbers(place, len(shape), call.size), shape)
         result = arrange(numbers, call.op, *others)
         if not result.size:
-            raise CannotOpen("an empty result")
+            raise CannotOpen("The result is empty.")
         # Along axes with stride 0, all entries are the same, so one is enough.
         entries = result[tuple(slice(None if step else 1) for step in result.strides)]
         for axis, length in enumerate(entries.shape):
@@ -176,8 +176,8 @@ def _arranged(arrange: Callable[..., Any]) -> Rule:
                     call.specs = KerasTensor(result.shape, x.dtype)
                     return [kept]
         raise Mixes(
-            f"selects only some examples, or does not give each example rows of its "
-            f"own: it turns the shape {shape} into {list(result.shape)}"
+            f"drops or rearranges examples when it turns the shape {shape} into "
+            f"{list(result.shape)}"
         )
 
     return rule
@@ -198,7 +198,7 @@ def _take(call: Call) -> list[Place]:
     if place is None:
         return _ALONG(call)
     if call.place(x) is not None:
-        raise CannotOpen("Take with two batched arguments")
+        raise CannotOpen("Only one argument of Take may be batched.")
     return _kept(call, place)
 
 
@@ -213,12 +213,12 @@ def _contracted(call: Call, subscripts: str) -> list[Place]:
             letter = part[place.axis]
             places.add((letter, place.inner))
             if part.count(letter) > 1:
-                raise Mixes("takes a diagonal through the examples")
+                raise Mixes("takes a diagonal along the batch axis")
     (letter, inner), *others = places
     if others:
         raise Mixes("multiplies each example by every other one")
     if letter not in output:
-        raise Mixes("sums over the examples")
+        raise Mixes("sums over the batch axis")
     return [Place(output.index(letter), inner)]
 
 
@@ -231,7 +231,7 @@ def _matmul(call: Call) -> list[Place]:
 def _dot(call: Call) -> list[Place]:
     """Treats `Dot` and `Tensordot` over one axis of a vector or matrix as `Matmul`."""
     if len(call.args[1].shape) > 2 or getattr(call.op, "axes", 1) != 1:
-        raise CannotOpen(f"{type(call.op).__name__} that is not a matrix product")
+        raise CannotOpen(f"{type(call.op).__name__} is not a matrix product.")
     return _matmul(call)
 
 

@@ -48,7 +48,7 @@ class Mixes(Exception):
     """Raised if examples of a batch are combined, or if they cannot be told apart.
 
     Args:
-      reason: predicate of a sentence about the model, such as "mixes examples".
+      reason: clause, or the predicate of a clause about an operation.
       advice: sentences that say what the user can change.
     """
 
@@ -66,7 +66,7 @@ class CannotOpen(Exception):
     """Raised if it is unknown where an operation puts the axis of examples.
 
     Args:
-      reason: noun phrase that names the operation and the problem.
+      reason: sentence that describes the problem.
     """
 
     _keras_call_info_injected = True
@@ -79,7 +79,7 @@ def same(places: Sequence[Place]) -> Place:
       Mixes: if the axes differ, since different examples would be combined.
     """
     if any(place != places[0] for place in places):
-        raise Mixes("combines tensors whose examples lie along different axes")
+        raise Mixes("combines tensors that have different batch axes")
     return places[0]
 
 

@@ -42,8 +42,8 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
     is_layer = isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)
     if not is_layer or issubclass(layer_class, keras.Model):
         raise TypeError(
-            f"layer_class must be a subclass of keras.layers.Layer, and not a model, found "
-            f"{layer_class!r}. For a model, vouch for the layers in it."
+            f"layer_class must be a subclass of keras.layers.Layer but not of keras.Model, "
+            f"found {layer_class!r}. For a model, register the classes of its layers."
         )
     LAYERS[layer_class] = vouched
     return layer_class

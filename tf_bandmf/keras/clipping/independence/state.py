@@ -91,16 +91,15 @@ def refuse_effects(
             problem = "reads the state of a metric"
         elif unknown:
             problem = (
-                f"is, or calls, an operation of type {min(unknown)}, which is "
-                f"not among the operations that are known only to compute outputs from "
-                f"their inputs: it may keep state or run code outside of the graph"
+                f"is, or calls, an operation of type {min(unknown)}, which may keep "
+                f"state or run code outside of the graph"
             )
         elif of_op & _ASSIGNS and not (op.type in _ASSIGNS and read[0] in seeds):
             problem = "changes a variable"
         else:
             continue
         raise UnsupportedModelError(
-            f"Operation {op.name!r} {problem}. State computed from data would be released "
-            f"with the model without noise, or reach the next step unclipped. Remove "
-            f"the operation, or freeze its layer."
+            f"Operation {op.name!r} {problem}. State that is computed from data would be "
+            f"released without noise, or used in the next step without clipping. Remove "
+            f"the operation, or set `trainable = False` on its layer."
         )

@@ -168,7 +168,7 @@ class Walk:
             # Do not compare the calls that follow: the layer that is running now will
             # be executed on single examples, and the model will be analyzed again.
             self.like = None
-            raise Mixes("computes with the number of examples in the batch")
+            raise Mixes("an operation depends on the batch size")
 
     def _operation(self, original: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the rule of an operation to symbolic tensors.
@@ -182,7 +182,7 @@ class Walk:
         kind, rule = type(op), table.OPERATIONS.get(type(op))
         if rule is None:
             if kind.__module__.startswith("keras."):
-                raise CannotOpen(f"operation {kind.__name__}")
+                raise CannotOpen(f"Operation {kind.__name__} has no rule.")
             return op.call(*args, **kwargs)
         is_combined = rule is table.ENTRY_BY_ENTRY
         place_of = functools.partial(self.place, is_combined=is_combined)
@@ -230,7 +230,7 @@ class Walk:
         is_alone = is_symbolic and any(layer is other for other in before)
         try:
             if is_alone and was_within:
-                raise CannotOpen(f"single-example layer {layer.name!r} inside another")
+                raise CannotOpen(f"Layer {layer.name!r} is in a single-example layer.")
             call = None
             if unit is not None:
                 call, args, kwargs = self._noted(unit, args, kwargs)
@@ -265,7 +265,7 @@ class Walk:
         tensors = tensors_of((args, kwargs))
         places = [p for t in tensors if (p := self.place(t)) is not None]
         if any(place != ROWS for place in places):
-            raise CannotOpen("rows that are not examples")
+            raise CannotOpen("The first axis of an argument is not the batch axis.")
         self._is_within_unit = True
 
         def given(leaf: Any) -> Any:
@@ -280,7 +280,7 @@ class Walk:
             if spec is None:
                 return None
             if places and (not spec.shape or spec.shape[0] not in (None, self.size)):
-                raise CannotOpen("a result without a row for each example")
+                raise CannotOpen("A result must have a row for each example.")
             tensor = self._made(spec.shape, spec.dtype, ROWS if places else None)
             if getattr(spec, MASK, None) is not None:
                 setattr(tensor, MASK, placed(getattr(spec, MASK)))
@@ -332,7 +332,7 @@ class Walk:
         if not tf.executing_eagerly() or is_array(x):
             return original(*args, **kwargs)
         if any(self.place(value) is not None for value in given.values()):
-            raise CannotOpen("random numbers whose parameters depend on the example")
+            raise CannotOpen("Parameters of random numbers depend on the example.")
         if x is None:
             shape = tuple(int(n) for n in given["shape"])
             kind, place = given["dtype"] or keras.config.floatx(), self._by_size(shape)
@@ -341,7 +341,7 @@ class Walk:
         seed = given["seed"]
         is_new = seed is None or isinstance(seed, keras.random.SeedGenerator)
         if place is not None and not is_new:
-            raise CannotOpen("random numbers that may be the same in every step")
+            raise CannotOpen("Random numbers may be the same in every step.")
         return self._made(shape, kind, place)
 
     def _rnn(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -357,7 +357,7 @@ class Walk:
             return original(*args, **kwargs)
         places = [p for t in tensors if (p := self.place(t)) is not None]
         if given["time_major"] or same(places).axis != 0:
-            raise Mixes("loops from one example to the next")
+            raise Mixes("a recurrent loop runs over the examples of the batch")
         first = keras.tree.map_structure(lambda t: t[:, 0], given["inputs"])
         constants = given["constants"] or []
 
@@ -365,7 +365,7 @@ class Walk:
         output, states = given["step_function"](first, [*before, *constants])
         pairs = zip(keras.tree.flatten(before), keras.tree.flatten(states), strict=True)
         if any(self.place(one) != self.place(other) for one, other in pairs):
-            raise CannotOpen("a loop that moves the batch axis of its state")
+            raise CannotOpen("A loop moves the batch axis of its state.")
         count = tensors[0].shape[1] if given["return_all_outputs"] else 1
         outputs = keras.ops.repeat(keras.ops.expand_dims(output, 1), count, 1)
         return output, outputs, states
@@ -401,5 +401,5 @@ def _if_symbolic(function: Callable[..., Any]) -> Callable[..., Any]:
 def _unseen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Refuses eager code in which the current value of a weight selects a branch."""
     if tf.executing_eagerly():
-        raise CannotOpen("a branch or a loop on a tensor that is not symbolic")
+        raise CannotOpen("A branch or a loop depends on a value of a tensor.")
     return original(*args, **kwargs)
