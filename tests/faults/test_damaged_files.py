@@ -104,7 +104,7 @@ def test_a_damaged_file_is_refused_or_does_not_matter(count, interrupted, tmp_pa
             try:
                 actual = resumed(plan, folder)
             except ValueError as error:
-                refusals = ("is damaged", "does not know these weights")
+                refusals = ("is damaged", "does not record these weights")
                 assert any(text in str(error) for text in refusals), (what, error)
                 assert str(folder) in str(error)
                 refused += 1

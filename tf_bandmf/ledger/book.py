@@ -101,7 +101,7 @@ class Ledger:
         """
         check_unit(unit)
         if adjacency not in ("zero-out", "replace-one"):
-            raise ValueError("adjacency must be zero-out or replace-one.")
+            raise ValueError("adjacency must be 'zero-out' or 'replace-one'.")
         name, budget = check_line("name", name), vars(Budget(epsilon, delta, rho))
         body = {"unit": unit, "adjacency": adjacency, "budget": budget}
         with self._store.transaction(writes=True) as tables:
@@ -116,8 +116,8 @@ class Ledger:
                 there["budget"] = vars(chain.budget)
                 if there != body:
                     raise ValueError(
-                        f"Data set {name!r} is stored with {there}, found arguments "
-                        f"{body}. Use another name, or change the budget (set_budget)."
+                        f"Data set {name!r} already exists, with {there}, found {body}. "
+                        f"Use another name, or change only the budget: set_budget(...)."
                     )
         return self.balance(name)
 
@@ -197,7 +197,7 @@ class Ledger:
         account = plan.account
         with self._store.transaction(writes=True) as tables:
             if account is None or tables.ids().get(account.dataset) != account.id:
-                raise LedgerError("The plan is not bound to this ledger. Call bind.")
+                raise LedgerError("The plan is not bound to this ledger. Call bind().")
             chain = tables.chain(account.dataset)
             for first in chain.of_run(run, "begun"):
                 _check_same(first, plan)
@@ -248,7 +248,7 @@ class Ledger:
             _check_same(chain.of_run(run, "begun")[0], plan)
             noted = [entry.body["steps"] for entry in chain.of_run(run, "steps")]
             if steps < max(noted, default=0):
-                raise ValueError(f"steps must be >= {max(noted)}, found {steps}.")
+                raise ValueError(f"steps is {steps}, but the run took {max(noted)}.")
             costs = [of_plan(plan, chain.dataset, taken) for taken in (steps, None)]
             cost = min(costs, key=lambda one: chain.balance({run: (one,)}).spent)
             body = {"steps": steps, "reason": reason, "costs": [cost]}
@@ -389,10 +389,10 @@ def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
             f"Pass plans instead of their guarantees, a rho, or smaller deltas. "
         )
     raise BudgetExceededError(
-        f"{what} would exceed the budget of {balance.dataset.name!r}: {budget}; "
+        f"{what} would exceed the budget of {balance.dataset.name!r} ({budget}): "
         f"{fill('{:.4g up}', balance.spent)} of {budget.whole:g} is spent or reserved by "
-        f"{balance.runs} run(s). {reason}What would fit: an unamplified run with "
-        f"epsilon <= {fits:g}.",
+        f"{balance.runs} earlier run(s). {reason}A run without amplification would fit "
+        f"with epsilon <= {fits:g}.",
         fits,
     )
 
@@ -408,4 +408,4 @@ def _named(plan: Plan, run: str) -> str:
 
 def _check_same(first: Entry, plan: Plan) -> None:
     if first.body["fingerprint"] != plan.fingerprint:
-        raise LedgerError(f"Run {first.run} began with another plan. Use that plan.")
+        raise LedgerError(f"Run {first.run} began with another plan. Pass that plan.")

@@ -47,8 +47,8 @@ def begin(plan: Plan, run: str) -> Any:
         return _ledger(plan).begin(plan, run)
     if is_left_unbound(plan):
         raise LedgerError(
-            "The run uses a plan that was passed to bind. That plan is not bound. Use "
-            "the plan that bind returns: plan = ledger.bind(plan, dataset)."
+            "The run uses a plan that was passed to ledger.bind(...). Use the plan that "
+            "ledger.bind returns: plan = ledger.bind(plan, dataset)."
         )
     return None
 

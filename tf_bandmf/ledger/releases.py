@@ -41,10 +41,10 @@ class Dataset:
         """Raises ValueError if a plan has another privacy unit, or has a test seed."""
         if unit != self.unit:
             raise ValueError(
-                f"The privacy unit must be {self.unit!r} for {self.name!r}, found {unit!r}."
+                f"Data set {self.name!r} has privacy unit {self.unit!r}, found {unit!r}."
             )
         if test_seed is not None:
-            raise ValueError("A run with a test seed is not private. Omit test_seed.")
+            raise ValueError("A run with test_seed=... is not private. Omit test_seed.")
 
 
 def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
@@ -101,8 +101,8 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
         )
     if not isinstance(what, Release):
         raise TypeError(
-            f"what must be a Plan, TuningCost, Guarantee, JointGuarantee, Release, "
-            f"dp-accounting event, or (epsilon, delta), found {what!r}."
+            f"The argument `what` must be a Plan, TuningCost, Guarantee, JointGuarantee, "
+            f"Release, dp-accounting event, or pair (epsilon, delta), found {what!r}."
         )
     return (recorded(what, dataset),)
 
@@ -118,7 +118,7 @@ def recorded(release: Release, dataset: Dataset) -> Release:
     """
     one = release.proven() if release.kind == "estimate" else release
     if one.kind == "estimate":
-        raise ValueError(f"The cost must be a bound, found an estimate: {release}.")
+        raise ValueError(f"The cost must be proven, found an estimate: {release}.")
     if one.adjacency == "replace-one" and not dataset.replaces:
         raise ValueError(
             f"{one.describe()} This guarantee is for replace-one adjacency, but the "

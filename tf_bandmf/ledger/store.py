@@ -28,7 +28,7 @@ try:
     import sqlalchemy as sa
 except ImportError as _error:
     raise ImportError(
-        'A ledger needs SQLAlchemy: pip install "tf-bandmf[ledger]".'
+        'A ledger needs SQLAlchemy. Run: pip install "tf-bandmf[ledger]"'
     ) from _error
 
 _metadata = sa.MetaData()
@@ -115,7 +115,7 @@ class Store:
             if not isinstance(error, sa.exc.DBAPIError):
                 raise
             raise LedgerError(
-                f"{self!r} could not be used ({error.orig}). Nothing was reserved."
+                f"Ledger {self!r} could not be used ({error.orig}). Nothing was reserved."
             ) from error
 
     def __repr__(self) -> str:
@@ -153,8 +153,8 @@ class Transaction:
             return
         if names or not create:
             raise LedgerError(
-                f"The database must be empty or a ledger, found {len(names)} other "
-                f"tables. Use a separate database for the ledger."
+                f"The database contains no ledger, but {len(names)} other tables. Use a "
+                f"separate, empty database, in which Ledger(url) creates a ledger."
             )
         _metadata.create_all(self.connection)
         action = _RAISE
@@ -211,8 +211,8 @@ class Transaction:
         chain.extend(Entry(**row._mapping) for row in rows)
         if (head.number, head.digest) != (len(chain.entries) - 1, chain.digest):
             raise DamagedLedgerError(
-                f"Entries of {name!r} up to {head.number}-{head.digest[:16]} are missing, "
-                f"or changed since this process read them. Restore the database."
+                f"Ledger entries of data set {name!r} are missing or were changed, up to "
+                f"{head.number}-{head.digest[:16]}. Restore the database from a backup."
             )
         return chain
 
@@ -246,8 +246,8 @@ def _checked(url: str) -> sa.engine.URL:
     if name == "sqlite" and parsed.database not in (None, "", ":memory:"):
         return parsed.set(drivername="sqlite", query={})
     raise ValueError(
-        f'A ledger\'s URL must be "sqlite:///privacy.db" (a file) or '
-        f'"postgresql://user@host/database", found {name}.'
+        f'A ledger\'s URL must name a file, as "sqlite:///privacy.db", or a database, as '
+        f'"postgresql://user@host/database", found a URL of type {name!r}.'
     )
 
 

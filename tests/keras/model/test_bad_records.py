@@ -237,5 +237,5 @@ def broken(x):
 )
 @pytest.mark.invariant(6)
 def test_what_raises_for_made_up_examples_is_the_programs_fault():
-    with pytest.raises(UnsupportedModelError, match="raises for made-up examples"):
+    with pytest.raises(UnsupportedModelError, match="raises an error for made-up"):
         trained_with(broken, *between_0_and_1())

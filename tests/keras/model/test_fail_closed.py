@@ -320,7 +320,7 @@ def test_steps_that_run_eagerly_are_refused(how):
         model.run_eagerly = True
     tf.config.run_functions_eagerly(how == "functions")
     try:
-        said = "plain model|run_functions_eagerly|no train_step"
+        said = "cannot train eagerly|run_functions_eagerly|no train_step"
         with refused(model, RuntimeError, said):
             if how == "the step itself":
                 model.train_step(next(iter(plan.batches(*data))))

@@ -84,7 +84,7 @@ def test_what_is_given_is_used(line):
 @pytest.mark.parametrize(
     "changed, error, text",
     [
-        ({"epsilon": None}, ValueError, "epsilon is missing"),
+        ({"epsilon": None}, ValueError, "missing: epsilon"),
         ({"loss": None}, ValueError, "no loss"),
         ({"y": np.zeros(7)}, ValueError, "7"),
         ({"sampling": "poisson"}, TypeError, "sampling"),

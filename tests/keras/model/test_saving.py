@@ -200,5 +200,5 @@ def test_an_optimizer_of_another_shape_does_not_load(halfway):
     inner = keras.optimizers.SGD(0.1, momentum=0.9)
     other = make_private_model(halfway.optimizer.plan, inner)
     other.optimizer.build(other.trainable_variables)
-    with pytest.raises(ValueError, match="belongs to another"):
+    with pytest.raises(ValueError, match="inner optimizers or models differ"):
         other.optimizer.load_own_variables(store)

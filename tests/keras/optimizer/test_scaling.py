@@ -164,8 +164,8 @@ def assert_steps_scale(scaled, plain, schedule):
 @pytest.mark.parametrize(
     "inner, value, message",
     [
-        (keras.optimizers.SGD, "second_moment", "has none"),
-        (keras.optimizers.Adagrad, "second_moment", "has none"),
+        (keras.optimizers.SGD, "second_moment", "with second moments, found"),
+        (keras.optimizers.Adagrad, "second_moment", "with second moments, found"),
         (keras.optimizers.Adam, "first_moment", "scaling must be one of"),
         (keras.optimizers.Adam, 2.0, "scaling must be one of"),
     ],

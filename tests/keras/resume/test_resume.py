@@ -128,11 +128,11 @@ REFUSALS = {
     "no file": "private state file, which must exist",
     "readable": "chmod 600",
     "damaged": "damaged",
-    "version": r"of this version \(format 1000000\)",
+    "version": r"of this version of tf-bandmf \(format 1000000\)",
     "plan": "another plan",
     "data": "other data",
-    "weights": "does not know these weights",
-    "new weights": "does not know these weights",
+    "weights": "does not record these weights",
+    "new weights": "does not record these weights",
 }
 
 
@@ -275,7 +275,7 @@ def test_a_file_that_two_processes_wrote_is_refused(halfway, tmp_path):
     for digest in (5, 6):
         file.append(np.array([2, digest], "<i8").tobytes())
     model = built(make_private_model(plan), weights)
-    with pytest.raises(ValueError, match="has a step twice"):
+    with pytest.raises(ValueError, match="records the same step twice"):
         model.begin_run(plan.batches(*data), path)
 
 

@@ -60,7 +60,7 @@ def test_the_plan_that_was_given_to_bind_takes_no_step(ledger):
 def test_a_run_without_budget_takes_no_step(plan, ledger):
     waiting = make_private_model(plan)
     ledger.spend("patients", (3.0, 1e-6), about="somebody was faster")
-    with refused(waiting, BudgetExceededError, "What would fit"):
+    with refused(waiting, BudgetExceededError, "would fit with epsilon"):
         waiting.fit(plan.batches(*data), epochs=1, verbose=0)
     for step in (waiting.train_on_batch, waiting.private_gradients):
         with refused(waiting, BudgetExceededError):

@@ -380,7 +380,7 @@ class Noised(keras.layers.Layer):
         (reader, {"tables": ["nobody"]}, "nobody"),
         (lambda: reader(embeddings_regularizer="l2"), {}, "regularizer"),
         (lambda: reader(lora_rank=2), {}, "does more than look rows up"),
-        (lambda: reader(first=[Noised()]), {}, "do not depend on the inputs alone"),
+        (lambda: reader(first=[Noised()]), {}, "depend only on the model's inputs"),
         (
             lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]),
             {},

@@ -116,13 +116,13 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     """
     if isinstance(model, keras.Sequential):
         if not model.built:
-            raise ValueError("The model must be built: begin it with keras.Input.")
+            raise ValueError("The model must be built: begin it with keras.Input(...).")
         model = keras.Model(model.inputs, model.outputs)
     if not hasattr(model, "operations"):
         raise TypeError(
-            f"Only Sequential and functional models can be split, found "
-            f"{type(model).__name__}. Apply its preprocessing layers to the data instead: "
-            f"plan.batches(..., map=function)."
+            f"model must be a Sequential or functional model, found "
+            f"{type(model).__name__}. Instead, pass a function that applies the model's "
+            f"preprocessing layers: plan.batches(..., map=function)."
         )
     encoded = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
     frontier: dict[int, Any] = {}
@@ -137,12 +137,12 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         frontier |= {id(tensor): tensor for tensor in inputs if id(tensor) in encoded}
     if not has_preprocessing:
         raise ValueError(
-            f"Model {model.name!r} does not begin with preprocessing layers: there is "
-            f"nothing to cut off."
+            f"Model {model.name!r} does not begin with preprocessing layers, so there is "
+            f"nothing to split. Use the model as it is."
         )
     if not frontier or last & encoded:
         raise ValueError(
-            f"An output of {model.name!r} comes from preprocessing layers alone: remove it."
+            f"{model.name!r} has an output that only preprocessing computes: remove it."
         )
     tensors: Any = tuple(frontier.values())
     if len(frontier) == 1:

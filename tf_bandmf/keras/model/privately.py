@@ -125,22 +125,22 @@ def fit_privately(
     budget = {"epsilon": epsilon, "delta": delta, "epochs": epochs}
     missing = [name for name, value in budget.items() if value is None]
     if len(missing) != (0 if plan is None else len(budget)):
-        end = f": {', '.join(missing)} is missing." if plan is None else "."
+        end = f"; missing: {', '.join(missing)}." if plan is None else "."
         raise ValueError(
-            f"Give either epsilon, delta and epochs, or a plan, which sets them{end}"
+            f"Pass either all of epsilon, delta and epochs, or only a plan{end}"
         )
     partial = {"steps_per_epoch", "initial_epoch"} & fit_arguments.keys()
     if partial:
         raise ValueError(
-            f"fit_privately takes all steps of its plan, found {', '.join(partial)}. Give "
-            f"fewer epochs; or train in parts by model.fit, with a plan for all parts."
+            f"Omit {', '.join(partial)}: fit_privately takes all steps of its plan. Pass "
+            f"fewer epochs; or call model.fit for each part, with one plan for all parts."
         )
     optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
     compiling = _compiling(model, loss, metrics)
     # If x does not consist of arrays, it contains the targets.
     if y is None and _are_arrays(x):
         raise ValueError(
-            "y is missing: fit_privately(model, x, y, ...). For an autoencoder, y is x."
+            "y is missing. Call fit_privately(model, x, y, ...). For autoencoders, y=x."
         )
     # These checks come first, because the advice takes seconds.
     _build(model, x)
@@ -185,7 +185,7 @@ def _compiling(model: keras.Model, loss: Any, metrics: Any) -> dict[str, Any]:
     compiling |= {} if metrics is None else {"metrics": metrics}
     if compiling.get("loss") is None:
         raise ValueError(
-            "The model has no loss: compile it with one, or give fit_privately loss=."
+            "The model has no loss. Pass one: fit_privately(..., loss=...)."
         )
     return compiling
 
@@ -202,9 +202,9 @@ def _number_of(x: Any) -> int:
         return int(shape[0])
     if isinstance(x, tf.data.Dataset) or not hasattr(first, "__len__"):
         raise TypeError(
-            f"fit_privately needs to know how many examples there are, found "
-            f"{type(x).__name__}: give arrays, or an object with a length whose x[i] is "
-            f"an example; or give a plan for these data, plan=tf_bandmf.plan(...)."
+            f"The number of examples in x is unknown, because x is a {type(x).__name__}. "
+            f"Pass arrays; or an object whose len(x) is this number and whose x[i] is an "
+            f"example; or a plan for these data: plan=tf_bandmf.plan(...)."
         )
     return len(first)
 
@@ -216,7 +216,7 @@ def _build(model: keras.Model, x: Any) -> None:
         if not _are_arrays(x):
             raise ValueError(
                 "The model has no weights yet, and x has no shape to build them from. "
-                "Call the model once on made-up inputs."
+                "First, call the model once on made-up inputs: model(inputs)."
             )
         rows = (tf.nest.map_structure(lambda leaf: np.asarray(leaf[:1]), x),)
     preparation.build_model(model, rows)

@@ -399,10 +399,10 @@ def _no_records_fault(model: Any) -> Iterator[None]:
         raise
     except tf.errors.OpError as error:
         raise UnsupportedModelError(
-            f"Model {model.name!r} or its loss raises for made-up examples with the "
-            f"shapes and dtypes of your batches: {error.message.splitlines()[0]}. No "
-            f"record can be at fault. Make model and loss accept such examples, or "
-            f"move the code that raises to plan.batches(..., map=...)."
+            f"Model {model.name!r} or its loss raises an error for made-up examples with "
+            f"the shapes and dtypes of your batches: {error.message.splitlines()[0]}. "
+            f"The data did not cause this error. Change the model or loss, or move the "
+            f"code that raises the error to a function: plan.batches(..., map=function)."
         ) from error
 
 

@@ -241,8 +241,8 @@ class PrivateTraining(BuiltBefore, _Model):
             file = PrivateFile(private_state, self)
             if run.file is not None and run.file.path != file.path:
                 raise ValueError(
-                    f"private_state must be {run.file.path}, found {file.path}. A "
-                    f"run has only one private state file, which records what it spent."
+                    f"private_state must be {run.file.path}, the only file of this run, "
+                    f"found {file.path}. For a new run, make a new PrivateOptimizer."
                 )
             batches = file.begin(batches)
         admission.refuse_second(run, batches.schedule_id)
@@ -315,8 +315,8 @@ class PrivateTraining(BuiltBefore, _Model):
     def train_step(self, data: Any) -> NoReturn:
         """Raises RuntimeError: a private step consists of programs that Python calls."""
         raise RuntimeError(
-            "A private model has no train_step: train it by model.fit or "
-            "model.train_on_batch, or in a loop of your own by model.private_gradients."
+            "A private model has no train_step. Call model.fit or model.train_on_batch, "
+            "or call model.private_gradients in your own training loop."
         )
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -389,15 +389,15 @@ class PrivateTraining(BuiltBefore, _Model):
         if self.run_eagerly:
             raise RuntimeError(
                 "A private model cannot train eagerly: compile it without "
-                "run_eagerly=True. To debug a model eagerly, run the plain model, "
-                "before make_private."
+                "run_eagerly=True. To debug a model eagerly, train it before you call "
+                "make_private(model)."
             )
         check_inner(optimizer.inner_optimizer)
         is_other = optimizer.run.strategy is not self.distribute_strategy
         if is_other and self.distribute_strategy.num_replicas_in_sync > 1:
             raise ValueError(
-                "Model and PrivateOptimizer belong to different distribution strategies: "
-                "make both within strategy.scope()."
+                "The model and its PrivateOptimizer belong to different distribution "
+                "strategies. Make both inside the same `with strategy.scope():`."
             )
         if not optimizer.steps_taken:
             optimizer.run.were_loaded |= self._training.were_loaded
@@ -416,14 +416,14 @@ class PrivateTraining(BuiltBefore, _Model):
         preparation.refuse_preprocessor(self)
         if method is not None and not tf.executing_eagerly():
             raise RuntimeError(
-                f"{method} must be called from Python, found a call in a tf.function, "
-                f"which could repeat a step, and would stop with an error if a record "
-                f"makes the model raise. Remove the tf.function."
+                f"{method} must not be called inside a tf.function: a step could be "
+                f"repeated, and one record for which the model raises an error would "
+                f"stop the program. Call {method} outside of tf.function."
             )
         if method is not None and self.distribute_strategy.num_replicas_in_sync > 1:
             raise NotImplementedError(
                 f"{method} supports only one replica: with more, each example would be "
-                f"counted several times. Train by model.fit."
+                f"counted several times. Use one replica, or train by model.fit(...)."
             )
         return optimizer
 

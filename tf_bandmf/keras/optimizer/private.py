@@ -127,8 +127,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             raise TypeError(f"plan must be a tf_bandmf.Plan, found {plan!r}.")
         if plan.expected_batch_size is None:
             raise ValueError(
-                "The plan has no batch size. Give batch_size to tf_bandmf.plan: the "
-                "noisy sum is divided by that public constant."
+                "The plan has no batch size, by which PrivateOptimizer must divide noisy "
+                "sums. Make a plan with one: tf_bandmf.plan(..., batch_size=...)."
             )
         if not isinstance(clipping, Clipping):
             clipping = Clipping(clipping)
@@ -137,8 +137,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             check_inner(inner)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"inner_optimizer must be a Keras optimizer, its name or its config, found "
-                f"{inner_optimizer!r}: {error}"
+                f"inner_optimizer must be a Keras optimizer, its name or its config. "
+                f"{inner_optimizer!r} was refused: {error}"
             ) from error
         check_loss_scale(loss_scale_factor)
         run = Run(plan, inner, keep_normals=keep_normals, is_additional=additional_run)
@@ -247,7 +247,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         replicas = self.run.strategy.num_replicas_in_sync
         if replicas > 1 and self.clipping.scaling is not None:
             raise NotImplementedError(
-                "scaling supports only one replica. Train on one, or without scaling."
+                "Clipping(scaling=...) supports only one replica. Use one, or omit scaling."
             )
         with self.run.strategy.scope():
             self.inner_optimizer.build(self.run.eager(variables))
@@ -278,10 +278,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         """
         if not isinstance(noisy, NoisyGradients) or noisy.optimizer is not self:
             raise TypeError(
-                f"apply_noisy takes the result of private_gradients(batch) of this "
-                f"optimizer's model, found a {type(noisy).__name__} that is not one. Only "
-                f"these gradients are clipped and have this run's noise. To change them, "
-                f"use noisy.map(function)."
+                f"apply_noisy needs the result of model.private_gradients(batch), where "
+                f"model has this optimizer, found a {type(noisy).__name__} from elsewhere. "
+                f"Only that result is clipped and has the noise of this run. To change its "
+                f"gradients, call noisy.map(function)."
             )
         run, gradients, inner = self.run, list(noisy.gradients), self.inner_optimizer
         # If the learning rate object is replaced, the program must be traced again.
@@ -324,7 +324,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         # Keras' base class and LossScaleOptimizer set this attribute to None.
         if value is not None:
             raise AttributeError(
-                "loss_scale_factor is fixed for a run: pass it to PrivateOptimizer(...)."
+                "loss_scale_factor cannot be set later: pass it to PrivateOptimizer(...)."
             )
 
     @property
@@ -349,9 +349,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         # accepted.
         if store.keys() and len(store.keys()) != len(self.variables):
             raise ValueError(
-                f"The saved optimizer has {len(store.keys())} variables, this one "
-                f"{len(self.variables)}: it belongs to another inner optimizer or model. "
-                f"Load public weights into the plain model, before make_private."
+                f"The saved optimizer has {len(store.keys())} variables, but this one has "
+                f"{len(self.variables)}: their inner optimizers or models differ. To begin "
+                f"with public weights, load them before you call make_private(model)."
             )
         super().load_own_variables(store)
 
@@ -382,10 +382,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "A PrivateOptimizer is not copied or pickled: its noise key is secret, and a "
-            "copy would add the same noise to different gradients. Make a new "
-            "PrivateOptimizer, which is a separate run (additional_run=True), or resume "
-            "this run from its private state file."
+            "A PrivateOptimizer cannot be copied or pickled: its noise key is secret, and "
+            "a copy would add the same noise to different gradients. For a separate run, "
+            "make a new PrivateOptimizer(..., additional_run=True). To continue this run, "
+            "resume it: model.fit(batches, private_state=path)."
         )
 
 
@@ -396,19 +396,19 @@ def check_inner(inner: keras.optimizers.Optimizer) -> None:
       ValueError: if the optimizer is private, scales losses or accumulates gradients.
     """
     if not isinstance(inner, keras.optimizers.Optimizer):
-        raise TypeError(f"{type(inner).__name__} is not an optimizer.")
+        raise TypeError(f"{type(inner).__name__} is not a Keras optimizer.")
     if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
-            f"inner_optimizer cannot be a {type(inner).__name__}: give the "
-            f"optimizer inside it."
+            f"inner_optimizer cannot be a {type(inner).__name__}. Pass the optimizer that "
+            f"it contains: its attribute inner_optimizer."
         )
     names = "gradient_accumulation_steps", "loss_scale_factor"
     if any(getattr(inner, name, None) for name in names):
         raise ValueError(
-            "inner_optimizer must set neither gradient_accumulation_steps nor "
-            "loss_scale_factor: noise is drawn once for each step of the plan, and the "
-            "factor has to be undone before gradients are clipped. For large batches give "
-            "microbatch_size to make_private; give loss_scale_factor to PrivateOptimizer."
+            "inner_optimizer must not set gradient_accumulation_steps or "
+            "loss_scale_factor: each step of the plan has its own noise, and gradients are "
+            "scaled back before they are clipped. Instead, call make_private(model, "
+            "microbatch_size=...) or PrivateOptimizer(..., loss_scale_factor=...)."
         )
 
 
@@ -422,10 +422,10 @@ def private_optimizer_of(model: Any) -> PrivateOptimizer:
     if not isinstance(optimizer, PrivateOptimizer):
         raise TypeError(
             f"A private model trains only with a PrivateOptimizer, found "
-            f"{type(optimizer).__name__}. Compile it with optimizer="
-            f"tf_bandmf.keras.PrivateOptimizer(your_optimizer, plan), or use "
-            f"tf_bandmf.keras.to_plain(model) to train without privacy. (Under "
-            f"mixed_float16 give loss_scale_factor to PrivateOptimizer: the scale of "
-            f"a LossScaleOptimizer depends on the data.)"
+            f"{type(optimizer).__name__}. Compile the model with optimizer="
+            f"tf_bandmf.keras.PrivateOptimizer(your_optimizer, plan), or train "
+            f"tf_bandmf.keras.to_plain(model) without privacy. (For mixed_float16, pass "
+            f"PrivateOptimizer(..., loss_scale_factor=...); do not use a "
+            f"LossScaleOptimizer, because its scale depends on the data.)"
         )
     return optimizer

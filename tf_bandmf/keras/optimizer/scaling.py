@@ -43,9 +43,8 @@ def check_scaling(inner: keras.optimizers.Optimizer) -> None:
     if not isinstance(inner, _OPTIMIZERS):
         names = ", ".join(kind.__name__ for kind in _OPTIMIZERS)
         raise ValueError(
-            f"scaling='second_moment' takes scales from the second moments of the "
-            f"inner optimizer, and {type(inner).__name__} has none. Use one of "
-            f"{names}, or no scaling."
+            f"scaling='second_moment' needs an inner optimizer with second moments, "
+            f"found {type(inner).__name__}. Use one of {names}; or omit scaling."
         )
 
 

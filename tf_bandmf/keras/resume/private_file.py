@@ -130,15 +130,15 @@ class PrivateFile(Secret):
         header, run = self._header, self.run
         if header["plan"] != run.plan.fingerprint:
             raise ValueError(
-                f"{self.path} belongs to a run with another plan. A run is resumed with "
-                f"everything unchanged; a new run needs its own file."
+                f"{self.path} belongs to a run with another plan. Resume that run with its "
+                f"own plan; for a new run, pass another private_state."
             )
         key = NoiseKey(HiddenBytes(bytes.fromhex(header["key"])))
         schedule = schedule.join(key.sampler_seed())
         if schedule.schedule_id != header["schedule_id"]:
             raise ValueError(
-                f"{self.path} belongs to a run on other data, or the same data in another "
-                f"order. A run is resumed with the data that began it."
+                f"{self.path} belongs to a run on other data, or on these data in another "
+                f"order. Pass the data of that run; for a new run, another private_state."
             )
         step, state = run.iterations, run.secrets
         if state.step == step and state.key.secret_bytes() == key.secret_bytes():
@@ -147,18 +147,18 @@ class PrivateFile(Secret):
         if header["weights"].get(str(step)) != _weights_digest(self._model):
             steps = ", ".join(header["weights"])
             raise ValueError(
-                f"{self.path} does not know these weights at step {step}: noise must "
-                f"not be used again with other weights. Load the weights of one of the "
-                f"steps {steps}, as model.save, model.save_weights, BackupAndRestore or "
-                f"ModelCheckpoint saved them, with the optimizer. A restart at step 0 "
-                f"needs the same initial weights: keras.utils.set_random_seed(seed)."
+                f"{self.path} does not record these weights at step {step}, and a run must "
+                f"not repeat its noise with other weights. Load a checkpoint of one of the "
+                f"steps {steps}, saved with its optimizer by model.save, BackupAndRestore, "
+                f"model.save_weights or ModelCheckpoint. To restart at step 0, make the "
+                f"same initial weights: keras.utils.set_random_seed(seed)."
             )
         kept = header["buffer_step"]
         memory = [one for name, one in self._arrays.items() if name != "buffer"]
         if memory and step != kept:
             raise ValueError(
-                f"{self.path} has the noise state of lazy tables only at step {kept}, "
-                f"and these weights are of step {step}. Resume from the newest "
+                f"{self.path} has the noise of lazy tables only for step {kept}, but the "
+                f"loaded weights are those of step {step}. Resume from the newest "
                 f"checkpoint."
             )
         # The noise of the steps from `start` to `step` is drawn again, to restore the
@@ -194,9 +194,9 @@ class PrivateFile(Secret):
             version = None
         if version != _FORMAT:
             raise ValueError(
-                f"{self.path} is not a private state file of this version (format "
-                f"{_FORMAT}), or is damaged: resume the run with the version that "
-                f"began it, or start a new one, with its own budget."
+                f"{self.path} is damaged, or is not a private state file of this version "
+                f"of tf-bandmf (format {_FORMAT}). Resume the run with the version that "
+                f"began the run, or start a new run, with its own budget."
             )
         noted = np.frombuffer(HiddenBytes(b"".join(entries)), "<i8").view(HiddenArray)
         steps, their_points = noted[::2], noted[1::2]
@@ -206,10 +206,10 @@ class PrivateFile(Secret):
         np.copyto(together[: len(points)], points, where=points != 0)
         if (together[steps] != their_points).any():
             raise ValueError(
-                f"{self.path} has a step twice, with different sums: two processes "
-                f"continued one run (a fork, a copied machine), each with its own noise, "
-                f"so their releases count as two runs. Start a new run, with its own "
-                f"budget."
+                f"{self.path} records the same step twice, with different gradients. Two "
+                f"processes continued this run (after a fork, or on a copied machine), "
+                f"each with its own noise, so they count as two runs. Start a new run, "
+                f"with its own budget."
             )
         return together
 

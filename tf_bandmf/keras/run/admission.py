@@ -75,7 +75,7 @@ EDITED = (
     "plan.batches(..., map=function) or layers of the model."
 )
 NOT_ITS_BATCHES = (
-    "The plan's accountant assumes the batches of its own sampler, found {kind}. Use "
+    "The privacy guarantee holds only for batches of plan.batches, found {kind}. Call "
     "model.fit(plan.batches(x, y)), where x and y are arrays of all training examples. "
     "plan.batches(data) also takes a tf.data.Dataset, a PyDataset, a function that makes a "
     "generator, tf_bandmf.sampling.TFRecordExamples, or another source of examples. Random "
@@ -171,17 +171,17 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
             # messages are clearer.
             refuse(fingerprint != digest, EDITED)
     elif plan.participation.has_schedule:
-        raise TypeError(NOT_ITS_BATCHES.format(kind="a batch without its step"))
+        raise TypeError(NOT_ITS_BATCHES.format(kind="a batch from elsewhere"))
     refuse(not run.secrets.is_whole, RESTORED)
     refuse(step >= plan.num_steps, run.noising.generator.past_the_end)
     if not step:
         if run.plain_steps and run.initial_weights is None:
             raise ValueError(
                 f"The model took {run.plain_steps} steps with a plain optimizer before it "
-                f"was made private: if they used these records, its weights already reveal "
-                f"them, and no noise covers that. Begin from a new model. Or, if the "
-                f"weights come from other data, say so before training; the privacy "
-                f"statement will quote it: "
+                f"was made private. If these steps used the private data, the weights "
+                f"already reveal these data, and no noise hides them: begin with a new "
+                f"model. If the steps used other data, say so before training (the privacy "
+                f"statement will quote your text): "
                 f'model.optimizer.vouch_for_weights("pretrained on public data NAME").'
             )
         refuse_second(run, schedule_id)

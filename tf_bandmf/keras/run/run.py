@@ -355,7 +355,7 @@ class Run:
         if [id(v) for v in variables] != [id(v) for v in self.variables]:
             raise ValueError(
                 "The model's trainable weights are not those that the run began with "
-                "(trainable was changed, or layers were added or removed). Noise is "
+                "(layer.trainable was changed, or layers were added or removed). Noise is "
                 "correlated over the steps of each weight, so each step must train the "
                 "same weights. Undo the change, or start a new run with a new "
                 "PrivateOptimizer and its own budget."
@@ -431,8 +431,8 @@ class Run:
         """Ends the run in the plan's ledger, as `PrivateOptimizer.end_run` says."""
         if self.plan.account is None or not self.has_begun:
             raise ValueError(
-                "Only a run that has begun, and whose plan is bound to a ledger, can be "
-                "ended: see ledger.bind(plan, dataset)."
+                "end_run needs a run that has begun, and whose plan was returned by "
+                "ledger.bind(plan, dataset)."
             )
         with self.turn:
             self.reserve()

@@ -42,9 +42,9 @@ def lazy_layers(model: Any) -> list[Any]:
     chosen = names if setting == LAZY else set(setting)
     if not chosen or not chosen <= names:
         raise UnsupportedModelError(
-            f"make_private got tables={setting!r}, found trainable Embedding layers "
-            f"{', '.join(sorted(names)) or '(none)'}. Name some of these, or give "
-            f"tables='dense'."
+            f"tables={setting!r} does not match the model's trainable Embedding layers: "
+            f"{', '.join(sorted(names)) or '(none)'}. Pass names of these layers in "
+            f"make_private(model, tables=[...]), or pass tables='dense'."
         )
     # The layers are in the order of the weights, like a step's gradient sums.
     in_order = [layers.get(id(variable)) for variable in model.trainable_variables]
@@ -52,9 +52,9 @@ def lazy_layers(model: Any) -> list[Any]:
     for layer in lazy:
         for reason in _reasons(model, layer, lazy[0]):
             raise UnsupportedModelError(
-                f"The noise of table {layer.name!r} cannot be drawn when rows are read: "
-                f"{reason}. Change that, give make_private tables='dense', or name the "
-                f"other tables in make_private(tables=[...])."
+                f"The table of layer {layer.name!r} cannot be lazy: {reason}. Change that; "
+                f"or call make_private(model, tables='dense'), or make_private(model, "
+                f"tables=[...]) with names of other layers."
             )
     return lazy
 

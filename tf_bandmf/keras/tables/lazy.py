@@ -160,9 +160,9 @@ class LazyTables(Secret):
         due = [at for at in self._run.notes["releases"] if self._released < at <= now]
         if due and min(due) < now:
             raise RuntimeError(
-                f"Before this run was resumed, it released its tables at step "
-                f"{min(due)}. It must release them at this step again. Use the same "
-                f"steps_per_execution, or resume from the newest checkpoint."
+                f"This resumed run is at step {now}, but missed step {min(due)}, at which "
+                f"its tables were released before and must be released again. Use the same "
+                f"steps_per_execution as before, or resume from the newest checkpoint."
             )
         if due:
             self.release()

@@ -78,10 +78,10 @@ class LookedUp:
             if not is_pure(node) or node.op in _WEIGHTS:
                 names = ", ".join(repr(layer.name) for layer in self._layers)
                 raise UnsupportedModelError(
-                    f"The ids that layers {names} look up do not depend on the inputs "
-                    f"alone, but also on operation {node.name!r} ({node.op}). So the "
-                    f"rows that a step reads are not known before the step. Give "
-                    f"make_private tables='dense', or compute the ids from the inputs."
+                    f"Lazy tables need ids that depend only on the model's inputs. Ids of "
+                    f"{names} depend also on operation {node.name!r} ({node.op}), so they "
+                    f"are not known before a step. Compute the ids from the inputs alone, "
+                    f"or call make_private(model, tables='dense')."
                 )
         return part
 
@@ -96,10 +96,10 @@ def _noted_call(
     """Calls a layer, and appends to `read` the rows that the layer looks up."""
     if is_reverse(args, kwargs):
         raise UnsupportedModelError(
-            f"Layer {layer.name!r} multiplies by its table (a tied output "
-            f"projection). So every step reads all rows, and their noise cannot "
-            f"be drawn when rows are read. Give make_private tables='dense', or "
-            f"name the other tables in tables=[...]."
+            f"Layer {layer.name!r} multiplies by its table (a tied output projection), so "
+            f"each step reads all rows, and the table cannot be lazy. Call "
+            f"make_private(model, tables='dense'), or make_private(model, tables=[...]) "
+            f"with names of other layers."
         )
     ids = tf.convert_to_tensor(args[0] if args else next(iter(kwargs.values())))
     read.append(tf.cast(tf.reshape(rows_of_ids(layer, ids), [-1]), tf.int64))
