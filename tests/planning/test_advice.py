@@ -35,7 +35,7 @@ def test_the_plan_is_that_of_the_arguments_and_shaped_for_the_optimizer(advice):
     named = tf_bandmf.advise(epsilon=4.0, **FIXED)
     assert named.plan.strategy.family == "bisr"
     assert {one.mechanism for one in named.settings} == {"bisr:16"}
-    with pytest.raises(ValueError, match="No setting is possible with poisson"):
+    with pytest.raises(ValueError, match="No batch size is possible with poisson"):
         tf_bandmf.advise(epsilon=4.0, mechanism="bisr:4", sampling="poisson", **DATA)
 
 
@@ -55,7 +55,7 @@ def test_a_plan_gives_the_arguments_of_the_advice(advice):
         plan.optimizer_arguments(2410, "lion")
     apart = {"num_steps": 6, "sampling": tf_bandmf.MinSep(3)}
     minimum = tf_bandmf.plan("identity", epsilon=4.0, delta=1e-5, **apart)
-    with pytest.raises(ValueError, match="This plan has no batch size"):
+    with pytest.raises(ValueError, match="only for a plan with a batch size"):
         minimum.optimizer_arguments(2410)
     with pytest.raises(TypeError, match="MinSep has no batch schedule"):
         assert minimum.batch_size is None and minimum.epochs

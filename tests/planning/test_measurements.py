@@ -73,7 +73,7 @@ def test_amplified_plans_keep_a_part_too(sampling):
     ("options", "message"),
     [
         ({}, "Nothing is reserved"),
-        ({"metrics": 0.1}, "together"),
+        ({"metrics": 0.1}, "both metrics"),
         ({"metrics": 1.0, "evaluations": 3}, r"in \[0, 1\)"),
         ({"metrics": 0.1, "evaluations": 2.5}, "whole number"),
         ({"counts": 0.7}, "counts must be"),

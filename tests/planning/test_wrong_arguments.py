@@ -9,7 +9,7 @@ from tf_bandmf import strategies, workloads
 NOISE = "noise_multiplier"
 IS_ZERO = "epsilon = 0 at delta.*smaller noise_multiplier"
 IS_LARGE = r"epsilon > 10000 at delta = 1e-05\. Add noise"
-PARTS = "parts of cyclic sampling.*Pass epsilon.*CyclicPoisson"
+PARTS = "Pass epsilon.*num_parts of cyclic sampling.*CyclicPoisson"
 
 
 CYCLIC = {"sampling": tf_bandmf.CyclicPoisson(10_000, 100, 8)}
@@ -37,7 +37,7 @@ def make_plan(mechanism="identity", **changes):
         ({"sampling": tf_bandmf.MinSep(10)}, "epochs must be left out"),
         ({"sampling": "poisson", "num_steps": 80}, "num_steps must be left out"),
         ({"sampling": "cyclic-poisson", "mechanism": "bisr"}, "Use balls-in-bins"),
-        ({"mechanism": "auto", NOISE: 1.0}, "budget"),
+        ({"mechanism": "auto", NOISE: 1.0}, "Pass epsilon"),
         ({"mechanism": strategies.identity(19)}, "20"),
         ({"workload": workloads.prefix_sum(19)}, "19"),
         ({**CYCLIC, "mechanism": "lambda_cgd", "num_steps": 160}, "Use BallsInBins"),

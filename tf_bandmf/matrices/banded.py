@@ -62,7 +62,7 @@ class ToeplitzBanded(Banded):
         c = frozen(self.coefficients)
         object.__setattr__(self, "coefficients", c)
         if c.ndim != 1 or c.size < 1:
-            raise ValueError(f"coefficients must be 1-D, not empty, found {c.shape}.")
+            raise ValueError(f"coefficients must be 1-D and nonempty, found {c.shape}.")
         if c.size > self.num_rows:
             raise ValueError(
                 f"coefficients must have at most num_rows = {self.num_rows} entries, "
@@ -71,7 +71,7 @@ class ToeplitzBanded(Banded):
         if not np.all(np.isfinite(c)):
             raise ValueError(f"coefficients must be finite, found {c}.")
         if c[0] == 0.0:
-            raise ValueError("coefficients[0] must not be 0 (a singular matrix).")
+            raise ValueError("coefficients[0] must not be 0: the matrix is singular.")
 
     @property
     def bands(self) -> int:  # type: ignore[override]
@@ -128,9 +128,9 @@ class RowBanded(Banded):
                 f"{rows.shape}."
             )
         if not np.all(np.isfinite(rows)):
-            raise ValueError("rows must be finite.")
+            raise ValueError("rows must contain only finite numbers.")
         if np.any(rows[:, 0] == 0.0):
-            raise ValueError("rows[:, 0] must not contain 0 (a singular matrix).")
+            raise ValueError("rows[:, 0] must not contain 0: the matrix is singular.")
         for j in range(1, rows.shape[1]):
             if np.any(rows[:j, j] != 0.0):
                 raise ValueError(f"rows[:{j}, {j}] must be 0 (outside the matrix).")
@@ -196,7 +196,7 @@ def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
     """
     a, b = left.as_rows(), right.as_rows()
     if a.shape[0] != b.shape[0]:
-        raise ValueError(f"The numbers of rows differ: {a.shape[0]} and {b.shape[0]}.")
+        raise ValueError(f"left has {a.shape[0]} rows, but right has {b.shape[0]}.")
     n = a.shape[0]
     product = np.zeros((n, min(a.shape[1] + b.shape[1] - 1, n)))
     for i in range(a.shape[1]):

@@ -56,14 +56,14 @@ class BufferedToeplitz(LowerTriangular):
         decays, inverse_decays = self.decays, self.inverse_decays
         if decays.ndim != 1 or decays.size < 1 or decays.shape != inverse_decays.shape:
             raise ValueError(
-                f"decays and inverse_decays must be vectors of equal length, found "
+                f"decays and inverse_decays must be vectors of equal length >= 1, found "
                 f"shapes {decays.shape} and {inverse_decays.shape}."
             )
         interlaced = np.stack([decays, inverse_decays], axis=1).ravel()
         ordered = np.all(np.diff(interlaced) < 0.0)
         if not (ordered and interlaced[0] < 1.0 and interlaced[-1] >= 0.0):
             raise ValueError(
-                f"decays and inverse_decays must interlace in [0, 1): 1 > decays[0] > "
+                f"decays and inverse_decays must satisfy 1 > decays[0] > "
                 f"inverse_decays[0] > decays[1] > ... >= 0, found {decays} and "
                 f"{inverse_decays}."
             )

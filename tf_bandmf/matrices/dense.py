@@ -35,11 +35,11 @@ class Dense(LowerTriangular):
         if entries.shape[0] < 1:
             raise ValueError("entries must have at least one row, found none.")
         if not np.all(np.isfinite(entries)):
-            raise ValueError("entries must be finite.")
+            raise ValueError("entries must contain only finite numbers.")
         if np.any(np.triu(entries, 1) != 0.0):
             raise ValueError("entries must be zero above the diagonal.")
         if np.any(np.diagonal(entries) == 0.0):
-            raise ValueError("The diagonal must not contain 0 (a singular matrix).")
+            raise ValueError("The diagonal must contain no 0: the matrix is singular.")
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]

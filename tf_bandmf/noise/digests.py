@@ -129,7 +129,7 @@ def _digest(key: tf.Tensor, pieces: list[tf.Tensor], more: tf.Tensor) -> tf.Tens
     left = [_hashed(keys, _long(piece), most) for piece in pieces]
     last = tf.concat([*left, _long(more)], axis=0)
     if last.shape[0] > BLOCK:
-        raise ValueError("Too many numbers or pieces for one digest. Pass fewer.")
+        raise ValueError("Pass at most 256 pieces and integers in all to one digest.")
     return tf.cast(_hashed_blocks(keys[-1], last), tf.int32)
 
 

@@ -171,8 +171,8 @@ class NoiseGenerator:
         """
         if traced_under_xla():
             raise ValueError(
-                "XLA drops assertions, so a step past the plan's end would not raise. "
-                "Call the noise generator outside of jit_compile=True."
+                "Call the noise generator without jit_compile=True: XLA would drop the "
+                "check that the step is one of the plan's steps."
             )
         return self._next_function(
             state, tf.cast(step, tf.int64), tf.cast(shard, tf.int32)
@@ -228,8 +228,8 @@ class NoiseGenerator:
         """
         if step_keys.shape[-1] != self.key_words:
             raise ValueError(
-                f"Keys of {self._generator} must have {self.key_words} words, found "
-                f"{step_keys.shape[-1]}: they belong to another type of generator."
+                f"The noise keys were made for another generator: {self._generator!r} "
+                f"needs keys of {self.key_words} words, found {step_keys.shape[-1]}."
             )
         first_block = self._shard_blocks * shard
         size = self.shard_size

@@ -149,7 +149,7 @@ def row_system(
     first = of_gradient.size
     m = first + noise.shape[1] - 1
     if m > MOST_ENTRIES:
-        raise ValueError(f"A weight has {m} > {MOST_ENTRIES} numbers: use fewer bands.")
+        raise ValueError(f"With momentum, use at most {MOST_ENTRIES - 1} bands.")
     constant, rate = np.zeros([2, len(noise), m, m + 2])
     constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
     if beta != 0.0:

@@ -168,7 +168,7 @@ class Participation(abc.ABC):
           ValueError: if the arguments are inconsistent.
           TypeError: if the class attribute `sampling` is None.
         """
-        raise TypeError(f"{cls.__name__} has no of_data. Call its constructor instead.")
+        raise TypeError(f"{cls.__name__} has no of_data(). Call {cls.__name__}(...).")
 
     def to_config(self) -> dict[str, Any]:
         """Returns a dictionary of plain values that `from_config` accepts."""
@@ -202,7 +202,7 @@ def register(cls: _Class) -> _Class:
         raise TypeError(f"{cls.__name__} lacks the methods {missing}.")
     if cls.is_amplified and cls.accountant is Participation.accountant:
         raise TypeError(
-            f"{cls.__name__} lacks the method accountant, which amplification needs."
+            f"{cls.__name__} must implement accountant(), because is_amplified is True."
         )
     for table, name in ((PARTICIPATIONS, cls.kind), (NAMED, cls.sampling)):
         if name is not None and table.setdefault(name, cls) is not cls:

@@ -240,9 +240,9 @@ def advise(
                 break
     if not best:
         raise ValueError(
-            f"No setting is possible with {', '.join(names)}, "
-            f"{num_examples} examples and {epochs} epochs. Use another sampling or fewer "
-            f"epochs."
+            f"No batch size is possible with {', '.join(names)} sampling, "
+            f"{num_examples} examples and {epochs} epochs. Use another sampling or "
+            f"mechanism, or fewer epochs."
         )
     chosen, of_sampling = _choose(best)
     if sampling is DEFAULT_SAMPLINGS:
@@ -296,7 +296,7 @@ def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
     steps = epochs * -(-num_examples // largest)
     if steps > _LARGEST_RUN:
         raise ValueError(
-            f"num_steps must be at most {_LARGEST_RUN:,}, found more with batch_size = "
+            f"num_steps must be at most {_LARGEST_RUN:,}, found {steps:,} with batches of "
             f"{largest}. Use larger batches or fewer epochs."
         )
     least = max(_SMALLEST_BATCH, epochs * num_examples / _MOST_STEPS)

@@ -67,16 +67,16 @@ def resolve_data(
     wrong = ""
     if not isinstance(sampling, Participation):
         missing = ", ".join(name for name, value in given.items() if value is None)
-        wrong = f"{missing} missing" if missing else ""
+        wrong = f"Missing: {missing}" if missing else ""
         if sampling is not None and num_steps is not None:
             wrong = "num_steps must be left out"
     elif epochs is not None:
         wrong = "epochs must be left out"
     if wrong:
         raise ValueError(
-            f"{wrong}. Pass num_examples, batch_size and epochs with the name of a "
-            f"sampling. Or pass num_steps and, as sampling, a participation such as "
-            f"MinSep(342): steps that use the same example are at least 342 apart."
+            f"{wrong}. Pass num_examples, batch_size and epochs, with a name as sampling. "
+            f"Or pass num_steps, with a participation as sampling: MinSep(342) if steps "
+            f"that use the same example are at least 342 apart."
         )
     if isinstance(sampling, Participation):
         made, is_cyclic = sampling, False
@@ -93,7 +93,7 @@ def resolve_data(
         stated, value = getattr(made, field, None), given[field]
         if stated is not None and value not in (None, stated):
             raise ValueError(
-                f"{field} must be {stated}, as in the sampling, found {value}."
+                f"{field} must be {stated} (as in sampling) or omitted, found {value}."
             )
     steps = made.num_steps if num_steps is None else num_steps
     if steps is None:

@@ -125,10 +125,10 @@ def plan(
     elif _is_open(name, options, data, epsilon):
         if epsilon is None:
             raise ValueError(
-                "A budget is needed to choose omitted parameters, or the parts of "
-                "cyclic sampling. Pass epsilon instead of noise_multiplier. Or pass "
-                "all parameters of the mechanism, num_steps, and a participation as "
-                "sampling (such as CyclicPoisson with num_parts)."
+                "Pass epsilon instead of noise_multiplier: epsilon is needed to choose "
+                "omitted parameters of the mechanism, and num_parts of cyclic sampling. "
+                "Or pass all parameters of the mechanism, and num_steps with a "
+                "participation as sampling (such as CyclicPoisson with num_parts)."
             )
         budget, is_auto = (float(epsilon), delta), name == "auto"
         objective = options.get("objective", "mean")
@@ -180,8 +180,8 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     goal = text.strip().split(":")[1:]
     if goal not in ([], ["max"]):
         raise ValueError(
-            f"auto chooses all parameters and accepts only max, as in "
-            f'"auto:max", found {text!r}. Name a mechanism to set its parameters.'
+            f'mechanism must be "auto" or "auto:max", found {text!r}: "auto" chooses all '
+            f'parameters. To set parameters, name a mechanism, as in "bisr:16".'
         )
     return "auto", {"objective": "max"} if goal else {}
 
@@ -247,8 +247,8 @@ def split(
         budget = {"epsilon", "delta", "noise_multiplier"}.intersection(given)
         if budget:
             raise ValueError(
-                f"The runs share one budget: pass epsilon and delta only to split, "
-                f"found {', '.join(sorted(budget))} for a run."
+                f"Do not pass {', '.join(sorted(budget))} for a run: the runs share one "
+                f"budget, the epsilon and delta of split(...)."
             )
     # Importing this module is slow, because it imports dp-accounting.
     from tf_bandmf.planning.composition import compose

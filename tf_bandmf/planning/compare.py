@@ -404,8 +404,8 @@ class Search:
         is_list = isinstance(mechanisms, (list, tuple)) and len(mechanisms) > 0
         if not is_list or not all(isinstance(n, (str, Strategy)) for n in mechanisms):
             raise ValueError(
-                f"mechanisms must be a list of names or strategies, at least one of "
-                f"{', '.join(registry.names())}, found {mechanisms!r}."
+                f"mechanisms must be a list of at least one name or strategy, found "
+                f"{mechanisms!r}. The names are {', '.join(registry.names())}."
             )
         for name in mechanisms:
             # All names are checked before the first mechanism is built.
@@ -459,8 +459,8 @@ class Search:
         is_certain = use.is_amplified and not use.is_simulated
         if (self.data.is_cyclic or is_certain) and family.banded != "C":
             raise ValueError(
-                f"{use.sampling or type(use).__name__} amplifies only strategies with a "
-                f"banded C, but C of this one is not banded. Use balls-in-bins for it."
+                f"The C of {name} is not banded, but {use.sampling or type(use).__name__} "
+                f"amplifies only mechanisms with a banded C. Use balls-in-bins sampling."
             )
         if self._is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
@@ -512,9 +512,9 @@ class Search:
         excess = self._value(coarse[0]) / min(map(self._value, self._rows))
         if excess > _REFINEMENT:
             raise ValueError(
-                f"{coarse[0].mechanism} has {100.0 * (excess - 1.0):.3g}% more error "
-                f"than the best mechanism, and refining it reduces its error by a few "
-                f"percent at most. To use {name} anyway, pass its name."
+                f"{name} has at most a few percent less error than {coarse[0].mechanism}, "
+                f"whose error is {100.0 * (excess - 1.0):.3g}% above that of the best "
+                f"mechanism. To use {name} anyway, pass {name!r}."
             )
         return {"bands": coarse[0].bands} if self.data.is_cyclic else {}
 
@@ -546,7 +546,7 @@ class Search:
         if not family.has_bands:
             return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
-            raise ValueError("Use identity: only 1 band is possible, but 2 are needed.")
+            raise ValueError("Only 1 band is possible, but 2 are needed. Use identity.")
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]

@@ -132,7 +132,7 @@ class Release:
         checks.check_word("adjacency", self.adjacency, ADJACENCIES)
         given = self.epsilon, self.rho, self.event, self.noise_multiplier
         if all(one is None for one in given):
-            raise ValueError("Pass epsilon and delta, a rho or an event; found none.")
+            raise ValueError("Pass at least one of epsilon, rho and event, found none.")
         if self.epsilon is not None:
             checks.check_nonnegative("epsilon", self.epsilon)
         if not (checks.is_number(self.delta) and 0.0 <= self.delta < 1.0):
@@ -145,8 +145,8 @@ class Release:
         least = "exact" if self.is_gaussian else "bound"
         if self.kind not in ("", *KINDS[KINDS.index(least) :]):
             raise ValueError(
-                f"kind must be one of {', '.join(KINDS)}, and exact only for Gaussian "
-                f"events, found {self.kind!r}."
+                f"kind must be one of {', '.join(KINDS)} (exact only for Gaussian events), "
+                f"found {self.kind!r}."
             )
         object.__setattr__(self, "kind", self.kind or least)
 
@@ -156,7 +156,7 @@ class Release:
         if not isinstance(event, dp_accounting.DpEvent):
             raise TypeError(f"event must be a dp_accounting.DpEvent, found {event!r}.")
         if not self.pieces:
-            raise ValueError(f"event must release something, found {event}. Omit it.")
+            raise ValueError(f"event must not be empty, found {event}. Omit event.")
         if self.queries(replaced) is not None:
             return
         try:
@@ -490,7 +490,7 @@ class JointGuarantee:
             pairs = [part.stated(self.replaced) for part in self.parts]
             delta = max((pair[1] for pair in pairs if pair is not None), default=0.0)
             if delta == 0.0:
-                raise ValueError("delta must be given, because no release states one.")
+                raise ValueError("delta must be given: no release states a delta.")
         units = sorted({plan.unit for plan in self.plans})
         if unit is None and len(units) != 1:
             whose = f"different units: {', '.join(units)}" if units else "no unit"
@@ -626,7 +626,7 @@ def compose(
             f"tf_bandmf.Release for each other release, found {plans!r}."
         )
     if not given:
-        raise ValueError("plans must contain a plan or a release, found neither.")
+        raise ValueError("plans must contain at least one plan or release, found none.")
     parts = tuple(Release.of_plan(p) if isinstance(p, Plan) else p for p in given)
     stated = {part.adjacency for part in parts}
     is_only = "replace-one" in stated

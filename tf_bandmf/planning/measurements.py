@@ -50,8 +50,8 @@ class Measurements:
         whole_number("evaluations", self.evaluations, least=0)
         if (self.noise_multiplier is None) != (self.evaluations == 0):
             raise ValueError(
-                f"Evaluations and their noise must be given together, found evaluations "
-                f"= {self.evaluations}, noise_multiplier = {self.noise_multiplier}."
+                f"evaluations and noise_multiplier must be given together, found "
+                f"{self.evaluations} and {self.noise_multiplier}."
             )
         if self.noise_multiplier is not None:
             check_positive("noise_multiplier", self.noise_multiplier)

@@ -67,7 +67,7 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
     raise MemoryError(
         f"{needed} That is {total:,} bytes, but only {available:,} are available. Use a "
         f"banded strategy with at most {fitting} bands. Or use lambda_cgd, bisr or "
-        f"bandinv without keep_normals: these strategies store no vectors."
+        f"bandinv, which store no vectors unless keep_normals is True."
     )
 
 

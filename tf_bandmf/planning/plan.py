@@ -293,8 +293,8 @@ class Plan:
         """
         if self.measurements != Measurements():
             raise ValueError(
-                "The plan already has a reservation. Call reserve once for everything, "
-                "on a plan without a reservation."
+                "The plan already has a reservation. Call reserve(...) once, with all "
+                "arguments, on a plan without a reservation."
             )
         if not (counts or metrics or evaluations):
             raise ValueError(
@@ -304,8 +304,8 @@ class Plan:
         evaluations = checks.whole_number("evaluations", evaluations, least=0)
         if (metrics == 0.0) != (evaluations == 0):
             raise ValueError(
-                f"Pass metrics (a share of the budget) and evaluations (their number) "
-                f"together, found metrics = {metrics}, evaluations = {evaluations}."
+                f"Pass both metrics (a share of the budget) and evaluations (a number), or "
+                f"neither, found metrics = {metrics}, evaluations = {evaluations}."
             )
         if not 0.0 <= metrics < 1.0:
             raise ValueError(f"metrics must be in [0, 1), found {metrics!r}.")
@@ -341,7 +341,7 @@ class Plan:
                 f"only BallsInBins and BMinSepSampling have. Use this plan as it is."
             )
         if self.measurements != Measurements():
-            raise ValueError("The plan has a reservation. Call bounded before reserve.")
+            raise ValueError("Call bounded() before reserve(), found a reservation.")
         return self._with_noise_of(self.accounting(confidence))
 
     def _with_noise_of(self, accountant: Accountant, **changes: Any) -> Plan:
@@ -584,9 +584,9 @@ class Plan:
             warn_of_example_weights(sample_weight)
         elif self.unit == ONE_EXAMPLE:
             raise ValueError(
-                "The argument users makes a user the privacy unit, but the plan's unit "
-                "is one training example. Give unit='one user' to tf_bandmf.plan, with "
-                "the number of users as num_examples and users per step as batch_size."
+                "The privacy unit must be one user if users is given, but the plan's unit "
+                "is one training example. Pass tf_bandmf.plan unit='one user', the number "
+                "of users as num_examples, and users per step as batch_size."
             )
         use: Any = self.participation
         if not use.has_schedule:
