@@ -24,9 +24,9 @@ def test_order_depends_on_its_seed_only():
 
 def test_wrong_data_are_refused():
     plan = make_plan()
-    with pytest.raises(ValueError, match=r"20 examples, found x .*users="):
+    with pytest.raises(ValueError, match=r"x must have 20 rows .*users="):
         plan.batches(np.zeros((21, 2)))
-    with pytest.raises(ValueError, match="20 examples, found y of shape"):
+    with pytest.raises(ValueError, match="y must have 20 rows"):
         plan.batches(np.zeros((20, 2)), np.zeros(19))
     with pytest.raises(ValueError, match="step"):
         plan.batches(np.zeros(20)).example_indices(12)

@@ -152,7 +152,7 @@ def test_unreadable_or_unsuitable_examples_are_refused(tmp_path):
         with pytest.raises(ValueError, match=said):
             schedule_for(FIXED, 18, 7, examples)
     source = TFRecordExamples(write(tmp_path), parse)
-    with pytest.raises(ValueError, match="The plan is for 22 examples, found 23"):
+    with pytest.raises(ValueError, match="for 22 examples, but the data set has 23"):
         schedule_for(tf_bandmf.FixedEpochOrder(M - 1, 4, 3), 18, 7, source)
 
 

@@ -50,7 +50,7 @@ def test_parts_have_ranges_of_their_own():
     assert content["x"]["name"].numpy().tolist() == [b"a", b"", b"c", b""]
     content = held({"x": [(0, 1), (-1, 0)]}, (np.arange(4), -np.arange(4)))
     np.testing.assert_array_equal(content["sample_weight"], [1, 1, 0, 0])
-    with pytest.raises(TypeError, match="must contain numbers"):
+    with pytest.raises(TypeError, match="contains strings"):
         held({"x": {"name": (0, 1)}}, x)
     with pytest.raises(ValueError, match="no tensor 'weight'"):
         held({"x": {"weight": (0, 1)}}, x)

@@ -153,7 +153,7 @@ def test_a_sample_follows_from_a_key_and_from_nothing_that_the_caller_chose(samp
     plan = small_plan("identity", 20, 4, 2, epsilon=2.0, sampling=sampling)
     batches = plan.batches(np.arange(20))
     for chosen in (bytes(32), b"", np.random.default_rng(0).bytes(32)):
-        with pytest.raises(TypeError, match="must be secret for amplification"):
+        with pytest.raises(TypeError, match="secret seed of a noise key"):
             batches.join(chosen)
 
     def sample(key):

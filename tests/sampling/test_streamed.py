@@ -200,7 +200,7 @@ def test_what_examples_are_made_of_decides():
 def test_examples_of_several_shapes_or_no_tensors_are_refused():
     with pytest.raises(ValueError, match="same structure, shapes"):
         StreamedExamples(lambda: (np.zeros(1 + i % 2) for i in range(M)), M)
-    with pytest.raises(TypeError, match="pass the function that makes them"):
+    with pytest.raises(TypeError, match="pass the function that makes it"):
         _plan().batches(_generator())
 
 

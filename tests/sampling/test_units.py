@@ -65,8 +65,8 @@ def test_wrong_arguments_are_refused():
         make_plan(unit="one training example").batches(
             rows, users=USERS, rows_per_user=2
         )
-    with pytest.raises(ValueError, match="5 examples, found 4"):
+    with pytest.raises(ValueError, match="5 examples, but the data set has 4"):
         make_plan(5).batches(rows, users=USERS, rows_per_user=2)
     # Without `users`, which names the user of each row, rows count as examples.
-    with pytest.raises(ValueError, match="4 examples"):
+    with pytest.raises(ValueError, match="must have 4 rows"):
         make_plan().batches(rows)

@@ -96,12 +96,12 @@ FREE = {"column_normalized": False}
     "bands, options, message",
     [
         (3, {**FREE, "participation": MinSep(3, 3)}, "must be a FixedEpochOrder"),
-        (4, {**FREE, "participation": FixedEpochOrder(3, 1, 3)}, "steps_per_epoch = 3"),
-        (3, {"start": strategies.identity(8)}, "start must have 9 steps"),
+        (4, {**FREE, "participation": FixedEpochOrder(3, 1, 3)}, "steps per epoch, 3"),
+        (3, {"start": strategies.identity(8)}, "num_steps must be 9"),
         (
             3,
             {"start": strategies.lambda_cgd(9, 0.5)},
-            "start must be a banded strategy",
+            "strategy with a banded C",
         ),
     ],
 )

@@ -143,8 +143,8 @@ def tuning_cost(
     told = " ".join(problems)
     if not costs:
         raise ValueError(
-            f"No meaningful epsilon is known for {mean:g} expected trials at delta = "
-            f"{delta:g}. {told}"
+            f"No finite epsilon > 0 is known for expected_trials = {mean:g} at delta = "
+            f"{delta:g}. Pass fewer expected_trials, or another delta. {told}"
         )
     epsilon, method, confidence = min(costs, key=lambda one: one[0])
     remark = ""
@@ -204,7 +204,7 @@ def _bounded(plan: Plan, delta: float) -> float:
         return 0.0
     if stated.is_unamplified:
         raise ValueError(
-            f"A simulated bound on a trial at delta = {delta:.3g} would take too many "
-            f"draws, so the cost claims no amplification by sampling."
+            f"Simulating a bound on one trial's epsilon at delta = {delta:.3g} would take "
+            f"too many draws, so the cost includes no amplification by sampling."
         )
     return stated.epsilon

@@ -183,8 +183,8 @@ def training_curves(
     for name, values in runs.items():
         if len({len(run) for run in values}) != 1:
             raise ValueError(
-                f"The runs of {name} must have the same number of epochs, found "
-                f"{[len(run) for run in values]}."
+                f"All runs of {name!r} must have the same number of epochs, found runs "
+                f"with {[len(run) for run in values]} epochs."
             )
         table = np.asarray(values, np.float64)
         epochs = np.arange(1, table.shape[1] + 1)

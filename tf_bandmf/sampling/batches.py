@@ -103,20 +103,20 @@ class BatchSchedule:
         count = participation.num_examples  # type: ignore[attr-defined]
         if examples.num_examples != count:
             raise ValueError(
-                f"The plan is for {count} examples, found "
+                f"The plan is for {count} examples, but the data set has "
                 f"{examples.num_examples} (with users=, each user is one example). Make a "
-                f"plan for this data set."
+                f"plan with num_examples={examples.num_examples}."
             )
         self._is_fresh = seed is None and participation.has_secret_sampler
         size = SEED_BYTES if self._is_fresh else 0
         self._seed = HiddenBytes(seed or secrets.token_bytes(size))
         if examples.source.in_order and participation.has_secret_sampler:
             raise ValueError(
-                f"A data set is read in its own order, so the plan must have "
-                f"sampling='fixed-order', found {participation.sampling!r}. Make a "
-                f"plan with sampling='fixed-order', or write the data set once to "
-                f"files that are read by index: arrays of np.lib.format.open_memmap, "
-                f"or TFRecord files for tf_bandmf.sampling.TFRecordExamples."
+                f"A data set is read in its own order, but the plan's sampling, "
+                f"{participation.sampling!r}, needs examples in a random order. Make a "
+                f"plan with sampling='fixed-order'. Or write the data set to files once, "
+                f"and pass arrays from np.load(path, mmap_mode='r'), or "
+                f"tf_bandmf.sampling.TFRecordExamples(files, parse), to plan.batches."
             )
         self.labels, self.ranges = examples.labels, examples.ranges
 
@@ -130,7 +130,7 @@ class BatchSchedule:
         )
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("A sampler's seed is secret and must not be pickled or copied.")
+        raise TypeError("Do not pickle or copy a BatchSchedule: its seed is secret.")
 
     @functools.cached_property
     def padded_batch_size(self) -> int:
@@ -254,9 +254,9 @@ class BatchSchedule:
         size = self.padded_batch_size if self._padded else indices.size
         if indices.size > size:
             raise ValueError(
-                "A batch has more examples than its padded size. The batch is not cut, "
-                "because the accountant does not analyze a sampler that cuts batches. "
-                "Use a larger padded size."
+                f"A batch has more than {size} examples, the padded size of all batches. "
+                f"The batch is not cut, because the plan's epsilon would not hold for "
+                f"cut batches. Call plan.batches(...) with padded=False."
             )
         first = size * int(number) // int(num_parts)
         end = size * int(number + 1) // int(num_parts)
@@ -284,11 +284,11 @@ class BatchSchedule:
             )
         if first_step and self._is_fresh and self._sampler.spans_run:
             raise ValueError(
-                f"The run cannot continue with this schedule at step {first_step}: the "
-                f"schedule has a fresh seed, but the run drew its sample from another "
-                f"seed. In Keras, take the run's batches from "
-                f"model.begin_run(batches).dataset(step). Elsewhere, keep the run's "
-                f"key, and call plan.batches(x, y).join(key.sampler_seed())."
+                f"These batches cannot continue a run at step {first_step}, because "
+                f"plan.batches drew a new seed, and the run's earlier batches came from "
+                f"another seed. In Keras, use model.begin_run(batches).dataset(step). "
+                f"Elsewhere, keep the run's NoiseKey as key, and use "
+                f"plan.batches(x, y).join(key.sampler_seed())."
             )
         self._is_fresh = False
 
@@ -307,9 +307,9 @@ class BatchSchedule:
             return self
         if not isinstance(seed, HiddenBytes):
             raise TypeError(
-                "A sample must be secret for amplification. Pass the seed of a noise "
-                "key: NoiseKey.from_operating_system().sampler_seed(), or in tests "
-                "NoiseKey.for_testing(0).sampler_seed()."
+                f"join(seed) needs the secret seed of a noise key, found "
+                f"{type(seed).__name__}. Pass NoiseKey.from_operating_system()"
+                f".sampler_seed(), or in tests NoiseKey.for_testing(0).sampler_seed()."
             )
         return self._with(self._examples, seed)
 

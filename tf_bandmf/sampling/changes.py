@@ -42,8 +42,8 @@ class Ranges:
     def __init__(self, ranges: Mapping[str, Any]) -> None:
         if not isinstance(ranges, Mapping) or not set(ranges) <= {INPUTS, TARGETS}:
             raise TypeError(
-                f'ranges must map "x" or "y" to the minimum and the maximum, as in '
-                f'{{"x": (0, 255), "y": (0, 9)}}, found {ranges!r}.'
+                f'ranges must be a dictionary from "x" or "y" to (minimum, maximum), such '
+                f'as {{"x": (0, 255), "y": (0, 9)}}, found {ranges!r}.'
             )
         self.digest = f"ranges {sorted(ranges.items())}".encode()
         # Each tuple consists of "x" or "y", a tensor's name (None for all tensors), the
@@ -61,8 +61,8 @@ class Ranges:
                     low, high = map(float, wanted)
                 except (TypeError, ValueError):
                     raise TypeError(
-                        f"ranges: the range of {key!r} must be a pair (minimum, "
-                        f"maximum), found {wanted!r}."
+                        f"ranges: the range of {key!r} must be a pair of numbers "
+                        f"(minimum, maximum), found {wanted!r}."
                     ) from None
                 if not low < high:
                     raise ValueError(
@@ -95,10 +95,10 @@ def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
         part = content[key] if name is None else content[key][name]
     except (KeyError, IndexError, TypeError):
         said = "" if name is None else f" tensor {name!r} in"
-        raise ValueError(f"ranges: examples have no{said} {key!r}. Omit it.") from None
+        raise ValueError(f"Examples have no{said} {key!r}: omit its range.") from None
     leaves = tf.nest.flatten(part)
     if any(leaf.dtype == tf.string for leaf in leaves):
-        raise TypeError(f"ranges: {key!r} must contain numbers, found strings.")
+        raise TypeError(f"{key!r} contains strings, not numbers. Omit it from ranges.")
     rows = [tf.reshape(leaf, [tf.shape(leaf)[0], -1]) for leaf in leaves]
     return tf.concat([tf.cast(row, tf.float64) for row in rows], axis=1)
 
@@ -146,14 +146,14 @@ class ClassWeights:
         if any(isinstance(weight, Mapping) for weight in class_weight.values()):
             raise ValueError(
                 f"class_weight supports only models with one output, found weights for "
-                f"the outputs {', '.join(map(repr, class_weight))}. Pass one array of "
-                f"sample weights for each output instead: plan.batches(x, y, "
-                f"sample_weight={{output: weights_of_its_classes[y[output]], ...}})."
+                f"the outputs {', '.join(map(repr, class_weight))}. Instead, pass one "
+                f"array for each output, with the weight of each example's class, to "
+                f"plan.batches(x, y, sample_weight={{output: array, ...}})."
             )
         pairs = sorted((int(name), float(w)) for name, w in class_weight.items())
         if not all(math.isfinite(weight) and weight >= 0.0 for _, weight in pairs):
             raise ValueError(
-                f"class_weight must be finite and >= 0, found {dict(class_weight)!r}."
+                f"class_weight must have finite weights >= 0, found {dict(class_weight)!r}."
             )
         self._classes = np.array([name for name, _ in pairs], np.int64)
         # The last weight, 1, applies to all classes without a weight.
@@ -170,13 +170,13 @@ class ClassWeights:
         rank = targets.shape.rank if tf.is_tensor(targets) else None
         if rank not in (1, 2):
             raise ValueError(
-                "class_weight needs class numbers or one-hot targets: one tensor y of "
-                "shape [N] or [N, classes]. Pass sample_weight to plan.batches instead."
+                "With class_weight, y must be class numbers (shape [N]) or one-hot targets "
+                "(shape [N, classes]). For others, pass sample_weight to plan.batches."
             )
         if given is not None and not (tf.is_tensor(given) and given.shape.rank == 1):
             raise ValueError(
-                "class_weight can only be combined with sample weights of shape [N]. "
-                "Multiply both weights yourself, and pass the product as sample_weight."
+                "With class_weight, sample_weight must be one tensor of shape [N]. "
+                "Otherwise, multiply it by class weights yourself, and omit class_weight."
             )
         if rank == 2 and targets.shape[1] != 1:
             classes = tf.argmax(targets, axis=1)

@@ -128,24 +128,24 @@ class Examples:
             self.ranges = {k: v for k, v in self.ranges.items() if k in kept}
         elif views != 1:
             raise ValueError(
-                f"views = {views} needs map=, a function that makes the views differ."
+                f"With views={views}, also pass map=, a function that makes views differ."
             )
         self._views, self._most = _whole("views", views), 1
         self._row_ids: np.ndarray | None = None
         if users is None:
             if rows_per_user is not None:
-                raise ValueError("rows_per_user needs users=, the user of each row.")
+                raise ValueError("With rows_per_user, pass users=, each row's user.")
             return
         users = np.asarray(users)
         if source.in_order:
             raise ValueError(
-                "users= needs rows that are read by index, found a data set with a fixed "
-                "order. Pass arrays, TFRecord files, or an indexable object with len()."
+                "With users=, x must not be a data set that is read in its own order. Pass "
+                "arrays, TFRecordExamples(files, parse), or an object with len(x) and x[i]."
             )
         if users.shape != (source.num_examples,):
             raise ValueError(
-                f"users must contain the user of each of {source.num_examples} rows, found "
-                f"an array of shape {users.shape}."
+                f"users must have the shape ({source.num_examples},), one user for each "
+                f"row of x, found the shape {users.shape}."
             )
         self._most = _whole("rows_per_user", rows_per_user)
         _, whose = np.unique(users, return_inverse=True)
@@ -284,8 +284,8 @@ def _source_of(x: Any, y: Any, sample_weight: Any, num_examples: int) -> Example
         return ArrayExamples(x, y, sample_weight, num_examples)
     if y is not None or sample_weight is not None:
         raise ValueError(
-            f"A {type(x).__name__} must contain targets and weights: omit y and "
-            f"sample_weight, and let it yield (x, y) or (x, y, sample_weight)."
+            f"Do not pass y or sample_weight with a {type(x).__name__}: each of its "
+            f"elements must already be (x, y) or (x, y, sample_weight)."
         )
     if isinstance(x, ExampleSource):
         return x
@@ -308,11 +308,11 @@ def _refuse_overlap(source: ExampleSource) -> None:
     if any(_are_windows(leaf.numpy()) for leaf in tf.nest.flatten(rows)):
         raise ValueError(
             "The examples are windows of a series, and neighbors overlap: a point in time "
-            "is in several examples. To hide one window, but not each point in time, use "
-            "tf_bandmf.plan(..., unit='one window'). To hide a whole series, use "
-            "plan.batches(x, y, users=series_ids, rows_per_user=...) and unit='one series' "
-            "in the plan. To hide each point in time, make windows that do not overlap "
-            "(sequence_stride=sequence_length)."
+            "is in several examples, but noise hides only one example. To hide each point "
+            "in time, make windows that do not overlap (sequence_stride=sequence_length). "
+            "To hide only each window, use tf_bandmf.plan(..., unit='one window'). To hide "
+            "a whole series, use tf_bandmf.plan(..., unit='one series') and "
+            "plan.batches(x, y, users=series_ids, rows_per_user=...)."
         )
 
 

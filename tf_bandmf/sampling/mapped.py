@@ -92,7 +92,7 @@ class Mapped:
     ) -> None:
         self.remarks, self._parses = remarks_on([function]), parses
         name = getattr(function, "__name__", type(function).__name__)
-        self._name = f"{'parse' if parses else 'map'}: {name}"
+        self._name = f"The {'parse' if parses else 'map'} function {name}"
         adapted = (d.adapt(function) for d in _DIALECTS)
         self._function = next(filter(None, adapted), function)
         names = self._arguments() if self._function is function else ["x"]
@@ -125,8 +125,8 @@ class Mapped:
         required = [name for name in names if name != "seed"]
         if len(required) not in (1, 2):
             raise TypeError(
-                f"{self._name} must take (x) or (x, y), and also seed if it is random, "
-                f"found the arguments {', '.join(required) or 'none'}."
+                f"{self._name} must take x, or x and y, and also seed if it is random, "
+                f"found the arguments {', '.join(required) or '(none)'}."
             )
         return names
 
@@ -158,8 +158,8 @@ class Mapped:
                 failure = said_of(error)
         if not results:
             raise ValueError(
-                f"{self._name} must work for at least one of the examples on which it "
-                f"is tried, but failed on all of them ({failure})."
+                f"{self._name} failed on all examples on which it was tried "
+                f"({failure}). Call it on one example to see the whole error."
             )
 
         def common(*leaves: tf.Tensor) -> tf.TensorSpec:
@@ -182,7 +182,7 @@ class Mapped:
         keys = (INPUTS, TARGETS)[: 1 + self.with_targets]
         if keys[-1] not in content:
             raise TypeError(
-                f"{self._name} takes x and y, but the examples have no y. Pass y."
+                f"{self._name} takes y, but the examples have no y. Pass y to plan.batches."
             )
         options = {"seed": seed} if self._with_seed else {}
         with contextlib.ExitStack() as stack:
@@ -197,7 +197,7 @@ class Mapped:
             made = dict(zip(keys, made))
         else:
             raise TypeError(
-                f"{self._name} takes x and y, and must return the tuple (x, y), found "
+                f"{self._name} takes x and y, so it must return the tuple (x, y), found "
                 f"{type(made).__name__}."
             )
         return tf.nest.map_structure(_tensor, made)
@@ -219,11 +219,11 @@ class Mapped:
         if state is not None:
             raise ValueError(
                 f"{self._name} is not a pure function of one example and its seed: it uses "
-                f"{state}. For random numbers, give it an argument seed for "
-                f"tf.random.stateless_* or tf.image.stateless_random_*, or use "
-                f"keras.random and Keras' layers (import tf_bandmf.keras first). Do not "
-                f"assign variables or call Python code (tf.py_function), which could mix "
-                f"examples or change later. Move such code to a data set read by index."
+                f"the operation {state}. For random numbers, add an argument named seed, "
+                f"and pass it to tf.random.stateless_* or tf.image.stateless_random_*, or "
+                f"use keras.random or Keras layers (import tf_bandmf.keras first). Move "
+                f"code that assigns variables or runs Python (tf.py_function) into your "
+                f"data set: pass to plan.batches an object with len(x) and x[i]."
             )
         return traced
 
@@ -280,7 +280,7 @@ def _impure_operation(graph: Any) -> str | None:
 def _tensor(value: Any) -> tf.Tensor:
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
-            f"map must return dense tensors, found {type(value).__name__}. Convert the "
-            f"value with value.to_tensor() or tf.sparse.to_dense(value)."
+            f"map and parse must return dense tensors, found {type(value).__name__}. Use "
+            f"value.to_tensor(shape=...) if ragged, or tf.sparse.to_dense(value) if sparse."
         )
     return tf.convert_to_tensor(value)

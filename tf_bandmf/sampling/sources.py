@@ -180,7 +180,7 @@ class ExampleSource(abc.ABC):
         if kind != self._kind or len({len(leaf) for leaf in leaves}) > 1:
             raise ValueError(
                 f"All examples must have the same structure, shapes and dtypes, found "
-                f"{kind} after {self._kind}. Pad or crop them to one shape."
+                f"{kind} after examples with {self._kind}. Pad or crop them to one shape."
             )
         return leaves
 
@@ -227,8 +227,8 @@ class IndexedExamples(ExampleSource):
                 break
         if not contents:
             raise ValueError(
-                f"None of the inspected examples of the data set can be read "
-                f"({failure}). Try data[0] to see why."
+                f"None of the examples of the data set that were tried can be read "
+                f"({failure}). Read one yourself, as x[0], to see the whole error."
             )
         kinds = [str(_kind_of(content)) for content in contents]
         super().__init__(len(source), contents[kinds.index(statistics.mode(kinds))])
@@ -239,8 +239,8 @@ class IndexedExamples(ExampleSource):
         if 2 * works.sum() <= works.size:
             raise ValueError(
                 f"{(~works).sum()} of {works.size} inspected examples cannot be read, or "
-                f"differ from the others in shape or dtype. Pad or crop them. (If fewer "
-                f"than half were invalid, they would be replaced by zeros.)"
+                f"differ from the others in shape or dtype. Remove them, or pad or crop "
+                f"them to one shape. (Fewer than half would be replaced by zeros.)"
             )
 
     def _content(self, indices: np.ndarray) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class TFRecordExamples(ExampleSource):
             if end != size:
                 raise ValueError(
                     f"{file} is damaged, is being written, or is not an uncompressed "
-                    f"TFRecord file. Decompress compressed files to read them by index."
+                    f"TFRecord file. If the file is compressed, decompress it first."
                 )
         if not places:
             raise ValueError(f"There are no records in {self._files}. Check the paths.")
@@ -393,18 +393,18 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
     is_read_once = any(hasattr(given, name) for name in ("__next__", "on_epoch_end"))
     if is_read_once or isinstance(given, (str, tf.data.Dataset)) or callable(given):
         raise TypeError(
-            f"plan.batches needs arrays, or one data set (not in a list or dictionary) "
-            f"that also yields the targets, found {type(given).__name__}. For data that "
-            f"can be read only once, pass the function that makes them. For TFRecord "
-            f"files, pass tf_bandmf.sampling.TFRecordExamples(files, parse)."
+            f"plan.batches needs arrays, or, as x, a data set that also yields the targets "
+            f"and is not in a list or dictionary, found {type(given).__name__}. Instead of "
+            f"an iterator or generator, pass the function that makes it. Instead of the "
+            f"path of a file, pass tf_bandmf.sampling.TFRecordExamples(files, parse)."
         )
     array = given.tocsr() if scipy.sparse.issparse(given) else as_array(given)
     if array.shape[:1] != (num_examples,):
         raise ValueError(
-            f"The plan is for {num_examples} examples, found {key} of shape {array.shape}. "
-            f"Make a plan for this data set, or pass users= and rows_per_user= if users "
-            f"have several rows. A list counts as several model inputs; if yours is a "
-            f"list of rows, combine it with np.stack or keras.utils.pad_sequences."
+            f"{key} must have {num_examples} rows (one for each example of the plan or "
+            f"element of users), found the shape {array.shape}. Make a plan for this "
+            f"data set, or pass users= and rows_per_user= if users have several rows. If "
+            f"{key} is a list of rows, pass np.stack({key}): a list means several inputs."
         )
     return array
 
@@ -429,11 +429,11 @@ def as_array(given: Any) -> np.ndarray:
         kind = others[0]
     raise TypeError(
         f"Examples must be arrays of numbers or strings whose rows have one shape, found "
-        f"{kind.__name__}. Pad rows of different lengths with x.to_tensor() or "
+        f"{kind.__name__}. If rows differ in length, pad them with x.to_tensor() or "
         f"keras.utils.pad_sequences(rows, padding='post'), and mask the padding in the "
-        f"model. Pass columns of different types as several inputs: dict(frame). Pass "
-        f"sparse rows as one scipy.sparse.csr_matrix((values, indices.T), shape), or make "
-        f"them dense with rows.toarray() or tf.sparse.to_dense."
+        f"model. If columns differ in type, pass dict(dataframe): each column is an input. "
+        f"If rows are sparse, pass one scipy.sparse.csr_matrix((values, indices.T), shape) "
+        f"or dense rows: rows.toarray() or tf.sparse.to_dense(rows)."
     )
 
 
@@ -469,7 +469,7 @@ def named_parts(given: Any) -> dict[str, Any]:
     if not 1 <= len(parts) <= len(names):
         raise ValueError(
             f"An example must be x, (x, y) or (x, y, sample_weight), found a tuple "
-            f"with {len(parts)} parts. Use a dictionary for several inputs."
+            f"with {len(parts)} parts. For several inputs, make x a dictionary."
         )
     return {name: part for name, part in zip(names, parts) if part is not None}
 

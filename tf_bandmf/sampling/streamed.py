@@ -92,8 +92,8 @@ class StreamedExamples(ExampleSource):
         if next(self._pass, None) is not None:
             raise ValueError(
                 f"The plan is for {num_examples} examples, but the data set has more. "
-                f"Make a plan for this data set, and omit repeat(). If each batch is "
-                f"one example, pass batches of these examples: dataset.batch(256)."
+                f"Make a plan for this data set, and omit repeat(). If you use batch() to "
+                f"make one example of several rows, batch once more: dataset.batch(256)."
             )
         _warn_of_order(np.concatenate(labels))
 
@@ -113,8 +113,8 @@ class StreamedExamples(ExampleSource):
                 f"The data set raised an error at example {place}, or in the block of "
                 f"examples that begins there ({said_of(error)}), so the positions of later "
                 f"examples are unknown. Catch the error in the code that reads an example, "
-                f"or pass a data set that has a length and returns rows by index: in such "
-                f"a data set, an unreadable example is replaced by zeros."
+                f"or pass an object with len(x) and x[i] instead of this data set: of such "
+                f"an object, examples that cannot be read are replaced by zeros."
             ) from None
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
@@ -130,9 +130,9 @@ class StreamedExamples(ExampleSource):
                 raise ValueError(self._changed.format(place=count))
             raise ValueError(
                 f"The plan is for {self.num_examples} examples, but the data set has "
-                f"{count}, with the types and shapes {self._kind}. Make a plan for "
-                f"this data set. If these elements are batches, pass single examples: "
-                f"dataset.unbatch(), or a function that yields single rows."
+                f"{count}, each with types and shapes {self._kind}. Make a plan with "
+                f"num_examples={count}. If each of the {count} is in fact a batch, pass "
+                f"dataset.unbatch(), or a function that yields single examples."
             )
         self._next = end
         return list(map(np.concatenate, zip(*map(self._checked, contents))))
@@ -182,7 +182,7 @@ def _blocks_of_dataset(
     if any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs):
         raise ValueError(
             "The examples must be dense tensors of one shape, found ragged tensors. Pad "
-            "them, for example by dataset.map and RaggedTensor.to_tensor(shape=...)."
+            "them: dataset.map(lambda x, y: (x.to_tensor(shape=...), y))."
         )
     depth, functions = _made_by(dataset)
     # If the elements of the data set are batches, they are split into examples.
@@ -192,12 +192,12 @@ def _blocks_of_dataset(
         is_theirs = _module_of(function).startswith("tensorflow.python.data.")
         if seen > depth - is_batched and not is_theirs:
             raise ValueError(
-                f"A function of the data set ({name}) sees several examples at once, so "
-                f"its results may mix examples, and noise hides only one of them. "
-                f"Apply it to single examples: call map before batch (in Keras' utilities: "
-                f"batch_size=None), or dataset.unbatch().map(function). If each batch "
-                f"is one example, pass batches of these examples: dataset.batch(256). "
-                f"Or pass arrays, with random functions as plan.batches(..., map=...)."
+                f"A function of the data set ({name}) sees several examples at once and "
+                f"may mix them, but noise hides only one example. Call map before batch "
+                f"(in Keras' utilities: batch_size=None), use "
+                f"dataset.unbatch().map(function), or pass arrays, and the function as "
+                f"plan.batches(..., map=function). If you use batch() to make one example "
+                f"of several rows, batch once more: dataset.batch(256)."
             )
 
     def dense(part: Any) -> Any:

@@ -90,14 +90,14 @@ def optimized_amplified(
     if not isinstance(participation, BallsInBins):
         return dataclasses.replace(plain, family="amplified")
     if epsilon is None or delta is None:
-        raise ValueError("The family amplified needs a budget. Pass epsilon and delta.")
+        raise ValueError("optimized_amplified needs a budget: pass epsilon and delta.")
     check_positive("epsilon", epsilon)
     check_delta(delta)
     bins = participation.num_bins
     if bins > _LARGEST_BINS:
         raise ValueError(
-            f"num_bins must be <= {_LARGEST_BINS} for amplified strategies, found {bins}. "
-            f"Use bifr or bisr."
+            f"Mechanism 'amplified' allows at most {_LARGEST_BINS} bins (steps per epoch), "
+            f"found {bins}. Use larger batches, or mechanism 'bifr' or 'bisr'."
         )
     # SciPy is imported here because the import is slow.
     import scipy.optimize

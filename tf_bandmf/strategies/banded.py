@@ -154,12 +154,12 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
     n = workload.num_steps
     if start.num_steps != n:
         raise ValueError(
-            f"start must have {n} steps like the workload, found {start.num_steps}."
+            f"start.num_steps must be {n}, as in the workload, found {start.num_steps}."
         )
     if start.is_inverse_banded:
         raise ValueError(
-            f"start must be a banded strategy, found {start.family!r}, whose inverse "
-            f"is banded instead of C."
+            f"The argument start must be a strategy with a banded C, found "
+            f"{start.family!r}, where only the inverse of C is banded."
         )
     rows = start.matrix.as_rows()
     return optimized.fit_bands(matrices.columns_from_rows(rows), bands)
@@ -180,8 +180,8 @@ def _epoch(participation: Participation | None, bands: int, num_steps: int) -> i
     participation.validate_num_steps(num_steps)
     if bands > participation.separation():
         raise ValueError(
-            f"bands must be <= steps_per_epoch = {participation.separation()} if "
-            f"column_normalized is False, found {bands}."
+            f"If column_normalized is False, bands must be at most the number of steps "
+            f"per epoch, {participation.separation()}, found {bands}."
         )
     return participation.separation()
 

@@ -41,8 +41,8 @@ def bifr(
     """
     if not 0.0 <= gamma < 1.0:
         raise ValueError(
-            f"gamma must be in [0, 1), found {gamma}. Use 0 for DP-SGD; with "
-            f"gamma = 1, C would be the workload itself."
+            f"gamma must be in [0, 1), found {gamma}. Use gamma = 0 for DP-SGD, and "
+            f"gamma = 0.5 for BISR."
         )
     gamma = float(gamma)
     return of_power("bifr", workload, bands, -gamma, column_normalized, gamma=gamma)

@@ -102,8 +102,8 @@ def dense(
         )
     if not tolerance > 0.0 or max_iterations < 1:
         raise ValueError(
-            f"tolerance must be > 0 and max_iterations >= 1, found {tolerance} and "
-            f"{max_iterations}."
+            f"tolerance must be > 0, and max_iterations must be >= 1, found tolerance = "
+            f"{tolerance} and max_iterations = {max_iterations}."
         )
     k = participation.participations(n)
     b = participation.separation() if k > 1 else n
@@ -111,8 +111,8 @@ def dense(
         equal_column_norms = not isinstance(participation, FixedEpochOrder)
     if not equal_column_norms and k < -(-n // b):
         raise ValueError(
-            f"max_participations must be ceil(n / b) = {-(-n // b)} unless "
-            f"equal_column_norms=True, found {k}."
+            f"max_participations must be {-(-n // b)} (num_steps / min_separation, rounded "
+            f"up) unless equal_column_norms=True, found {k}."
         )
     gram, squared_error, gap, iterations = _optimize(
         workload, min(b, n), k, equal_column_norms, tolerance, max_iterations
