@@ -89,12 +89,12 @@ def test_the_callback_asks_for_no_more_than_there_are(reserved):
         model.fit(plan.batches(*data), epochs=6, verbose=0, callbacks=[callback])
     plan = plan.reserve(metrics=0.2, evaluations=3)
     model = make_private_model(plan)
-    with refused(model, ValueError, "give every > 1"):
+    with refused(model, ValueError, "`every` to more than 1"):
         model.fit(plan.batches(*data), epochs=6, verbose=0, callbacks=[callback])
 
 
 def test_wrong_targets_are_told_before_a_step(reserved):
-    model, kinds = make_private_model(reserved), r"(U11\(22,|int32\(20,)\)\)\. Give one"
+    model, kinds = make_private_model(reserved), r"(U11\(22,|int32\(20,)\)\)\. Pass one"
     for y in (data[1].astype(str), data[1][:-2]):
         callback = tf_bandmf.keras.PrivateEvaluation(data[0], y)
         with refused(model, ValueError, kinds):
@@ -126,7 +126,7 @@ def test_users_must_be_named():
     plan = plan.reserve(metrics=0.2, evaluations=2)
     model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
-    with pytest.raises(ValueError, match="give users="):
+    with pytest.raises(ValueError, match="Pass users="):
         model.evaluate_privately(*data)
     actual = model.evaluate_privately(*data, users=np.arange(22) // 2)
     sigma = plan.measurements.noise_multiplier

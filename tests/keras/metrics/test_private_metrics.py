@@ -184,7 +184,7 @@ def test_a_user_counts_as_one(records):
     assert np.linalg.norm(mine) <= 1.0
     other = sums_of(model, x[30:], y[30:], ALL, users[30:])[0]
     np.testing.assert_allclose(sums, mine + other, atol=1e-6)
-    with pytest.raises(ValueError, match="name the user of each"):
+    with pytest.raises(ValueError, match="one user for each"):
         sums_of(model, x, y, ALL, users[:5])
 
 

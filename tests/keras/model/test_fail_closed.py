@@ -269,8 +269,8 @@ def test_layers_added_after_the_check_are_checked(monkeypatch):
 @pytest.mark.parametrize(
     ("batches", "changes", "message"),
     [
-        (2, {"epochs": 3, "steps_per_epoch": 1}, "2 passes of 2 batches"),
-        (3, {"epochs": 3}, "3 passes of 3 batches"),
+        (2, {"epochs": 3, "steps_per_epoch": 1}, "of 2 batches 2 times"),
+        (3, {"epochs": 3}, "of 3 batches 3 times"),
         (3, {"epochs": 2}, None),
     ],
 )

@@ -356,7 +356,7 @@ def test_an_optimizer_that_was_built_without_the_model_is_refused():
     plan = make_plan()
     model = prepare(reader(), plan)
     model.optimizer.build(model.trainable_variables)
-    with pytest.raises(RuntimeError, match="built before the model's tables"):
+    with pytest.raises(RuntimeError, match="built too early"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
 
 

@@ -46,8 +46,8 @@ def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
             seed = tf.cast(folded, seed.dtype)
         elif outer is not None and not isinstance(graph, BRANCH_GRAPHS):
             raise RuntimeError(
-                "Random numbers are drawn within a `tf.function`, which is traced once: "
-                "all its calls would get one seed. Call the Python function instead."
+                "Random numbers are drawn within a `tf.function`. All its calls would "
+                "draw the same numbers. Call the undecorated Python function."
             )
         graph = getattr(graph, "outer_graph", None)
     return seed

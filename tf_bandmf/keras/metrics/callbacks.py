@@ -58,9 +58,9 @@ class PrivateEvaluation(keras.callbacks.Callback):
         # A resumed run repeats some evaluations, which costs nothing.
         if not run.step and needed > left:
             raise ValueError(
-                f"The callback needs {needed} private evaluations, but the plan has only "
-                f"{left} left. Reserve more, or give every > "
-                f"{self.params['epochs'] // (left + 1)}. Nothing was trained."
+                f"PrivateEvaluation needs {needed} private evaluations, but the plan has "
+                f"only {left} left. Reserve more in the plan; or set the argument `every` "
+                f"to more than {self.params['epochs'] // (left + 1)}. Nothing was trained."
             )
         try:
             for batch in itertools.islice(batches_of(*self._data, 1), 1):
@@ -69,8 +69,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
             leaves = tf.nest.flatten(self._data)
             kinds = [f"{x.dtype}{x.shape}" for x in leaves if hasattr(x, "shape")]
             raise ValueError(
-                f"The model cannot be evaluated on x and y ({', '.join(kinds)}). Give one "
-                f"target per input, and classes as numbers. Nothing was trained. {error}"
+                f"PrivateEvaluation fails on x and y ({', '.join(kinds)}). Pass one target "
+                f"per input; classes must be numbers. Nothing was trained. Error: {error}"
             ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -89,8 +89,8 @@ def evaluate_privately(
     evaluations_left(run)
     if plan.unit != ONE_EXAMPLE and users is None:
         raise ValueError(
-            f"The plan hides {plan.unit!r}: give users=, the user of each record. "
-            f"Then all records of a user count as one."
+            f"Pass users=..., the user of each record. The plan hides {plan.unit!r}, so "
+            f"all records of a user must count as one."
         )
     sums, count, records = sums_of(model, x, y, asked, users, batch_size)
     described = [metric.describe() for metric in asked]
@@ -145,8 +145,8 @@ def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
         run.check()
         if not run.step:
             raise ValueError(
-                "The run has taken no step yet, and its first step may still be "
-                "refused. Evaluate after that step."
+                "Train for at least one step before a private evaluation: the run has "
+                "taken no step yet, and its first step may still be refused."
             )
         place = run.num_evaluations.get(run.step, 0)
         inputs = [run.plan.fingerprint, run.step, place, len(sums), *about]
@@ -156,9 +156,9 @@ def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
         if name not in run.notes[SPENT]:
             if not evaluations_left(run):
                 raise ValueError(
-                    f"All {measured.evaluations} private evaluations of the plan are "
-                    f"spent: nothing was released. Reserve more in the plan of the next "
-                    f"run."
+                    f"All {measured.evaluations} private evaluations of the plan have "
+                    f"been used, so this one returned nothing. In the plan of the next "
+                    f"run, reserve more."
                 )
             run.note(SPENT, name)
         run.num_evaluations[run.step] = place + 1

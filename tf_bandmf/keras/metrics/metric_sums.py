@@ -120,25 +120,25 @@ def batches_of(
     if isinstance(x, tf.data.Dataset):
         if y is not None or users is not None:
             raise ValueError(
-                "A tf.data.Dataset contains targets and no users: leave out y and users."
+                "Do not pass y or users with a tf.data.Dataset. For users, pass arrays."
             )
         for batch in x:
             if not (isinstance(batch, tuple) and len(batch) == 2):
                 raise ValueError(
-                    "The data set must have batches (x, y), without weights."
+                    "Each batch of the dataset must be a tuple (x, y), without weights."
                 )
             yield *batch, tf.ones([len(tf.nest.flatten(batch)[0])], tf.float64)
         return
     if x is None or y is None:
-        raise ValueError("Give x and y, or a data set of batches (x, y).")
+        raise ValueError("Pass arrays x and y, or a tf.data.Dataset of (x, y).")
     records = tf.data.Dataset.from_tensor_slices((x, y))
     weights = np.ones([len(records)])
     if users is not None:
         users = np.asarray(users)
         if users.shape != weights.shape:
             raise ValueError(
-                f"users must name the user of each of {weights.size} records, found "
-                f"shape {users.shape}."
+                f"users must contain one user for each of the {weights.size} records, "
+                f"found shape {users.shape}."
             )
         _, places, sizes = np.unique(users, return_inverse=True, return_counts=True)
         weights /= sizes[places]
@@ -202,8 +202,8 @@ def _bounded(
     bad = float(metric.bad) / math.sqrt(metric.size)
     if not math.isfinite(bad):
         raise ValueError(
-            f"`bad` of metric {metric.name!r}, its value for records that are not finite, "
-            f"must be a finite number, found {metric.bad}."
+            f"The attribute `bad` of metric {metric.name!r} must be a finite number, found "
+            f"{metric.bad}. Records whose results are not finite get this value."
         )
     vectors = tf.cast(tf.ensure_shape(vectors, [None, metric.size]), tf.float64)
     is_bad = tf.reduce_any(~tf.math.is_finite(vectors), axis=1, keepdims=True)

@@ -263,12 +263,12 @@ def checked(metrics: Any) -> list[PrivateMetric]:
     for metric in several:
         if not isinstance(metric, PrivateMetric):
             raise TypeError(
-                f"A private evaluation takes private metrics, such as "
-                f"tf_bandmf.keras.PrivateAccuracy(), found {metric!r}."
+                f"metrics must be 'accuracy', or private metrics such as "
+                f"tf_bandmf.keras.PrivateAUC(), found {metric!r}."
             )
     names = [metric.name for metric in several]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"Metrics must have different names, found {names}.")
+        raise ValueError(f"Pass one or more metrics of different names, found {names}.")
     return several
 
 
@@ -276,7 +276,7 @@ def _only(value: Any, what: str) -> tf.Tensor:
     leaves = keras.tree.flatten(value)
     if len(leaves) != 1 or leaves[0] is None:
         raise ValueError(
-            f"The metric is for models with one output, found {len(leaves)} {what}. "
+            f"This metric needs a model with one output, found {len(leaves)} {what}. "
             f"For other models use PrivateMean(lambda y, y_pred: ..., name=...)."
         )
     return tf.convert_to_tensor(leaves[0])
@@ -288,7 +288,7 @@ def _flat(tensor: tf.Tensor, rank: int) -> tf.Tensor:
         tensor = tf.squeeze(tensor, -1)
     if tensor.shape.rank != rank:
         raise ValueError(
-            f"The metric needs a target and an output of {rank} axes, found shape "
-            f"{tensor.shape}. For other shapes use PrivateMean."
+            f"y or the model's output has the wrong shape for this metric: it must have "
+            f"rank {rank}, found shape {tensor.shape}. For other shapes use PrivateMean."
         )
     return tensor

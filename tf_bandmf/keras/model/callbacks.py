@@ -74,9 +74,9 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                 raise ValueError(
                     f"The backup in {os.fspath(callback.backup_dir)} is damaged, or "
                     f"belongs to another model or optimizer "
-                    f"({type(error).__name__}: {error}). Put back an intact copy of it; or "
-                    f"delete that folder, and the run begins again at its first step, "
-                    f"with the same batches and noise."
+                    f"({type(error).__name__}: {error}). Restore an intact copy of the "
+                    f"folder; or delete the folder to begin the run again at its first "
+                    f"step, with the same batches and noise."
                 ) from error
             rate = float(optimizer.learning_rate)
             is_constant = isinstance(given_learning_rate(optimizer), keras.Variable)

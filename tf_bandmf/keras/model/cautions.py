@@ -194,10 +194,10 @@ def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
     is_constant = size == 1 and (activation == "softmax" or loss in _OF_CLASSES)
     if is_constant or (loss is _OF_NUMBERS and 0 < size <= last):
         raise ValueError(
-            f"The model's last layer, {layer!r}, has {size} outputs, too few for its loss. "
-            f"A softmax of one output is always 1, so its gradient is 0. Categorical cross-"
-            f"entropy needs one output per class; largest declared label: {last or None}. "
-            f"Use Dense(classes, activation='softmax'); or, for two classes, Dense(1, "
+            f"The number of outputs of the last layer, {layer!r}, is {size}: too few for "
+            f"the loss. Categorical cross-entropy needs one output per class (largest "
+            f"declared label: {last or None}); softmax of one output is always 1. Use "
+            f"Dense(num_classes, activation='softmax'); or, for two classes, Dense(1, "
             f"activation='sigmoid') and binary_crossentropy. Nothing was trained."
         )
 

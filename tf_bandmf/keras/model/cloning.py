@@ -65,9 +65,9 @@ def _one(layer: Any) -> Any:
         return type(layer).from_config(layer.get_config())
     except NotImplementedError as error:
         raise TypeError(
-            f"Layer {layer.name!r} ({type(layer).__name__}) has no get_config to recreate "
-            f"it from. Give its class one; or make a plain model yourself: "
-            f"to_plain(model, into=plain)."
+            f"Layer {layer.name!r} cannot be recreated, because {type(layer).__name__} has "
+            f"no method get_config. Add that method; or, if you called to_plain, make a "
+            f"plain model yourself and call to_plain(model, into=plain)."
         ) from error
 
 
@@ -101,11 +101,11 @@ def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
     """
     if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
         raise TypeError(
-            f"The model must be Sequential or functional, found {type(model).__name__}. "
-            f"For other models, use keras.layers.GroupNormalization in the model's code."
+            f"The model must be Sequential or functional, found {type(model).__name__}. In "
+            f"other models, replace the layers yourself by keras.layers.GroupNormalization."
         )
     if not model.built:
-        raise ValueError("The model must be built: begin it with keras.Input.")
+        raise ValueError("The model must be built: make keras.Input its first layer.")
     groups = whole_number("groups", groups)
 
     def replaced(layer: Any) -> Any | None:

@@ -88,7 +88,7 @@ def make_private(
     unknown = sorted(set(settings.alone) - names)
     if unknown and model.built:
         raise ValueError(
-            f"alone names {', '.join(unknown)}, but the model has no such layer."
+            f"alone must contain names of the model's layers, found {', '.join(unknown)}."
         )
     if not is_private:
         if model.built:
@@ -130,11 +130,11 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
     """
     if not isinstance(model, PrivateTraining):
         raise TypeError(
-            f"to_plain takes a model that make_private made private, found "
-            f"{type(model).__name__}."
+            f"to_plain needs a private model, such as make_private returns, found an "
+            f"object of class {type(model).__name__}."
         )
     if isinstance(into, PrivateTraining):
-        raise TypeError(f"into must be a plain model, found {type(into).__name__}.")
+        raise TypeError(f"into must not be private, found {type(into).__name__}.")
     model._before_use()
     plain = into if into is not None else _again(model)
     if model.built:
@@ -147,11 +147,11 @@ def _again(model: keras.Model) -> keras.Model:
     is_made = type(model) in _PRIVATE_CLASSES.values()
     plain_class = type(model).__bases__[1] if is_made else None
     advice = (
-        f"Make a plain model yourself, call it on data once, and pass it: "
-        f"to_plain(model, into=plain). {type(model).__name__}"
+        f"to_plain cannot recreate a {type(model).__name__}. Make a plain model, call it "
+        f"on data once, and then call to_plain(model, into=plain). The cause:"
     )
     if plain_class is None:
-        raise TypeError(f"{advice} was defined as private: it has no plain class.")
+        raise TypeError(f"{advice} its class was written as a private class.")
     if model.built and plain_class in (keras.Sequential, Functional):
         return cloned(model)
     try:
@@ -160,7 +160,7 @@ def _again(model: keras.Model) -> keras.Model:
         made_by = plain_class.__init__  # type: ignore[misc]
         if len(inspect.signature(made_by).parameters) > 1:
             raise TypeError(
-                f"{advice} cannot be recreated from its config: give it a get_config."
+                f"{advice} get_config is missing or incomplete. You can also correct that."
             ) from error
         plain = plain_class()
     if model.built and not plain.built:
@@ -173,7 +173,7 @@ def _again(model: keras.Model) -> keras.Model:
     adapts = any(getattr(layer, "lora_enabled", False) for layer in all_layers(model))
     if len(plain.weights) < len(model.weights) and not adapts:
         raise TypeError(
-            f"{advice} cannot be built from the shapes of its inputs alone."
+            f"{advice} its weights cannot be created from the shapes of inputs alone."
         )
     return plain
 
@@ -193,8 +193,8 @@ def _copy_state(model: keras.Model, plain: keras.Model) -> None:
     )
     if len(layers) != len(others):
         raise ValueError(
-            f"The plain model must have the architecture of the private one: it has "
-            f"{len(others)} layers with weights, the private one has {len(layers)}."
+            f"The plain model must have the same layers as the private model, found "
+            f"{len(others)} layers with weights instead of {len(layers)}."
         )
     for layer, other in zip(layers, others):
         other.load_own_variables(_stored(layer))
@@ -269,7 +269,7 @@ def private_class(plain_class: type) -> type:
         return _PRIVATE_CLASSES[plain_class]
     if not issubclass(plain_class, keras.Model):
         raise TypeError(
-            f"model: make_private takes a keras.Model, found {plain_class.__name__}."
+            f"model must be a keras.Model, found an object of class {plain_class.__name__}."
         )
     made = type(
         f"Private{plain_class.__name__}",

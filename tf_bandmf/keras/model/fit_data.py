@@ -59,8 +59,8 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
         raise TypeError(admission.NOT_ITS_BATCHES.format(kind=kind))
     if y is not None or not (isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")):
         raise TypeError(
-            "With MinSep, fit takes a tf.data.Dataset or generator with the plan's min "
-            "separation, and no y. Keras would shuffle arrays in every epoch."
+            "With MinSep, call fit(x) without y. x must be a tf.data.Dataset or generator "
+            "that keeps the min separation: Keras would shuffle arrays in every epoch."
         )
     return x
 
@@ -69,10 +69,10 @@ def refuse_stream(batches: Any) -> None:
     """Raises TypeError unless `plan.batches` made the batches, as resuming requires."""
     if not isinstance(batches, BatchSchedule):
         raise TypeError(
-            f"private_state and begin_run need the batches of plan.batches, found "
-            f"{type(batches).__name__}. If the caller makes the batches (MinSep), the "
-            f"run cannot be resumed, because nothing ensures that repeated steps see "
-            f"the same batches. Call fit without private_state."
+            f"private_state and begin_run(...) need batches from plan.batches(...), found "
+            f"{type(batches).__name__}. A run on your own batches (MinSep) cannot be "
+            f"resumed, because nothing ensures that a repeated step gets the same batch. "
+            f"Call fit(...) without private_state."
         )
 
 
@@ -132,9 +132,9 @@ def check_passes(
     most = participation.max_participations or passes
     if passes > 1 and (length < participation.min_separation or passes > most):
         raise ValueError(
-            f"fit would take {passes} passes of {length} batches over the dataset, but the "
-            f"plan assumes {participation}, which limits how often and how soon an "
-            f"example participates again. Train for fewer epochs, or make a plan with "
+            f"fit would read the dataset of {length} batches {passes} times, so examples "
+            f"would participate more often, or sooner again, than the plan allows "
+            f"({participation}). Train for fewer epochs, or make a plan with "
             f"MinSep({length}, max_participations={passes})."
         )
 
@@ -168,8 +168,8 @@ def data_for_keras(model: Any, batches: Any, kwargs: Any, is_resumed: bool) -> A
     if asked > left and not (taken % per_epoch and asked - left < per_epoch):
         raise ValueError(
             f"fit asks for {asked} steps, but only {left} of the plan's "
-            f"{plan.num_steps} steps are left: train for fewer epochs, set "
-            f"initial_epoch to the epochs done, or make a plan for more steps."
+            f"{plan.num_steps} steps are left. Train for fewer epochs, set initial_epoch "
+            f"to the number of epochs already done, or make a plan for more steps."
         )
     if "epochs" not in kwargs and asked < left:
         warnings.warn(

@@ -86,7 +86,7 @@ def given(data: Any) -> Any:
     data = keras.tree.map_structure(value, data)
     if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
         if any(item is not None for item in data[1:]):
-            raise ValueError("A batch of plan.batches contains targets: leave out y.")
+            raise ValueError("Do not pass y: batches of plan.batches contain targets.")
         return data[0]
     return data
 
@@ -110,9 +110,9 @@ def build(model: Any, batches: Iterable[Any] = ()) -> None:
     optimizer.run.weights = model.weights
     if optimizer.run.tables is None and model._settings.tables != DENSE:
         raise RuntimeError(
-            "The optimizer was built before the model's tables could be made lazy, so "
-            "its run cannot use tables='lazy'. Compile the model with a new "
-            "PrivateOptimizer, and let model.fit or model.train_on_batch build it."
+            "The optimizer was built too early to use tables='lazy'. Compile the model "
+            "with a new PrivateOptimizer, and do not call optimizer.build(...) yourself: "
+            "model.fit(...) or model.train_on_batch(...) will do that."
         )
 
 
@@ -162,8 +162,8 @@ def refuse_preprocessor(model: Any) -> None:
     if is_none or not hasattr(model, "preprocess_samples"):
         return
     raise ValueError(
-        f"Model {model.name!r} has a preprocessor, which would see whole batches. Take it "
-        f"out, and let the batches call it for each example: preprocess = "
+        f"Model {model.name!r} has a preprocessor, which would process whole batches. "
+        f"Remove it, and let plan.batches call it for each example: preprocess = "
         f"model.preprocessor; model.preprocessor = None; plan.batches(x, y, "
         f"map=preprocess). If the preprocessor keeps a cache of tokens, or makes targets, "
         f"apply it beforehand: x, y, sample_weight = preprocess(texts). To predict from "
@@ -200,10 +200,10 @@ def refuse_plain_outer_training(
         training = context.get_value("training")
     if training and model.trainable_variables:
         raise RuntimeError(
-            f"The private model {model.name!r} is a layer of {outer.name!r}, which "
-            f"would train it without privacy. Use to_plain({model.name}) as the layer, "
-            f"and call make_private on the outer model, unless the data are public. Or "
-            f"set {model.name}.trainable = False."
+            f"Model {outer.name!r} contains the private model {model.name!r} as a layer, "
+            f"and would train it without privacy. Use to_plain({model.name}) as the layer; "
+            f"if the data are private, also call make_private({outer.name}). Or set "
+            f"{model.name}.trainable = False."
         )
 
 
@@ -223,13 +223,13 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
     names = [each.name for each in layers if each.name not in accepted]
     if names and _mixes(model, inputs):
         raise UnsupportedModelError(
-            f"The model gives an example other outputs in a batch than by itself: one "
-            f"of the layers {', '.join(map(repr, names))} mixes the examples of a "
-            f"batch. Private training runs them on batches of one, so the model "
+            f"The output for an example depends on the rest of its batch: one of the "
+            f"layers {', '.join(map(repr, names))} mixes the examples of a batch. "
+            f"Private training runs these layers on one example at a time, so the model "
             f"would not learn what you intend. Compute statistics within each example, "
             f"or use constants from public data; put records that are compared into "
-            f"one example (a pair, a row with its negatives). If you want batches of "
-            f"one for these layers, call make_private(model, alone={names})."
+            f"one example (a pair, a row with its negatives). If you do want one example "
+            f"at a time for these layers, call make_private(model, alone={names})."
         )
     if layers:
         named = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)

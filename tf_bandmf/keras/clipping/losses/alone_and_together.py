@@ -39,8 +39,8 @@ _EXAMPLES = 5
 # _TOLERANCE.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
-    "Use a loss of single examples, or combine what the loss compares into one example (a "
-    "pair, a row with its negatives, all rows of a user)."
+    "Use a loss that needs only one example, or put the records that the loss compares "
+    "into one example (a pair, a row with its negatives, all rows of a user)."
 )
 
 
@@ -89,10 +89,10 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
         cosines = [_cosine(*pair) for pair in zip(together, alone, strict=True)]
     if 0.0 in cosines:
         raise UnsupportedModelError(
-            f"Model {model.name!r} would learn nothing from its loss {names}. The loss "
-            f"compares the examples of a batch, but private training computes the loss of "
-            f"each example separately. For single examples with made-up outputs, the loss "
-            f"fails or has no gradient. {_WAY_OUT}"
+            f"Model {model.name!r} would learn nothing from the loss {names}. Private "
+            f"training computes the loss of each example alone, but this loss compares "
+            f"the examples of a batch: for a single example with made-up outputs, it fails "
+            f"or its gradient is zero. {_WAY_OUT}"
         )
     if min(cosines) < 1.0:
         warnings.warn(

@@ -101,9 +101,9 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         for leaf in leaves:
             if not leaf.shape.rank or leaf.shape[0] not in (1, None):
                 raise UnsupportedModelError(
-                    f"{_name(call)} runs on batches of one example, so its outputs "
-                    f"must have one row, found a tensor of shape {leaf.shape}. Keep "
-                    f"the batch as the first axis of the outputs."
+                    f"{_name(call)} must keep the batch as the first axis of its "
+                    f"outputs. For a batch of one example, that axis must have size 1, "
+                    f"found an output of shape {leaf.shape}."
                 )
         return [leaf[0] for leaf in leaves]
 
@@ -232,10 +232,10 @@ def _explained(call: LayerCall) -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition("Arguments received by")[0].strip()
         raise UnsupportedModelError(
-            f"{_name(call)} must run on each example by itself, because it has no "
-            f"gradient rule or may mix examples, but this failed ({reason}). Let the layer "
-            f"accept any batch size, use only operations on axes other than the batch "
-            f"axis, or vouch for the layer's class with "
+            f"{_name(call)} has no rule for per-example gradients, or may mix examples. "
+            f"So the layer was run on each example alone, but failed ({reason}). Let the "
+            f"layer accept any batch size, use only operations on axes other than the "
+            f"batch axis, or, if the layer keeps examples separate, pass its class to "
             f"`tf_bandmf.keras.extending.register_per_example_layer`."
         ) from error
 

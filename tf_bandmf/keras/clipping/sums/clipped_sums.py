@@ -376,10 +376,10 @@ def _sum_of(variable: Any, total: Any) -> Any:
         return tf.IndexedSlices(tf.zeros([0, *shape[1:]]), nothing)
     if not isinstance(total, tf.IndexedSlices):
         raise UnsupportedModelError(
-            f"Table {variable.path!r} has lazy noise, but it is unknown which rows a "
-            f"step reads: another layer reads them, or a layer that runs on each example "
-            f"by itself. Call the Embedding layer directly (it takes ids of any shape); "
-            f"or build TimeDistributed for a known number of steps; or give "
-            f"make_private tables='dense'."
+            f"Table {variable.path!r} cannot have lazy noise, because it is unknown which "
+            f"rows a step reads: another layer uses the table, or a layer around the "
+            f"Embedding runs on each example by itself. Call the Embedding directly (ids "
+            f"may have any shape); or build TimeDistributed for a known number of steps; "
+            f"or make the model private with make_private(model, tables='dense')."
         )
     return tf.IndexedSlices(total.values, total.indices)

@@ -131,9 +131,9 @@ def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
     errors = [np.linalg.norm(part) for part in np.split(differences, ends[:-1])]
     worst = variables[int(np.argmax(errors))]
     raise ClippingMismatchError(
-        f"The gradients from a batch differ from those of single examples, most for "
-        f"weight {worst.path!r} (by {max(errors):.3g} of {size:.3g}). The norms are "
-        f"{norms} from the batch, and {lengths} from single examples. {_CAUSES}"
+        f"Gradients of examples in a batch differ from those of single examples, most for "
+        f"weight {worst.path!r} (error: {max(errors):.3g}, total size: {size:.3g}). Norms "
+        f"are {norms} in the batch, but {lengths} for single examples. {_CAUSES}"
     )
 
 
@@ -141,7 +141,7 @@ _CAUSES = (
     "Likely causes: a registered rule that is wrong, a layer that mixes examples of a "
     "batch and was vouched for with `register_per_example_layer`, random numbers that "
     "do not come from `keras.random` (use a `keras.random.SeedGenerator`), or a layer "
-    "with a custom gradient. Find it by removing custom layers one by one."
+    "with a custom gradient. To find the cause, remove custom layers one by one."
 )
 
 

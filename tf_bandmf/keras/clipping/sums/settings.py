@@ -51,9 +51,9 @@ def _checked_groups(groups: Any) -> tuple[tuple[str, float], ...]:
     in_range = [_LEAST <= share <= 1.0 / _LEAST for _, share in pairs]
     if not pairs or not are_patterns or not all(in_range):
         raise ValueError(
-            f"groups must be 'layers', or map regular expressions for weight paths to "
-            f"shares of the clip norm, each in [{_LEAST:g}, {1 / _LEAST:g}], such as "
-            f"{{'embedding': 1, '.*': 2}}, found {groups!r}."
+            f"groups must be 'layers', or a dictionary such as {{'embedding': 1, '.*': 2}}"
+            f": patterns (regular expressions) for weight paths, and their shares of the "
+            f"clip norm, from {_LEAST:g} to {1 / _LEAST:g}. Found {groups!r}."
         )
     return pairs
 
@@ -63,8 +63,8 @@ def _first_match(patterns: Iterable[str], path: str) -> str:
         if re.search(pattern, path):
             return pattern
     raise ValueError(
-        f"groups: the weight {path!r} is in no group. Add a pattern for it; '.*' "
-        f"at the end matches all other weights."
+        f"No pattern in groups matches the weight {path!r}. Add a pattern for it, or "
+        f"add '.*' as the last pattern, which matches all remaining weights."
     )
 
 
@@ -239,9 +239,9 @@ def how_to_clip(
         if layer.compute_dtype == "float16" and loss_scale_factor is None:
             raise UnsupportedModelError(
                 f"Layer {layer.name!r} ({type(layer).__name__}) computes in float16, "
-                "where small gradients vanish: give `PrivateOptimizer` a static scale, "
-                "such as `loss_scale_factor=1024`, or use the dtype policy "
-                "`mixed_bfloat16`, which needs none."
+                "where small gradients vanish. Call `PrivateOptimizer(..., "
+                "loss_scale_factor=1024)`; or use the dtype policy `mixed_bfloat16`, "
+                "which needs no loss scale."
             )
     groups, norms = clipping.grouping(model.trainable_variables, l2_norm_clip)
     return Clip(
@@ -259,6 +259,6 @@ def check_loss_scale(value: Any) -> None:
     is_scale = is_number and 1 <= value <= _LARGEST_SCALE
     if value is not None and not (is_scale and math.frexp(value)[0] == 0.5):
         raise ValueError(
-            f"loss_scale_factor must be a power of two >= 1, so that dividing by it "
-            f"is exact, found {value!r}."
+            f"loss_scale_factor must be a power of two >= 1, such as 1024, found "
+            f"{value!r}. Division by other numbers is not exact."
         )

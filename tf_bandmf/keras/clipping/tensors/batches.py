@@ -33,9 +33,9 @@ def to_tensors(structure: Any) -> Any:
             return None
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
             raise ValueError(
-                "Private training needs dense tensors, found a "
-                f"{type(leaf).__name__}. Pad it with `.to_tensor()` or "
-                "`tf.sparse.to_dense` before it reaches the model."
+                f"Private training needs dense tensors, found a {type(leaf).__name__}. "
+                "Before the model, call `.to_tensor()` on ragged tensors, and "
+                "`tf.sparse.to_dense(...)` on sparse tensors."
             )
         tensor = keras.ops.convert_to_tensor(leaf)
         if tensor.shape.rank is None or tensor.shape.rank == 0:
@@ -114,7 +114,7 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
     """
     leaves = tensor_leaves(structure)
     if not leaves:
-        raise ValueError("The batch contains no tensor: give arrays or tensors.")
+        raise ValueError("The batch must contain arrays or tensors, found none.")
     sizes = {leaf.shape[0] for leaf in leaves} - {None}
     if len(sizes) > 1:
         raise ValueError(

@@ -38,8 +38,8 @@ def prepare_process() -> None:
     """
     if tf.config.functions_run_eagerly():
         raise RuntimeError(
-            "tf.config.run_functions_eagerly(True) is set, but a private step must be "
-            "traced to be analyzed. Call tf.config.run_functions_eagerly(False)."
+            "Private training analyzes the graph of its step, so functions must not run "
+            "eagerly. Call tf.config.run_functions_eagerly(False)."
         )
     precision = tf.config.experimental
     has_gpu = bool(tf.config.get_visible_devices("GPU"))
@@ -60,9 +60,9 @@ def prepare_process() -> None:
             names.append(name)
     if names:
         raise RuntimeError(
-            f"{', '.join(names)}: this lets TensorFlow round the operands of float32 "
-            f"products, so per-example norms would be wrong. Unset the environment "
-            f"variable; or turn off the option by "
-            f"tf.config.optimizer.set_experimental_options. For speed, use the dtype "
-            f"policy mixed_bfloat16 or mixed_float16."
+            f"Turn off {', '.join(names)}: TensorFlow would round the operands of float32 "
+            f"products, so per-example norms would be wrong. Unset environment variables "
+            f"(names in capitals); turn off options (other names) by tf.config.optimizer."
+            f"set_experimental_options({{name: False}}). For speed, use the dtype policy "
+            f"mixed_bfloat16 or mixed_float16."
         )
