@@ -93,7 +93,9 @@ def keyed_digest(
     """
     pieces = [value] if tf.is_tensor(value) else list(value)
     digest = _digest if device_kind() == "CPU" else _compiled_digest
-    return digest(key, pieces, [] if more is None else more)
+    # All pieces together fill at most half of the last block.
+    most = BLOCK // (2 * len(pieces))
+    return digest(key, pieces, [] if more is None else more, most)
 
 
 def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
@@ -108,24 +110,26 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """
     size = tf.shape(words)
     padded = tf.pad(words, [[0, near_length(size[0]) - size[0]]])
-    digest = _digest if device_kind() == "CPU" else _digest_of_padded
-    return digest(key, [padded], size)
+    digest = _digest if device_kind() == "CPU" else _compiled_digest
+    # The digest must be the same whether or not the length is known while tracing, so all
+    # lengths are hashed at all levels.
+    return digest(key, [padded], size, 0)
 
 
-def _digest(key: tf.Tensor, pieces: list[tf.Tensor], more: tf.Tensor) -> tf.Tensor:
+def _digest(
+    key: tf.Tensor, pieces: list[tf.Tensor], more: tf.Tensor, most: int
+) -> tf.Tensor:
     """Returns the digest of vectors of 32-bit numbers, int32, shape [2].
 
     Args:
       key: from `digest_key`, or the same bits as 64-bit words.
       pieces: vectors, each of which is first hashed to a few numbers.
       more: int32 numbers that go directly into the last block.
+      most: each piece is hashed until at most this many numbers are left of it, or two.
     """
     words = key if key.dtype.size == 8 else tf.reshape(key, [-1, 2])
     shape = [LEVELS, 1 + BLOCK, _VALUES]
     keys = tf.unstack(tf.reshape(tf.bitcast(words, tf.int64), shape))
-    # Each piece is hashed until at most this many numbers are left of it, so that all
-    # pieces together fill at most half of the last block.
-    most = BLOCK // (2 * len(pieces))
     left = [_hashed(keys, _long(piece), most) for piece in pieces]
     last = tf.concat([*left, _long(more)], axis=0)
     if last.shape[0] > BLOCK:
@@ -134,9 +138,6 @@ def _digest(key: tf.Tensor, pieces: list[tf.Tensor], more: tf.Tensor) -> tf.Tens
 
 
 _compiled_digest = shared_function(_digest, jit_compile=True)
-# Inputs of unknown length need a separate function: their program hashes at more
-# levels, and TensorFlow would otherwise reuse it for inputs of known length.
-_digest_of_padded = shared_function(_digest, jit_compile=True)
 
 
 def _hashed(keys: Sequence[tf.Tensor], numbers: tf.Tensor, most: int) -> tf.Tensor:
@@ -171,10 +172,8 @@ def _hashed_blocks(key: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
         highest = max if isinstance(size, int) else tf.maximum
         whole = highest((size + BLOCK - 1) // BLOCK, 1) * BLOCK
         numbers = tf.pad(numbers, [[0, whole - size]])
-    blocks, (added, factors) = (
-        tf.reshape(numbers, [-1, BLOCK]),
-        tf.split(key, [1, BLOCK]),
-    )
+    blocks = tf.reshape(numbers, [-1, BLOCK])
+    added, factors = tf.split(key, [1, BLOCK])
     if traced_under_xla():
         # XLA has no fast products of integer matrices, but fuses this into one pass.
         sums = tf.reduce_sum(blocks[:, None] * tf.transpose(factors), axis=-1)
