@@ -178,7 +178,7 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
     began, said = time.process_time(), r"num_steps must be <= .*found 300000.*cyclic-p"
     with pytest.raises(ValueError, match=said):
         small_plan(mechanism, 10**9, 10**4, 3, delta=1e-10, sampling="b-min-sep")
-    with pytest.raises(ValueError, match="with 2 bands, num_steps must be <= 7539"):
+    with pytest.raises(ValueError, match="and 2 bands, num_steps must be <= 7539"):
         estimate(matrices.ToeplitzBanded([1.0, 0.5], 20_000), 4, 1e-5)
     # Simulations of these runs would take hours.
     assert time.process_time() - began < 60.0

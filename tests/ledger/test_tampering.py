@@ -115,5 +115,5 @@ def test_a_database_that_forgot(how, url, tmp_path):
 def test_a_database_of_something_else_is_refused(url, tmp_path):
     with sqlite3.connect(tmp_path / "privacy.db") as database:
         database.execute("CREATE TABLE entries (number INTEGER)")
-    with pytest.raises(LedgerError, match="separate database"):
+    with pytest.raises(LedgerError, match="separate, empty database"):
         tf_bandmf.Ledger(url)

@@ -57,7 +57,7 @@ def whole_number(
 def check_word(name: str, word: object, words: Iterable[str]) -> None:
     """Raises ValueError unless `word` is one of `words`."""
     if not isinstance(word, str) or word not in tuple(words):
-        raise ValueError(f"{name} must be one of {', '.join(words)}, but is {word!r}.")
+        raise ValueError(f"{name} must be one of {', '.join(words)}, found {word!r}.")
 
 
 def check_delta(delta: Any) -> None:

@@ -87,6 +87,6 @@ def test_no_other_file_of_keras_uses_private_names():
 def test_each_file_of_the_door_says_what_tells_that_it_broke():
     for path in DOOR.glob("[!_]*.py"):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        assert "Tests that fail if it breaks:" in text, path.name
+        assert "Tests that fail if this breaks:" in text, path.name
         named = [word.strip("`.,") for word in text.split() if "tests/" in word]
         assert all((ROOT / name).exists() for name in named), path.name
