@@ -76,7 +76,7 @@ class Balance:
 
     @property
     def risk(self) -> float:
-        """An upper bound on the probability that any simulated bound is wrong."""
+        """A bound on the probability that one or more simulated bounds are wrong."""
         return math.fsum(release.risk for cost in self.costs for release in cost)
 
     def with_more(self, *cost: Release) -> Balance:
@@ -143,7 +143,7 @@ class Balance:
 
 
 def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, str]:
-    """Returns the smallest proven joint epsilon of some releases, and its method.
+    """Returns the smallest proven joint epsilon of releases, and the method of proof.
 
     Each release may depend on the results of earlier releases, but its cost must be fixed
     in advance.

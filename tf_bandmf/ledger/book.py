@@ -182,7 +182,7 @@ class Ledger:
 
         Args:
           plan: plan of the run, bound to this ledger.
-          run: name of the run, a digest of the noise key with 64 hexadecimal digits. A
+          run: name of the run, a digest of its noise key: 64 hexadecimal digits. A
             second call with the same name reserves nothing more.
 
         Returns:
@@ -299,12 +299,15 @@ class Ledger:
             return [tables.chain(name).balance() for name in tables.ids()]
 
     def fits(self, dataset: str, *, delta: float | None = None) -> float:
-        """Returns the maximum epsilon of an unamplified run that fits the budget, or 0.
+        """Returns the maximum epsilon of an unamplified run that fits the budget.
 
         Args:
           dataset: name of the data set.
           delta: delta of the run; by default the delta of the budget, or 1e-6 if the
             budget is a rho.
+
+        Returns:
+          Epsilon, or 0 if no run fits.
         """
         return self.balance(dataset).fits(delta)
 

@@ -119,7 +119,7 @@ class Chain:
         """Returns the balance: the budget, and the costs of all runs and releases.
 
         Args:
-          changed: costs that replace the recorded costs of some runs.
+          changed: for each run whose recorded costs are to be replaced, the new costs.
         """
         costs = {**self._costs, **changed}
         return Balance(self.dataset, self.budget, tuple(costs.values()))

@@ -60,7 +60,7 @@ def note_steps(plan: Plan, run: str, steps: int) -> None:
 
 
 def end(plan: Plan, run: str, steps: int, reason: str) -> Any:
-    """Ends a run early, which frees its unused budget; returns the ledger's entry."""
+    """Ends a run early, frees its unused budget, and returns the new ledger entry."""
     return _ledger(plan).end(run, plan=plan, steps=steps, reason=reason)
 
 

@@ -38,7 +38,7 @@ class Dataset:
         return self.adjacency == "replace-one"
 
     def check(self, unit: str, test_seed: int | None = None) -> None:
-        """Raises ValueError if a plan has another privacy unit, or has a test seed."""
+        """Raises ValueError if `unit` is not the data set's, or a test seed is set."""
         if unit != self.unit:
             raise ValueError(
                 f"Data set {self.name!r} has privacy unit {self.unit!r}, found {unit!r}."

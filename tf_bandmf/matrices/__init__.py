@@ -9,8 +9,8 @@ and classes work for `n = 10**6` as well as for `n = 4`.
 |---|---|---|
 | `ToeplitzBanded` | constant diagonals, `w` of them | O(n w) |
 | `RowBanded` | any entries on `w` diagonals | O(n w) |
-| `Inverse` | the inverse of one of these two | as much as the inner matrix |
-| `ColumnScaled` | another matrix times a positive diagonal | as much as the inner matrix |
+| `Inverse` | the inverse of a banded matrix | as much as the inner matrix |
+| `ColumnScaled` | another matrix with scaled columns | as much as the inner matrix |
 | `Dense` | any lower-triangular matrix | O(n^2) |
 | `BufferedToeplitz` | Toeplitz: 1, then a sum of `d` geometric sequences | O(n d) |
 | `DyadicTree` | the square factor of the binary tree | O(n^2) |

@@ -207,7 +207,7 @@ def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
 
 
 def columns_from_rows(rows: np.ndarray) -> np.ndarray:
-    """Converts a banded matrix M from rows to columns.
+    """Returns the columns of a banded matrix M, computed from its rows.
 
     Args:
       rows: `rows[i, j]` is `M[i, i - j]`, as returned by `as_rows`; shape [n, bands].

@@ -49,7 +49,7 @@ class LowerTriangular(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def example(cls, num_rows: int) -> LowerTriangular:
-        """Returns a matrix of this class for tests of all classes; `num_rows >= 4`."""
+        """Returns an example of a matrix of this class, for tests; `num_rows >= 4`."""
 
     def column_norms(self) -> np.ndarray:
         """Returns the l2 norms of the columns of `M`, shape [n]."""
@@ -107,7 +107,10 @@ class LowerTriangular(abc.ABC):
         raise TypeError(f"{type(self).__name__} stores no diagonals. Use to_dense().")
 
     def distinct_rows(self) -> np.ndarray:
-        """Returns `as_rows()`, or only the first column, [1, bands], if `M` is Toeplitz."""
+        """Returns `as_rows()`, or a single row, [1, bands], if `M` is Toeplitz.
+
+        The single row contains the value of each diagonal.
+        """
         column = self.toeplitz_column()
         return self.as_rows() if column is None else column[None, : self.bands]
 
@@ -187,7 +190,7 @@ _Kind = TypeVar("_Kind", bound=type[LowerTriangular])
 
 
 def register(cls: _Kind) -> _Kind:
-    """Registers a class of matrices for `from_config` and for tests of all classes.
+    """Registers a class of matrices for `from_config` and the tests, and returns it.
 
     Raises:
       TypeError: if the class does not implement an abstract method.
@@ -229,7 +232,7 @@ LARGEST_NUM_STEPS = 10_000_000
 
 
 def check_num_rows(num_rows: int) -> int:
-    """Returns the number of rows, which equals the number of steps, as an int.
+    """Checks a number of rows (the number of steps), and returns it as an int.
 
     Raises:
       TypeError: if `num_rows` is not an int.

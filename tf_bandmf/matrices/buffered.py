@@ -118,8 +118,8 @@ class BufferedToeplitz(LowerTriangular):
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        # This matrix is P Q^-1 with banded Toeplitz P and Q, so the strategy
-        # C = P Q^-1 D with D = diag(scale) has A C^-1 = (P D A^-1)^-1 Q.
+        # This matrix is P Q^-1 = Q^-1 P with banded Toeplitz P and Q. Therefore, the
+        # strategy C = Q^-1 P D with D = diag(scale) has A C^-1 = (P D A^-1)^-1 Q.
         numerator, denominator = (
             ToeplitzBanded(np.poly(roots)[: self.num_rows], self.num_rows)
             for roots in (self.inverse_decays, self.decays)

@@ -1,4 +1,4 @@
-"""Leading blocks of strategy matrices, which are strategies for the first steps."""
+"""Leading blocks of strategy matrices: each is a strategy for the first steps."""
 
 from __future__ import annotations
 

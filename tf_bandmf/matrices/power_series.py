@@ -13,7 +13,8 @@ def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
     """Returns the first `num_terms` coefficients of `a ** exponent` for a real exponent.
 
     Miller's recurrence computes the power `p = a ** exponent` in O(num_terms len(a))
-    operations. It follows from `p a' exponent = a p'`, where `'` is the derivative.
+    operations. The recurrence follows from `p a' exponent = a p'`, where `'` is the
+    derivative.
 
     Raises:
       ValueError: if `a[0]` is not positive.

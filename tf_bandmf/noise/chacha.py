@@ -47,8 +47,8 @@ def chacha20(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns words `4 counter, ..., 4 counter + 3` of the keystream for each counter.
 
-    The function computes the whole block of 16 words for every counter; XLA compiles
-    this into one pass that stores no blocks.
+    The function computes the whole block of 16 words for every counter. XLA fuses the
+    computation into one loop, so the blocks are not stored.
 
     Args:
       step_key: uint64, shape [5], as in `chacha20_blocks`.

@@ -1,8 +1,8 @@
-"""A keyed digest of a sum of gradients, which determines the key of the sum's noise.
+"""A keyed digest of a sum of gradients; the key of the sum's noise depends on it.
 
-The digest uses only integer operations. On a CPU, it is a matrix product, without XLA,
-which would take half a second to compile it. On other devices, XLA compiles it to a
-single pass.
+The digest uses only integer operations. On a CPU, it is computed by matrix products and
+without XLA, because XLA would take half a second to compile it. On other devices, XLA
+fuses the operations into loops.
 
 The bits of the numbers are 32-bit integers `x`. They are cut into blocks, and each block
 is hashed to two values, each with its own 64-bit keys `k`:
@@ -11,10 +11,10 @@ is hashed to two values, each with its own 64-bit keys `k`:
 
 The values of two different blocks are independent and uniform (Dietzfelbinger,
 "Universal hashing and k-wise independent random variables via integer arithmetic",
-STACS 1996), so both values agree with probability 2^-64. The values of all blocks are
-hashed again with other keys, until few are left. Pieces of a vector are hashed
-separately, with the same keys. What is left of all pieces forms one last block, which
-has its own keys, and whose two values are the digest.
+STACS 1996), so two blocks agree in both values with probability 2^-64. The values of
+all blocks are hashed again with other keys, until few are left. Pieces of a vector are
+hashed separately, with the same keys. The values that are left of all pieces form one
+last block. It has its own keys, and its two values are the digest.
 
 Therefore two different inputs of the same lengths, chosen without the key, have the
 same digest with probability at most `COLLISION = LEVELS * 2^-64`, below 3e-19. If the
@@ -82,9 +82,9 @@ def keyed_digest(
 
     Args:
       key: from `digest_key`, or the same bits as 64-bit words.
-      value: float32 vector of static shape [size], or a list of pieces of a vector,
-        whose digest differs from that of the vector. It is copied unless its size is a
-        multiple of `BLOCK`.
+      value: float32 vector of static shape [size], or a list of pieces of a vector.
+        The digest of the pieces differs from that of the whole vector. A vector or
+        piece may be copied, unless its size is a multiple of `BLOCK`.
       more: the integers, int32, of static shape [count]. `count` plus the number of
         pieces must be at most 256.
 
@@ -125,7 +125,8 @@ def _digest(
       key: from `digest_key`, or the same bits as 64-bit words.
       pieces: vectors, each of which is first hashed to a few numbers.
       more: int32 numbers that go directly into the last block.
-      most: each piece is hashed until at most this many numbers are left of it, or two.
+      most: each piece is hashed repeatedly, until at most this many numbers are left of
+        it, or until all levels are used, which leaves two numbers.
     """
     words = key if key.dtype.size == 8 else tf.reshape(key, [-1, 2])
     shape = [LEVELS, 1 + BLOCK, _VALUES]
@@ -141,9 +142,10 @@ _compiled_digest = shared_function(_digest, jit_compile=True)
 
 
 def _hashed(keys: Sequence[tf.Tensor], numbers: tf.Tensor, most: int) -> tf.Tensor:
-    """Hashes numbers repeatedly, until at most `most` are left.
+    """Returns what is left of numbers after they are hashed to at most `most` numbers.
 
-    If their count is unknown while tracing, two are left.
+    Two numbers are left if all levels are needed, or if the length of `numbers` is
+    unknown while tracing.
 
     Args:
       keys: the key of each level, int64, shape [1 + BLOCK, 2].
@@ -175,7 +177,7 @@ def _hashed_blocks(key: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     blocks = tf.reshape(numbers, [-1, BLOCK])
     added, factors = tf.split(key, [1, BLOCK])
     if traced_under_xla():
-        # XLA has no fast products of integer matrices, but fuses this into one pass.
+        # XLA has no fast products of integer matrices, but fuses this into one loop.
         sums = tf.reduce_sum(blocks[:, None] * tf.transpose(factors), axis=-1)
     else:
         sums = tf.raw_ops.Einsum(inputs=[blocks, factors], equation="ij,jk->ik")

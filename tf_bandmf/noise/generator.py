@@ -44,8 +44,8 @@ class NoiseGenerator:
     `C` is the strategy matrix. Formal guarantee: under a secret key, the noise of the
     steps `0, ..., n - 1` is distributed like the rows of `C^-1 Z` for a matrix `Z` of
     independent standard normals, up to float32 rounding and the quality of the
-    generator. Each row of `Z` is used for one step only. Callers multiply the noise by
-    `Plan.noise_stddev`.
+    generator. Row `i` of `Z` is generated from the key of step `i`. Callers multiply
+    the noise by `Plan.noise_stddev`.
 
     Several devices can share the work (arXiv:2405.15913, section 3.3): with
     `num_shards = R`, each device generates one of R shards of equal size and stores the
@@ -68,8 +68,8 @@ class NoiseGenerator:
       num_parameters: d, length of the noise vector.
       num_shards: R, the number of shards.
       shard_size: length of the vector that `next` returns. A single shard has length
-        num_parameters. Several shards consist of whole blocks of normals each, and the
-        last shards may extend past the end of the vector.
+        num_parameters. If there are several shards, each consists of whole blocks of
+        normals, and the last shards may extend past the end of the noise vector.
       memory_vectors: number of vectors in the buffer.
       key_terms: number of steps whose normals the noise of one step needs: this step
         and the steps just before it.

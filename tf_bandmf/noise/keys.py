@@ -15,9 +15,9 @@ import numpy as np
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes
 
 _KEY_BYTES = 32
-# The number of uint64 words in a step's key, for each generator. Philox has a key of 64
-# bits and the upper 64 bits of its 128-bit counter. ChaCha20 has a key of 256 bits and
-# the last 64 bits of its nonce.
+# The number of uint64 words in a step's key, for each generator. For Philox, they are a
+# 64-bit key and the upper 64 bits of the 128-bit counter. For ChaCha20, they are a
+# 256-bit key and the last 64 bits of the nonce.
 KEY_WORDS = {"philox": 2, "chacha20": 5}
 # The number of words of a step's key that are derived from the secret. The remaining
 # words are 0.

@@ -13,7 +13,7 @@ with a fresh standard normal `z[t]` and the weight's sum `s[t]` of clipped gradi
     x[t] = P(l, t) x[l] + L(l, t) g,      P(l, t) = F[t-1] ... F[l],
     L L^T = Q(l, t) = sum over l <= i < t of  P(i+1, t) G[i] G[i]^T P(i+1, t)^T,
 
-with a vector `g` of fresh standard normals, of the length of `x`. This distribution is
+with a vector `g` of fresh standard normals, as long as `x`. This distribution is
 exact: `x` is a Markov process, so sampling it only when it is read, each time
 conditioned on the last sampled state, gives the same distribution as sampling it at all
 times. The sampling times may depend on all earlier samples. `docs/proofs.md` contains
@@ -33,8 +33,8 @@ import numpy as np
 
 from tf_bandmf import matrices
 
-# The maximum number m of entries in the state of a weight. Each entry needs as much
-# memory as the whole table, and each update of a row draws a normal for each entry.
+# The maximum number m of entries in the state of a weight. The states take m times as
+# much memory as the table, and an update of a row draws m normals for each weight.
 MOST_ENTRIES = 9
 
 

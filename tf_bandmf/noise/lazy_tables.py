@@ -61,8 +61,8 @@ class Window(NamedTuple):
 class Jumps:
     """Stores the jumps from each step `l` since the last release to the next step `t`.
 
-    All tables share the jumps. A jump consists of `P(l, t)` and `L(l, t)`, which is
-    computed from the covariance matrix `Q(l, t) = L L^T`.
+    All tables share the jumps. A jump consists of `P(l, t)` and `L(l, t)`. The matrix L
+    is computed from the covariance matrix `Q(l, t) = L L^T`.
 
     Args:
       system: the matrices F, G and H of all steps.
@@ -204,7 +204,8 @@ class LazyTable(Secret):
         self._weights = tf.Variable(weights.read_value(), trainable=False)
         if memory is None:
             memory = tf.zeros([self.num_rows, self._width - self.columns])
-        # The states of all rows are stored as the weights and the remaining entries.
+        # The first variable contains the weights of all rows. The second one contains
+        # the remaining entries of their states.
         self._states = [self._weights, tf.Variable(memory, trainable=False)]
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:

@@ -66,8 +66,8 @@ def weighted_normals(
 ) -> tf.Tensor:
     """Returns `sum_j weights[j] z_j`, where `z_j` are the standard normals of key j.
 
-    The sum is computed in one pass: unless jit_compile is False, no `z_j` is ever
-    materialized.
+    With XLA and Philox, the sum is computed in one loop, and no `z_j` is materialized.
+    With ChaCha20, the terms are generated one after another.
 
     Args:
       step_keys: keys of Philox, uint64, shape [terms, 2], or of ChaCha20, uint64, shape
@@ -252,7 +252,7 @@ def _shared_parts(
 
 @functools.cache
 def _compiled_shared(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns an XLA program that computes the number that all pairs of a block share.
+    """Returns an XLA program for the numbers of `_shared_parts`, for a single key.
 
     Its arguments are one step key and the index of the first block. It returns the
     numbers of `num_blocks` blocks, float32, shape [num_blocks].

@@ -1,14 +1,14 @@
-"""One private run: the state of a `PrivateOptimizer` that Keras does not track.
+"""One private run: all state of a `PrivateOptimizer` that Keras must not track.
 
 A step of a run consists of these calls:
 
     run.start()                               # when fit or train_on_batch begins
     admitted = run.admit(facts)               # in Python: checks the step
-    ...                                       # gradients are computed and clipped
-    noisy = run.privatize(sums, ...)          # a program: adds noise (see `Noising`)
-    run.secrets.confirm(noisy.drawn)          # in Python: the step is recorded
-    run.secrets.take(noisy.drawn)             # a program: the buffer is updated,
-    run.apply(noisy.gradients, ...)           #   and the optimizer applies gradients
+    ...                                       # computes and clips gradients
+    noisy = run.privatize(sums, ...)          # in a tf.function: adds noise
+    run.secrets.confirm(noisy.drawn)          # in Python: records the step
+    run.secrets.take(noisy.drawn)             # in a tf.function: updates the buffer
+    run.apply(noisy.gradients, ...)           #   and the model's weights
     run.secrets.step += 1                     # in Python: counts the step
 
 A run begins when the optimizer is built. From then on, it has a noise key, a step
@@ -63,7 +63,7 @@ class Run:
 
     Args:
       plan: plan of the run.
-      inner_optimizer: the optimizer of Keras that applies the noisy gradients.
+      inner_optimizer: the Keras optimizer that applies the noisy gradients.
       keep_normals: True to keep the last normals in memory instead of redrawing them.
       is_additional: True if another run of the process may have trained the same model
         or used the same examples.
@@ -71,35 +71,35 @@ class Run:
     Attributes:
       plan, inner_optimizer, keep_normals, is_additional: see above.
       schedule_id: id of the run's schedule; `NO_SCHEDULE` before the run has one, or if
-        the caller makes its batches.
+        the caller makes the batches.
       entry: the run's reservation in the ledger that the plan is bound to; None if the
         plan is not bound to a ledger, or nothing is reserved yet.
       strategy: the distribution strategy in whose scope the run was created.
       notes: the names of the private evaluations whose budget is spent, and the steps
         at which tables were released; the private state file has a copy.
-      num_evaluations: the number of private evaluations at each step since the run
-        began or was resumed.
+      num_evaluations: dictionary from a step to the number of private evaluations at
+        this step, since the run began or was resumed.
       counts: the private counts of examples, if the plan reserves budget for them.
       tables: a `LazyTables`, the tables whose noise is drawn when their rows are read;
         None if there are none. It must be set before `begin`.
       seal: digests of the weights, and of the inner optimizer's state, as the steps
         left them. The digests of earlier steps stay in the seal, because an earlier
         checkpoint may be restored.
-      takes_steps: True while steps change the weights, which are then not compared with
-        the seal.
+      takes_steps: True while steps may change the weights. Meanwhile, the weights are
+        not compared with the seal.
       variables: the model's trainable variables; empty before the run begins.
       has_begun: True if the run has a key.
       name: a name that is derived from the key, but does not reveal it.
       noising: the function that adds noise to the sums of a step.
       secrets: a `SecretState` with the key, the points, the noise buffer and the step.
-      turn: a lock for the duration of a step, so that threads take turns.
+      turn: a lock that a thread holds during a step, so that threads take turns.
       vouched: the reasons that `vouch` received for changes of the weights, in order.
       cautions: remarks on callbacks that act on exact metrics, in order; set by `fit`.
       weights: all weights of the model, in a fixed order; set by the model.
       weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
         under `MinSep`.
-      returned: for the digest of each batch that the caller made: the last step that
-        used the batch, and the number of steps that did.
+      returned: dictionary from the digest of a batch that the caller made to the last
+        step that used the batch and the number of steps that used it.
       were_loaded: True if the initial weights were loaded or set.
       plain_steps: number of steps with a plain optimizer, before the model was made
         private.
@@ -186,7 +186,7 @@ class Run:
             return shared_key(self.strategy, NoiseKey.from_operating_system())
 
     def batches(self, schedule: BatchSchedule) -> BatchSchedule:
-        """Returns the schedule with this run's sample, which follows from its key.
+        """Returns the schedule with this run's sample, drawn from the run's key.
 
         If a custom loop began with a schedule that had its own sample, the run keeps
         that sample to the end.
@@ -253,7 +253,10 @@ class Run:
     # The methods below guard the weights between steps.
 
     def close_seal(self) -> None:
-        """Adds the weights to the seal after a step, except those of lazy tables."""
+        """Adds the weights, except lazy tables, to the seal after a step.
+
+        Until another step starts, the weights must not change.
+        """
         self.note_weights()
         self.takes_steps = False
 
@@ -272,7 +275,7 @@ class Run:
     # The methods below take the steps of the run.
 
     def start(self) -> None:
-        """Calls `check`, then allows steps to change the weights until `close_seal`."""
+        """Calls `check`, and lets steps change the weights until `close_seal`."""
         self.check()
         self.takes_steps = True
 
@@ -295,8 +298,8 @@ class Run:
         """Checks all conditions of the next step; call `start` first.
 
         Args:
-          facts: the numbers that identify a batch, from `admission.facts`, for each part
-            of the batch that a replica of this process takes.
+          facts: the numbers from `admission.facts` that identify the batch: one array
+            for each replica of this process, which takes a part of the batch.
 
         Returns:
           The step's number, int64 scalar; the keys of its noise; and the seed of the masks
@@ -322,8 +325,9 @@ class Run:
     ) -> Noisy:
         """Adds up the sums of all replicas, and adds noise to them.
 
-        The arguments are those of `Noising.noisy`, for each replica. The sums of lazy
-        tables get no noise yet, but the noise keys of the other sums depend on them.
+        `sums` and `facts` have one value per replica; otherwise, the arguments are
+        those of `Noising.noisy`. The sums of lazy tables get no noise yet, but the
+        noise keys of the other sums depend on the sums of lazy tables.
         """
         add = functools.partial(self.strategy.reduce, "SUM", axis=None)
         sums, facts = tf.nest.map_structure(add, (sums, facts))
@@ -337,7 +341,7 @@ class Run:
         return noisy._replace(rows=rows)
 
     def apart(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Splits values: those of `eager` variables, and those of lazy tables.
+        """Returns the values of the `eager` variables, and those of the lazy tables.
 
         Args:
           values: one for each trainable variable of the model, in order; values after
@@ -390,7 +394,7 @@ class Run:
         self.takes_steps = True
 
     def release(self) -> None:
-        """Writes the current rows of all tables into the layers' variables.
+        """Writes the current rows of all lazy tables into the layers' variables.
 
         Raises:
           InvalidArgumentError: if something else changed the variables, or a step was
@@ -447,6 +451,10 @@ class Run:
         A run that is resumed from an earlier step must repeat these evaluations and
         releases at the same steps. Otherwise, it would become a second run, with
         independent noise.
+
+        Args:
+          name: the key in `notes` under which the record is stored.
+          value: the name of the evaluation, or the step of the release.
         """
         self.notes[name].add(value)
         if self.file is not None:
@@ -557,7 +565,7 @@ class Run:
 
 
 def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:
-    """Shares a key: every process of the strategy returns the first process' key."""
+    """Returns, in every process of the strategy, the `key` of the first process."""
     resolver = strategy.cluster_resolver
     if resolver is None or not resolver.task_type:
         return key

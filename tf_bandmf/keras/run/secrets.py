@@ -1,4 +1,4 @@
-"""The secrets of a run: its noise key, its steps' points, and its noise buffer.
+"""The secrets of a run: noise key, noise buffer, and points (digests of the steps).
 
 No file that is shared may contain any of them.
 """
@@ -49,7 +49,7 @@ class SecretState(Secret):
     Args:
       noising: the function that adds the run's noise.
       key: key of the run.
-      plan: the plan of the run, to which the noise is bound, too.
+      plan: the plan of the run. The noise keys also depend on its fingerprint.
       step: number of noise vectors used so far.
       buffer: the vectors that the noise generator keeps between steps, as they are
         after the first `step` steps; float32, shape [memory_vectors, num_parameters];
@@ -153,7 +153,11 @@ class SecretState(Secret):
             self.note(HiddenBytes(np.array([step, point], "<i8").tobytes()))
 
     def take(self, drawn: Drawn) -> list[tf.Operation]:
-        """Advances to the next step; run the returned operations before any release."""
+        """Stores a step's point and its changes of the buffer.
+
+        Returns:
+          The operations. They must run before anything of the step is released.
+        """
         point = tf.IndexedSlices(
             *(tf.reshape(t, [1]) for t in (drawn.point, drawn.step))
         )
@@ -161,7 +165,10 @@ class SecretState(Secret):
         return taken + [self.stored.buffer.scatter_update(row) for row in drawn.rows]
 
     def replay(self, last: int) -> None:
-        """Advances to step `last`, and draws the noise of the steps before it again."""
+        """Draws the noise of steps again: from the current step to step `last - 1`.
+
+        Updates the buffer and `step` accordingly.
+        """
 
         @tf.function(autograph=False)
         def again(step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor) -> None:

@@ -69,7 +69,10 @@ def _device_digest(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _sum_of_products(value: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of all words, each times an odd number drawn for its position."""
+    """Returns the sum of the words of `value`, each times an odd number.
+
+    The odd number depends only on the position of the word.
+    """
     flat = tf.reshape(value, [-1])
     if flat.dtype == tf.bool:
         flat = tf.cast(flat, tf.int32)

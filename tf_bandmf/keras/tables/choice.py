@@ -66,7 +66,7 @@ def update_of(inner: Any, variable: Any) -> LinearUpdate:
 
 
 def system_of(plan: Plan, inner: Any, variable: Any) -> RowSystem:
-    """Returns the linear system that each row of a table follows: its update and noise.
+    """Returns the linear system by which a step updates a table's row and adds noise.
 
     Raises:
       ValueError: if the plan's mechanism needs too much memory, or its noise cannot be

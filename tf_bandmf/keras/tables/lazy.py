@@ -13,11 +13,11 @@ that are read in the same step.
 
 The tables of a run are in `Run.tables`. In each step, the run makes these calls:
 
-    tables.read(x, rows, step)                # rows that are looked up get their noise
-    ...                                       # gradients are clipped, with `readers`
-    rows = tables.row_sums(sums)              # in the program that draws noise:
-    tables.digest(rows, step)                 #   the noise keys depend on this
-    tables.apply(rows)                        # in the update
+    tables.read(x, rows, step)                # adds noise to rows that are looked up
+    ...                                       # clips gradients, with `readers`
+    rows = tables.row_sums(sums)              # adds up the gradients of each row
+    tables.digest(rows, step)                 # noise keys depend on this digest
+    tables.apply(rows)                        # adds the sums to the rows
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def choose_tables(model: keras.Model) -> None:
 
 
 class LazyTables(Secret):
-    """All lazy tables of a run, with their noise keys and their releases.
+    """The lazy tables of a run. This class draws their noise and releases them.
 
     Args:
       run: the run, before it begins.
@@ -73,7 +73,7 @@ class LazyTables(Secret):
 
     Attributes:
       variables: the tables, Keras variables [rows, columns] in float32.
-      looked_up: the argument of this name.
+      looked_up: see above.
     """
 
     def __init__(self, run: Run, layers: Sequence[Any], looked_up: LookedUp) -> None:
@@ -101,8 +101,8 @@ class LazyTables(Secret):
         with tf.init_scope():
             self._keys = tf.Variable(keys.copy().view(np.int64), trainable=False)
             self._digest_key = tf.Variable(digests.copy(), trainable=False)
-            # The next step's digest covers this basis: digests of the last release and
-            # of SGD's options.
+            # The digest of the next step also depends on these numbers, the digests of
+            # the last release and of SGD's options.
             basis = tf.zeros([len(self.variables) + 1], tf.int64)
             self._basis = tf.Variable(basis, trainable=False)
             self._jumps = Jumps(system, run.plan.num_steps, step)
@@ -122,7 +122,7 @@ class LazyTables(Secret):
         self._note_release()
 
     def _note_release(self) -> None:
-        """Stores the step of the last release, and digests that show later changes."""
+        """Stores the step of the last release, and digests to detect later changes."""
         self._released = self._run.step
         self._seal = [digest_of([variable]) for variable in self.variables]
         update = update_of(self._run.inner_optimizer, self.variables[0])
@@ -196,8 +196,8 @@ class LazyTables(Secret):
     def _weights(self, table: LazyTable, rows: tf.Tensor) -> tf.Tensor:
         """Returns the weights of rows.
 
-        The weights are NaN for negative ids, and for rows that `read` has not brought up
-        to date. An example that looks up such a row contributes zero.
+        The weights are NaN for negative row numbers, and for rows that `read` has not
+        brought up to date. An example that looks up such a row contributes zero.
         """
         places = tf.maximum(rows, 0)
         is_there = tf.equal(table.clocks_of(places), self._now()) & (rows >= 0)
@@ -342,6 +342,6 @@ class LazyTables(Secret):
 def _sums_at(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
     """Adds up the rows of `values` that have the same index in `places`.
 
-    Rows with a negative index are ignored. XLA halves the time that this takes.
+    Rows with a negative index are ignored. With XLA, this is twice as fast as without.
     """
     return tf.math.unsorted_segment_sum(values, places, tf.shape(values)[0])

@@ -26,7 +26,7 @@ class LookedUp:
 
     The function is the part of the model between its inputs and the ids of its lookups,
     cut out of a graph of the model. It must not use weights, random numbers or state,
-    so the training step, which computes the ids again, looks up the same rows.
+    because the training step computes the ids again and must look up the same rows.
 
     Args:
       model: a built model.
