@@ -1,4 +1,4 @@
-"""Recurrences that compute the rows of `C^-1 Z` step by step, one class per method.
+"""Recurrences that compute the rows of `C^-1 Z` step by step, one class per recurrence.
 
 `C` is the strategy matrix, `Z` a matrix of independent standard normals. Step `i` adds
 the noise `y[i]`, row `i` of `C^-1 Z`; `z[i]` is row `i` of `Z`.
@@ -43,8 +43,8 @@ class Recurrence(abc.ABC):
       memory_vectors: number of stored vectors, the rows of the buffer.
       key_terms: number of steps whose normals the noise of one step needs: this step
         and the steps just before it.
-      row_scale: factors by which the noise of each step is finally multiplied, shape
-        [num_steps], or None.
+      row_scale: one factor for each step, by which the noise that the recurrence
+        computes is multiplied, shape [num_steps]; None for no factors.
     """
 
     memory_vectors = 0
@@ -55,7 +55,8 @@ class Recurrence(abc.ABC):
         """Returns the noise of a step, and the rows of the buffer that change.
 
         Args:
-          normals: function that returns the normals of any step up to this one.
+          normals: function that returns a weighted sum of the normals of given steps;
+            see `Normals`. It is only called for this step and earlier steps.
           buffer: float32, shape [memory_vectors, size], as left by the previous step.
           step: int64 scalar.
         """
@@ -158,8 +159,8 @@ def _plus_terms(
     )[1]
 
 
-# A decorator. XLA compiles the decorated function to one pass, without copies of
-# variables, and all models share the compiled program.
+# A decorator. XLA compiles the operations of the decorated function to a single kernel,
+# which reads variables in place, without copies. All models share the compiled program.
 _compiled = shared_function(jit_compile=True)
 
 
@@ -213,7 +214,8 @@ class RingBuffer(Recurrence):
 def _solution(
     fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
 ) -> tf.Tensor:
-    # `tf.linalg.matvec` would be a separate kernel that reads the buffer again.
+    # XLA would compile `tf.linalg.matvec` to a kernel of its own, separate from the
+    # subtraction and the division.
     return (fresh - tf.reduce_sum(past[:, None] * buffer, axis=0)) / diagonal
 
 
@@ -283,8 +285,10 @@ class _Rows:
     """The rows of a banded or dense lower triangular matrix, one row for each step.
 
     Args:
-      streaming: the method that computes the noise; it provides the rows.
-      row_scale: factors by which the rows are multiplied, shape [num_steps], or None.
+      streaming: description of the computation of the noise, with a function `rows`
+        that returns the rows.
+      row_scale: one factor for each row, by which the row is multiplied, shape
+        [num_steps]; None for no factors.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`tf.function`s that all models share, and that do not keep any model in memory."""
+"""`tf.function`s that all models share, but that keep no model in memory."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class _Problem:
         position: np.ndarray,
         support: Callable[[np.ndarray], tuple[np.ndarray, float]],
     ) -> tuple[float, np.ndarray]:
-        """Returns a lower bound on the objective of every feasible strategy.
+        """Returns a number that no feasible strategy's objective can be below.
 
         Args:
           position: variables of the strategy from which the bound is computed. The
@@ -122,7 +122,7 @@ class _Problem:
             the objective of any errors v is at least `w @ v + c`.
 
         Returns:
-          The lower bound, and the strategy's per-step squared errors.
+          This lower bound, and the per-step squared errors of the strategy at `position`.
         """
         variables, (errors_at, band_at) = tf.constant(position), self._programs
         errors, norms = (x.numpy() for x in errors_at(variables))
@@ -168,10 +168,12 @@ class _Problem:
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
-    """Returns column scales, shape [n], that make second derivatives about equal.
+    """Returns the scale `s_j` of each column in the variables of `_Problem`, shape [n].
 
-    In measurements with prefix sums and with momentum, the second derivatives of the mean
-    error decrease like the square root of the number of remaining steps.
+    For the mean error, the scales make the second derivatives with respect to the
+    variables about equal. In measurements with prefix sums and with momentum, the second
+    derivatives without scales decrease like the square root of the number of remaining
+    steps. For all other objectives, the scales are 1.
     """
     if objective != objectives.MEAN:
         return np.ones(num_steps)

@@ -48,9 +48,9 @@ import numpy as np
 # The minimum weight of a step, relative to the maximum weight. If a weight is smaller,
 # `lower_bound` skips the second bound, which divides by the weights.
 _LEAST_WEIGHT = 1e-12
-# The number of matrices E that the second bound tries. A row of E is scaled down if the
-# sum of the absolute entries of E H^-1 E / 4 in this row exceeds _KEPT times the same
-# sum for the off-diagonal band of H.
+# _CORRECTIONS is the number of matrices E that the second bound tries. A row of E is
+# scaled down if the sum of the absolute entries of E H^-1 E / 4 in this row exceeds
+# _KEPT times the same sum for the off-diagonal entries of H in the band.
 _CORRECTIONS, _KEPT = 3, 0.5
 
 # The functions below store a matrix as a dictionary from offsets to diagonals of length
@@ -89,7 +89,7 @@ def lower_bound(
     rows: np.ndarray,
     product: np.ndarray,
 ) -> float:
-    """Returns the larger of the two lower bounds on the weighted error.
+    """Returns the larger of the two lower bounds on the minimum weighted error.
 
     The module's docstring derives both bounds, and defines f, X, Omega, H, C and A. If
     some weights are (nearly) 0, only the first bound is computed. The time is

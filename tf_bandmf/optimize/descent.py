@@ -23,7 +23,8 @@ from tf_bandmf.optimize.result import OptimizationResult
 _PAIRS = 30
 _ARMIJO, _WOLFE = 1e-4, 0.9
 _MOST_TRIALS = 60
-# If the expected relative decrease of the value is smaller, rounding errors dominate.
+# If an iteration is expected to decrease the value by less than this, relative to
+# max(1, |value|), rounding errors dominate.
 _ROUNDING = 1e-14
 
 Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]

@@ -153,13 +153,14 @@ def _as_traced() -> Iterator[None]:
 
 
 class Minimizer:
-    """Minimizes the log of a positive objective, possibly several times.
+    """Minimizes the log of a positive objective; can be used for several minimizations.
 
-    The first run traces the functions, which takes seconds; later runs reuse them.
+    The first call of `minimize` traces the TensorFlow functions, which takes seconds.
+    Later calls reuse the traced functions.
 
     Args:
       log_loss: differentiable function that maps variables, shape [m], float64, to a
-        scalar. It may read variables that change between runs.
+        scalar. It may read `tf.Variable`s that change between minimizations.
       size: number of variables, m.
       by_xla: True to compile `log_loss` with XLA, which is worthwhile for hundreds of
         evaluations that take milliseconds each.
@@ -176,8 +177,8 @@ class Minimizer:
         # Probability makes several copies of the pairs during an update.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
-        # The compiled version of `_steps`, or None until `minimize` has the first state
-        # of the optimizer, which tracing needs.
+        # The `tf.function` of `_steps`. Tracing it needs a state of the optimizer, so it
+        # is None until `minimize` has the first state.
         self._advance: Callable[..., Any] | None = None
 
     def _steps(

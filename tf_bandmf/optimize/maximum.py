@@ -8,10 +8,9 @@ is better conditioned. This is the exponential method of multipliers (Bertsekas,
 Constrained Optimization and Lagrange Multiplier Methods, 1982, section 5.1), with
 increasing orders.
 
-For any weights, the smallest weighted mean error that a strategy can have is a lower
-bound on the maximum error of every strategy. To obtain this bound, a final stage of
-order 1 minimizes the weighted mean. Its weights come from the optimum of the previous
-stage.
+For any weights, no strategy's maximum error is below the minimum of the weighted mean
+error over all strategies. To obtain this lower bound, a final stage of order 1 minimizes
+the weighted mean. Its weights come from the optimum of the previous stage.
 """
 
 from __future__ import annotations
@@ -36,15 +35,16 @@ _LEAST_WEIGHT = 1e-2
 # certificate could not invert the weights.
 _ALIKE = 3e-4
 # The weighted mean is flat near its optimum. Therefore the final stage multiplies the
-# maximum number of iterations and the decrease tolerance by the first two constants.
-# However, it may stop at a gap of _BOUND_GAP.
+# maximum number of iterations by _MORE_ITERATIONS, and the decrease tolerance by
+# _LESS_DECREASE. However, the stage may end once its gap is at most _BOUND_GAP.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
 # A function that minimizes `SmoothMaximum`. Its arguments are the initial variables, the
 # options, and optionally a function that returns the certified gap at some variables.
 Minimize = Callable[..., OptimizationResult]
 # A function of a strategy's variables and of the steps' weights. It returns a lower
-# bound on the weighted mean error of every strategy, and the errors of this strategy.
+# bound on the weighted mean error that holds for all strategies, and the errors of the
+# given strategy.
 Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 
@@ -86,9 +86,9 @@ def minimize(
         initial variables.
       errors: function that maps variables to the errors, shape [n].
       bound: function of a strategy's variables and of the steps' weights. It returns a
-        lower bound on the weighted mean error of every strategy, and the errors of this
-        strategy. The bound is good if this strategy is near the optimum. None if no
-        certificate is wanted.
+        lower bound on the weighted mean error that holds for all strategies. It also
+        returns the errors of the given strategy. The bound is good if the given strategy
+        is near the optimum. `bound` is None if no certificate is wanted.
       start: initial variables.
       options: stopping rules of each stage.
 

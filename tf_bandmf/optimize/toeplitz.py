@@ -111,7 +111,7 @@ class ToeplitzProblem:
         self._error, self._sensitivity, self._inverse = error, sensitivity, inverse
 
     def value_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the value and gradient at p - 1 variables.
+        """Returns the value and gradient at the p - 1 coefficients after the leading 1.
 
         If a number overflows, the value is inf and the gradient is 0.
         """
@@ -126,7 +126,11 @@ class ToeplitzProblem:
         return float(value), gradient[1:]
 
     def minimize(self, start: np.ndarray, options: Options) -> OptimizationResult:
-        """Minimizes the function with L-BFGS, starting from p - 1 variables.
+        """Minimizes the function with L-BFGS.
+
+        Args:
+          start: initial values of the p - 1 coefficients after the leading 1.
+          options: stopping rules.
 
         Raises:
           ValueError: if the objective is not finite at the start.
@@ -150,10 +154,11 @@ class SeriesError:
         n = workload.num_steps
         self._inverse, self._factor = inverse, workload.inverse_coefficients
         self._column = workload.first_column()
-        # The error is a weighted sum of the squared entries of the first column of
-        # A C^-1. Entry t occurs in n - t of the n rows, so its weight in the mean error
-        # is (n - t) / n. The last row has each entry once, so all weights in the last
-        # error are 1.
+        # The matrix A C^-1 is Toeplitz, so its rows contain only entries of its first
+        # column. The squared error of a step is the squared norm of a row. Entry t of
+        # the column occurs in n - t of the n rows, so the weight of its square in the
+        # mean error is (n - t) / n. The last row contains each entry once, so all weights
+        # in the last error are 1.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]

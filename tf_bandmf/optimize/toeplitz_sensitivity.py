@@ -1,4 +1,6 @@
-"""The squared sensitivity of a Toeplitz `C` with entries of any sign, and its gradient.
+"""The squared sensitivity of a Toeplitz `C`, and its gradient.
+
+The entries of `C` may be positive or negative.
 
 Let b be the min separation and k the maximum number of participations. If the first
 column of `C` is nonnegative and, under min-separation participation, does not increase

@@ -61,7 +61,8 @@ class BMinSepSampling(Cyclic):
         from tf_bandmf.accounting.b_min_sep import check_size
 
         if self.num_parts > 1:
-            # A strategy with one band needs no separation, so assume two bands.
+            # Check two bands: a strategy with one band needs no separation, and more
+            # bands permit fewer steps.
             check_size(num_steps, 2)
 
     def accountant(

@@ -1,4 +1,4 @@
-"""The account of a plan: the plan's runs spend the budget of a data set in a ledger."""
+"""The account of a plan: the data set whose budget in a ledger the plan's runs spend."""
 
 from __future__ import annotations
 

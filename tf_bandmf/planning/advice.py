@@ -89,7 +89,7 @@ class Advice(RunSetting):
     """The recommended setting for training with a privacy budget, with the reasons.
 
     Attributes:
-      plan: plan of the recommended run, which `tf_bandmf.plan(**arguments)` returns.
+      plan: plan of the recommended run, the result of `tf_bandmf.plan(**arguments)`.
       epochs: number of passes over the data.
       optimizer_name: "SGD" or "Adam".
       optimizer_arguments: arguments of `keras.optimizers.SGD` or `Adam`: learning rate,
@@ -288,7 +288,10 @@ def advise(
 
 
 def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
-    """Returns the largest batch size, and smaller powers of two with few enough steps.
+    """Returns the batch sizes to compare, in decreasing order.
+
+    They are `largest` and the smaller powers of two, except those that are too small to
+    be useful or need too many steps.
 
     Raises:
       ValueError: if even the run with the largest batches has too many steps.
@@ -324,13 +327,15 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 
 def _calmest(table: Comparison) -> Row | None:
-    """Returns a row with less noise per step than the best row, or None if none is good.
+    """Returns the row with the least fresh noise per step and nearly the smallest error.
 
-    A good row has almost the error of the best row, and clearly less noise per step.
+    The result is None unless the fresh noise per step is clearly less than that of the
+    best row. Noise that later steps cancel still moves the weights at which gradients
+    are computed.
 
-    Noise that later steps cancel still moves the weights at which gradients are
-    computed. Only mechanisms with a banded inverse are compared: their matrices have
-    ones on the diagonal, so `noise_stddev` is the fresh noise of each step.
+    Only mechanisms with a banded inverse are compared. Their matrices have ones on the
+    diagonal, so `noise_stddev` is the fresh noise of each step. The result is also None
+    if the best row has another mechanism, or if the objective is not the mean error.
     """
     best = table.best()
     inverse = [row for row in table if row.bands and row.regenerations_per_step]

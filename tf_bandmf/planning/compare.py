@@ -42,7 +42,7 @@ from tf_bandmf.workloads import Workload
 
 # The default maximum number of noise vectors that a mechanism may store if the search
 # chooses its number of bands or buffers. The number of vectors that a step regenerates
-# has the same maximum, but at least 31.
+# may be as large as the maximum number of stored vectors, or 31 if that is more.
 MEMORY_VECTORS = 31
 _LOG = logging.getLogger("tf_bandmf")
 # The cheapest mechanism is chosen among those whose error is within this factor of the
@@ -246,10 +246,10 @@ def compare(
 ) -> Comparison:
     """Compares mechanisms with their best parameters, for one budget and data set.
 
-    If a name has no parameters ("bisr"), the function chooses them: lambda, or the
-    number of bands or buffers and, with cyclic sampling, the number of parts. A
-    mechanism that does not fit the sampling, or whose accounting fails, does not end
-    the comparison: it has no row, and `Comparison.excluded` contains the reason.
+    If a name has no parameters ("bisr"), the function chooses them, for example lambda,
+    or the number of bands or buffers. With cyclic sampling, it also chooses the number
+    of parts. A mechanism that does not fit the sampling, or whose accounting fails, has
+    no row, and `Comparison.excluded` contains the reason.
 
     Args:
       mechanisms: names in the syntax of `registry.parse`, or strategies. None for all
@@ -271,8 +271,8 @@ def compare(
       max_memory_vectors: maximum number of model-sized vectors that the noise may store
         between steps. By default, the maximum is 31 if this function chooses the number
         of bands or buffers; if a name specifies this number ("bsr:64"), there is no
-        maximum. The number of vectors that a step regenerates has the same maximum, but
-        at least 31.
+        maximum. The number of vectors that a step regenerates has the same maximum,
+        but it may be up to 31 in any case.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
@@ -319,7 +319,7 @@ def _each(
       make: function of one item.
 
     Returns:
-      The results, and a dictionary from the items that failed to the error messages.
+      The results, and a dictionary that maps each item that failed to its error message.
 
     Raises:
       ValueError: if `make` fails for all items.
@@ -440,9 +440,10 @@ class Search:
         return row.error(self.objective)
 
     def _is_drafted(self, family: Family) -> bool:
-        """Returns True if "auto" compares a strategy that is not fully optimized.
+        """Returns True if the search ranks this family by a draft.
 
-        Such a draft saves time for slow families and long runs.
+        A draft is a strategy that is not fully optimized. For slow families and long
+        runs, "auto" compares drafts to save time.
         """
         is_slow = family.refinement is not None or self.workload.num_steps > LONG_RUN
         return self._is_auto and family.has_drafts and is_slow
@@ -500,11 +501,12 @@ class Search:
     def _refined(self, name: str, of: str) -> dict[str, Any]:
         """Returns parameters of the family `name`, a refinement of the family `of`.
 
-        With cyclic sampling, the number of bands is that in the row of the original
-        family. In all other cases, no parameter is specified.
+        With cyclic sampling, the result contains the number of bands, as in the row of
+        the family `of`. Otherwise, the result is empty.
 
         Raises:
-          ValueError: if the original family's error exceeds the smallest by over 10%.
+          ValueError: if the error of the family `of` is more than 10% above the smallest
+            error of all rows.
         """
         coarse = [row for row in self._rows if row.mechanism.split(":")[0] == of]
         if not coarse or not self.workload.is_toeplitz:
@@ -562,10 +564,10 @@ class Search:
         """Returns the row with the best value of a parameter that is below 1.
 
         The family computes the value that is best without amplification. With
-        amplification, smaller values are better (arXiv:2601.22334, section 5.1), so they
-        are searched: on a logarithmic scale of their distance from 1, because values
-        close to 1 matter most, and with a coarse tolerance, because each evaluation
-        needs a simulation.
+        amplification, smaller values are better (arXiv:2601.22334, section 5.1), so this
+        method searches them. The search uses a logarithmic scale of their distance from
+        1, because values close to 1 matter most. Its tolerance is coarse, because each
+        evaluation needs a simulation.
 
         Args:
           family: family of the mechanism.
@@ -689,7 +691,7 @@ class Search:
 
 
 def _three_digits(value: float) -> float:
-    """Rounds a value so that `1 - value` has three digits.
+    """Rounds a value such that `1 - value` has three significant digits.
 
     The value becomes part of the mechanism's name, which should be short.
     """

@@ -75,7 +75,7 @@ _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
 _ROUNDING, _SMALLEST = 1e-12, 2e-12
 # For deltas below this, different queries are composed with tilted transforms, whose
 # errors are relative to delta. For larger deltas, dp-accounting's transforms are
-# accurate enough, and take a quarter of the time.
+# accurate enough, and take a quarter of the time of tilted transforms.
 _TILTED = 1e-7
 
 
@@ -477,7 +477,8 @@ class JointGuarantee:
         """Returns the privacy statement for all releases, with the joint guarantee.
 
         Args:
-          delta: delta of the statement; by default the largest delta of any release.
+          delta: delta of the statement; by default the largest delta that a release
+            states.
           unit: the privacy unit, as for `Plan.statement`; by default the unit of the
             plans.
 
@@ -604,9 +605,9 @@ def compose(
 ) -> JointGuarantee:
     """Returns the joint guarantee of several runs and other releases on the same data.
 
-    For replace-one adjacency, a release with a guarantee for zero-out counts twice,
-    because a replacement amounts to two zero-outs: the Gaussian noise multiplier is
-    halved, and rho is quadrupled.
+    A replacement amounts to two zero-outs. For replace-one adjacency, the guarantee of a
+    release for zero-out is therefore converted by group privacy: for example, the
+    accounting uses half of its Gaussian noise multiplier, and four times its rho.
 
     Args:
       plans: one plan for each run (list a plan twice if it was run twice), and a
@@ -645,10 +646,10 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _noise_of(parts: Iterable[Release], replaced: bool) -> float | None:
-    """Returns the noise multiplier of the composition of Gaussian mechanisms.
+    """Returns the noise multiplier of one Gaussian mechanism that bounds all releases.
 
-    The mechanisms are those of `Release.gaussian_noise`. The result is None if a release
-    has no such mechanism.
+    It is composed of the noise multipliers from `Release.gaussian_noise`. The result is
+    None if one of these is None.
     """
     noises = (part.gaussian_noise(replaced) for part in parts)
     precision = _sum(None if noise is None else noise**-2 for noise in noises)
