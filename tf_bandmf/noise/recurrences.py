@@ -18,7 +18,7 @@ from tf_bandmf.noise.shared import shared_function
 
 # A function of steps, int64, and weights, float32, both of shape [terms]. It returns
 # `sum_k weights[k] z[steps[k]]`, float32, shape [size], where `z[i]` are the standard
-# normals of step `i`. They are the same in every call.
+# normals of step `i`. Every call uses the same normals for a step.
 Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 # The noise of a step is a sum over several steps. One compiled program adds up to four
 # terms of this sum, or two on a GPU. A loop adds the remaining terms: one at a time, or
@@ -141,7 +141,7 @@ def _plus_terms(
     step: tf.Tensor,
     at_once: int = 1,
 ) -> tf.Tensor:
-    """Adds the terms `begin, ..., end - 1` to a total, in this order.
+    """Returns `total` plus the terms `begin, ..., end - 1`, added in this order.
 
     Term `j` belongs to the step `step - j`; terms of negative steps are zero. The call
     `add(j, total)` adds `at_once` terms to the total, beginning with term `j`.
@@ -235,8 +235,8 @@ class GeometricBuffers(Recurrence):
         self.memory_vectors = sums.memory_vectors
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        # Past the last step, the normals are multiplied by NaN, so no noise is used
-        # twice.
+        # Past the last step, the normals are multiplied by NaN. Otherwise, the noise of
+        # an earlier step could be used again.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
@@ -303,8 +303,8 @@ class _Rows:
         """Returns the entries `M[step, step - j]` of the matrix M, shape [terms].
 
         The index j is 0, ..., terms - 1, and entries with `step - j < 0` are 0. Past the
-        last step, all entries are NaN, so no noise is used twice even if a caller's
-        compiled graph drops the assertion that the step exists.
+        last step, all entries are NaN. Otherwise, noise could be used twice if a
+        caller's compiled graph drops the assertion that the step exists.
         """
         rows = tf.constant(self._rows)
         row = rows[0] if len(self._rows) == 1 else tf.gather(rows, step)

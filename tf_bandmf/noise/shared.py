@@ -64,10 +64,11 @@ def _value(argument: Any) -> Any:
 
 
 def near_length(count: tf.Tensor) -> tf.Tensor:
-    """Rounds a count up to one of a few lengths, by at most max(8, count / 8).
+    """Rounds a count up to the next of a few lengths.
 
-    XLA compiles a separate program for each length, so vectors of varying length are
-    padded to one of these few lengths.
+    The result exceeds the count by at most max(8, count / 8). XLA compiles a separate
+    program for each length, so vectors of varying length are padded to one of these few
+    lengths.
 
     Args:
       count: int32 scalar.

@@ -113,7 +113,7 @@ class _Problem:
         position: np.ndarray,
         support: Callable[[np.ndarray], tuple[np.ndarray, float]],
     ) -> tuple[float, np.ndarray]:
-        """Returns a number that no feasible strategy's objective can be below.
+        """Returns a lower bound on the minimum of the objective, and a strategy's errors.
 
         Args:
           position: variables of the strategy from which the bound is computed. The
@@ -122,7 +122,8 @@ class _Problem:
             the objective of any errors v is at least `w @ v + c`.
 
         Returns:
-          This lower bound, and the per-step squared errors of the strategy at `position`.
+          A lower bound on the objective that holds for all feasible strategies, and the
+          per-step squared errors of the strategy at `position`.
         """
         variables, (errors_at, band_at) = tf.constant(position), self._programs
         errors, norms = (x.numpy() for x in errors_at(variables))

@@ -53,9 +53,9 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
     ratio = np.pad(columns[:, :begins] / smooth, [(0, 0), (0, bands)], mode="edge")
     stretch = (num_steps / fewer) ** _EXPONENT
     wide = min(int(begins * stretch), num_steps)
-    # The first known columns differ from the polynomial by the factor `ratio`, whose
-    # period is `bands`. The result has `stretch` times as many periods: its period p is
-    # interpolated between the two known periods that are closest to p / stretch.
+    # The first known columns equal the polynomial times `ratio`, which oscillates with
+    # period `bands`. The result deviates from the polynomial for `stretch` times as many periods.
+    # Its period p is interpolated between the two known periods next to p / stretch.
     period, place = np.divmod(np.arange(wide), bands)
     before = np.floor(period / stretch)
     share = period / stretch - before

@@ -54,7 +54,7 @@ def tfp_optimizer() -> Any:
 
 
 class _Certificate:
-    """The certified gap of an optimization, computed only when it may be small enough.
+    """The certified gap of an optimization, computed only when it may meet its tolerance.
 
     Computing the gap takes as long as several iterations. The gap decreases approximately
     like the square of the gradient, so the gradient predicts it.

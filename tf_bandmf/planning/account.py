@@ -41,7 +41,10 @@ class Account:
 
 
 def bind(plan: Plan, account: Account) -> Plan:
-    """Binds a copy of `plan` to `account`; runs of the original are then refused."""
+    """Returns a copy of `plan` that is bound to `account`.
+
+    After this call, runs of the original plan are refused.
+    """
     bound = dataclasses.replace(plan, account=account)
     _LEFT_UNBOUND.add(plan)
     return bound

@@ -168,8 +168,8 @@ def advise(
         allows. The recommended run makes all of them.
       model: a Keras model with weights, whose trainable parameters are counted.
       optimizer: "sgd" (with momentum 0.9) or "adam" (with independent noise, because
-        Adam divides each update by another noisy value, so correlated noise would not
-        cancel between steps).
+        Adam divides the updates of different steps by different noisy values, so
+        correlated noise would not cancel between steps).
       loss: Keras loss of the model, or its name. Losses for counts and for binary
         classification need larger clip norms than losses for multiclass classification;
         a squared error needs a smaller learning rate.

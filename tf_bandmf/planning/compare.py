@@ -126,7 +126,10 @@ class Row:
 
     @property
     def cost(self) -> float:
-        """The cost of a step's noise, relative to the cost of generating one vector."""
+        """The time that a step needs for stored and regenerated noise vectors.
+
+        The unit is the time to generate one noise vector.
+        """
         return self.regenerations_per_step + _COST_OF_KEPT * self.memory_vectors
 
 
@@ -369,8 +372,9 @@ class Search:
     # The maximum number of vectors to store, from `max_memory_vectors`; 31 by default.
     _limit: int = MEMORY_VECTORS
     _rows: list[Row] = dataclasses.field(default_factory=list)
-    # For each class of accountants, the noise of the last candidate as a multiple of
-    # `first_noise`. The search for the next candidate's noise starts at this multiple.
+    # Maps each class of accountants to a ratio: the noise of the last candidate, divided
+    # by the `first_noise` of its accountant. The search for the noise of the next
+    # candidate starts at this ratio times the `first_noise` of the next accountant.
     _near: dict[type, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -537,7 +541,9 @@ class Search:
         return max(most, 1)
 
     def _sizes(self, family: Family) -> list[int]:
-        """Returns the numbers of bands to try, or one number of buffers.
+        """Returns the numbers of bands to try.
+
+        If the family has no bands, the result is one number of buffers.
 
         Raises:
           ValueError: if no number is possible.

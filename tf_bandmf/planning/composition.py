@@ -54,8 +54,8 @@ from tf_bandmf.planning.texts import phrase, phrases
 
 REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
 # The adjacencies for which a release may state its guarantee. A run's guarantee for
-# replace-one adjacency also holds for zero-out, because the replacement may contribute
-# zero.
+# replace-one adjacency also holds for zero-out, because a unit may be replaced by one
+# that contributes zero.
 ADJACENCIES = {"zero-out": ZERO_OUT, "replace-one": REPLACE_ONLY, "either": REPLACE_ONE}
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
@@ -151,7 +151,13 @@ class Release:
         object.__setattr__(self, "kind", self.kind or least)
 
     def _check_event(self) -> None:
-        """Raises ValueError unless every piece of the event provides some privacy."""
+        """Checks that every piece of the event provides some privacy.
+
+        Raises:
+          TypeError: if the event is not a dp-accounting event.
+          ValueError: if the event is empty, or not supported by dp-accounting for this
+            adjacency, or if a piece provides no privacy.
+        """
         event, replaced = self.event, self.adjacency != "zero-out"
         if not isinstance(event, dp_accounting.DpEvent):
             raise TypeError(f"event must be a dp_accounting.DpEvent, found {event!r}.")
@@ -255,7 +261,11 @@ class Release:
         return replaced and self.adjacency == "zero-out"
 
     def stated(self, replaced: bool) -> tuple[float, float] | None:
-        """Returns the stated (epsilon, delta) for one adjacency, or None if unknown."""
+        """Returns the stated (epsilon, delta), or None if the release states none.
+
+        If `replaced` is True, the result holds for replace-one adjacency, else for
+        zero-out.
+        """
         if self.epsilon is None or not self.is_doubled(replaced):
             return None if self.epsilon is None else (self.epsilon, self.delta)
         # A replacement is two zero-outs, so group privacy applies.
@@ -429,9 +439,9 @@ class JointGuarantee:
         return self.guarantee_at(delta).epsilon
 
     def guarantee_at(self, delta: float) -> Guarantee:
-        """Returns the joint (epsilon, delta) guarantee, which says how certain it is.
+        """Returns the joint (epsilon, delta) guarantee, with its kind and confidence.
 
-        Its kind is "exact" if all releases are Gaussian mechanisms with exactly known
+        The kind is "exact" if all releases are Gaussian mechanisms with exactly known
         sensitivity, "estimate" if epsilon depends on an estimate, and otherwise
         "bound". The probability that all simulated bounds hold is at least one minus
         the sum of their failure probabilities.
