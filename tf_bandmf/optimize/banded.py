@@ -113,7 +113,7 @@ class _Problem:
         position: np.ndarray,
         support: Callable[[np.ndarray], tuple[np.ndarray, float]],
     ) -> tuple[float, np.ndarray]:
-        """Returns a lower bound on the minimum of the objective, and a strategy's errors.
+        """Returns a lower bound on the minimum objective, and a strategy's errors.
 
         Args:
           position: variables of the strategy from which the bound is computed. The
@@ -172,9 +172,9 @@ def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
     """Returns the scale `s_j` of each column in the variables of `_Problem`, shape [n].
 
     For the mean error, the scales make the second derivatives with respect to the
-    variables about equal. In measurements with prefix sums and with momentum, the second
-    derivatives without scales decrease like the square root of the number of remaining
-    steps. For all other objectives, the scales are 1.
+    variables about equal. In measurements with prefix sums and with momentum, the
+    second derivatives without scales decrease like the square root of the number of
+    remaining steps. For all other objectives, the scales are 1.
     """
     if objective != objectives.MEAN:
         return np.ones(num_steps)

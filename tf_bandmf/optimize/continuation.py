@@ -54,8 +54,9 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
     stretch = (num_steps / fewer) ** _EXPONENT
     wide = min(int(begins * stretch), num_steps)
     # The first known columns equal the polynomial times `ratio`, which oscillates with
-    # period `bands`. The result deviates from the polynomial for `stretch` times as many periods.
-    # Its period p is interpolated between the two known periods next to p / stretch.
+    # period `bands`. The result deviates from the polynomial for `stretch` times as
+    # many periods. Its period p is interpolated between the two known periods that are
+    # next to p / stretch.
     period, place = np.divmod(np.arange(wide), bands)
     before = np.floor(period / stretch)
     share = period / stretch - before

@@ -54,7 +54,7 @@ def tfp_optimizer() -> Any:
 
 
 class _Certificate:
-    """The certified gap of an optimization, computed only when it may meet its tolerance.
+    """The certified gap of an optimization, computed only if it may meet its tolerance.
 
     Computing the gap takes as long as several iterations. The gap decreases approximately
     like the square of the gradient, so the gradient predicts it.
@@ -177,8 +177,8 @@ class Minimizer:
         # Probability makes several copies of the pairs during an update.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
-        # The `tf.function` of `_steps`. Tracing it needs a state of the optimizer, so it
-        # is None until `minimize` has the first state.
+        # The `tf.function` of `_steps`. Tracing it needs a state of the optimizer, so
+        # it is None until `minimize` has the first state.
         self._advance: Callable[..., Any] | None = None
 
     def _steps(

@@ -9,8 +9,8 @@ Constrained Optimization and Lagrange Multiplier Methods, 1982, section 5.1), wi
 increasing orders.
 
 For any weights, no strategy's maximum error is below the minimum of the weighted mean
-error over all strategies. To obtain this lower bound, a final stage of order 1 minimizes
-the weighted mean. Its weights come from the optimum of the previous stage.
+error over all strategies. To obtain this lower bound, a final stage of order 1
+minimizes the weighted mean. Its weights come from the optimum of the previous stage.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def minimize(
       errors: function that maps variables to the errors, shape [n].
       bound: function of a strategy's variables and of the steps' weights. It returns a
         lower bound on the weighted mean error that holds for all strategies. It also
-        returns the errors of the given strategy. The bound is good if the given strategy
-        is near the optimum. `bound` is None if no certificate is wanted.
+        returns the errors of the given strategy. The bound is good if the given
+        strategy is near the optimum. `bound` is None if no certificate is wanted.
       start: initial variables.
       options: stopping rules of each stage.
 

@@ -157,8 +157,8 @@ class SeriesError:
         # The matrix A C^-1 is Toeplitz, so its rows contain only entries of its first
         # column. The squared error of a step is the squared norm of a row. Entry t of
         # the column occurs in n - t of the n rows, so the weight of its square in the
-        # mean error is (n - t) / n. The last row contains each entry once, so all weights
-        # in the last error are 1.
+        # mean error is (n - t) / n. The last row contains each entry once, so all
+        # weights in the last error are 1.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]

@@ -70,7 +70,7 @@ class Participation(abc.ABC):
         """Raises ValueError if the participation does not permit `num_steps` steps."""
 
     def check_accounting(self, num_steps: int) -> None:  # noqa: B027
-        """Raises ValueError if no strategy's accountant could analyze a run of this length.
+        """Raises ValueError if no strategy's accountant permits `num_steps` steps.
 
         Callers use this check before they build a strategy.
         """

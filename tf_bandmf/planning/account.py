@@ -1,4 +1,4 @@
-"""The account of a plan: the data set whose budget in a ledger the plan's runs spend."""
+"""The account of a plan: a data set with a budget that the plan's runs spend."""
 
 from __future__ import annotations
 

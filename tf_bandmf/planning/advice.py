@@ -327,11 +327,12 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 
 def _calmest(table: Comparison) -> Row | None:
-    """Returns the row with the least fresh noise per step and nearly the smallest error.
+    """Returns a row with nearly the error of the best row, but less noise per step.
 
-    The result is None unless the fresh noise per step is clearly less than that of the
-    best row. Noise that later steps cancel still moves the weights at which gradients
-    are computed.
+    Among the rows with nearly this error, it is the row with the least fresh noise per
+    step. The result is None unless its noise is clearly less than the best row's.
+    Less fresh noise is better, because noise that later steps cancel still moves the
+    weights at which gradients are computed.
 
     Only mechanisms with a banded inverse are compared. Their matrices have ones on the
     diagonal, so `noise_stddev` is the fresh noise of each step. The result is also None

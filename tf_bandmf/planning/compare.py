@@ -322,7 +322,8 @@ def _each(
       make: function of one item.
 
     Returns:
-      The results, and a dictionary that maps each item that failed to its error message.
+      The results, and a dictionary from the name of each failed item to its error
+      message.
 
     Raises:
       ValueError: if `make` fails for all items.
@@ -372,9 +373,10 @@ class Search:
     # The maximum number of vectors to store, from `max_memory_vectors`; 31 by default.
     _limit: int = MEMORY_VECTORS
     _rows: list[Row] = dataclasses.field(default_factory=list)
-    # Maps each class of accountants to a ratio: the noise of the last candidate, divided
-    # by the `first_noise` of its accountant. The search for the noise of the next
-    # candidate starts at this ratio times the `first_noise` of the next accountant.
+    # Maps each class of accountants to a ratio: the noise of the last candidate,
+    # divided by the `first_noise` of its accountant. The search for the noise of the
+    # next candidate starts at this ratio times the `first_noise` of the next
+    # accountant.
     _near: dict[type, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -509,8 +511,8 @@ class Search:
         the family `of`. Otherwise, the result is empty.
 
         Raises:
-          ValueError: if the error of the family `of` is more than 10% above the smallest
-            error of all rows.
+          ValueError: if the error of the family `of` is more than 10% above the
+            smallest error of all rows.
         """
         coarse = [row for row in self._rows if row.mechanism.split(":")[0] == of]
         if not coarse or not self.workload.is_toeplitz:
@@ -570,10 +572,10 @@ class Search:
         """Returns the row with the best value of a parameter that is below 1.
 
         The family computes the value that is best without amplification. With
-        amplification, smaller values are better (arXiv:2601.22334, section 5.1), so this
-        method searches them. The search uses a logarithmic scale of their distance from
-        1, because values close to 1 matter most. Its tolerance is coarse, because each
-        evaluation needs a simulation.
+        amplification, smaller values are better (arXiv:2601.22334, section 5.1), so
+        this method searches them. The search uses a logarithmic scale of their distance
+        from 1, because values close to 1 matter most. Its tolerance is coarse, because
+        each evaluation needs a simulation.
 
         Args:
           family: family of the mechanism.

@@ -615,9 +615,9 @@ def compose(
 ) -> JointGuarantee:
     """Returns the joint guarantee of several runs and other releases on the same data.
 
-    A replacement amounts to two zero-outs. For replace-one adjacency, the guarantee of a
-    release for zero-out is therefore converted by group privacy: for example, the
-    accounting uses half of its Gaussian noise multiplier, and four times its rho.
+    A replacement amounts to two zero-outs. For replace-one adjacency, a guarantee for
+    zero-out is therefore converted by group privacy: for example, the accounting uses
+    half of a Gaussian noise multiplier, and four times a rho.
 
     Args:
       plans: one plan for each run (list a plan twice if it was run twice), and a

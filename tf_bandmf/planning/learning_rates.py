@@ -61,8 +61,8 @@ _SQUARES = ("squarederror", "mse")
 # Maps a kind of loss to its clip norm, followed by parts of the names of such losses.
 # Counts need a large clip norm: with a Poisson loss and clip norm 1, models predict
 # counts that are too small. The residuals are skewed, so the mean clipped gradient
-# vanishes if a model predicts nearly the median count instead of the mean count. The clip
-# norm for counts assumes labels that are divided by their typical size. See
+# vanishes if a model predicts nearly the median count instead of the mean count. The
+# clip norm for counts assumes labels that are divided by their typical size. See
 # `benchmarks/advice`.
 _CLIPS: dict[str, tuple[Any, ...]] = {
     "counts": (10.0, "poisson"),
