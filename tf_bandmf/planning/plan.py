@@ -65,16 +65,17 @@ _STATED = ("epsilon", "accountant", "kind", "adjacency", "confidence")
 
 
 def stated(guarantee: Guarantee) -> dict[str, Any]:
-    """Returns the values of a plan's fields (except delta) that state its guarantee."""
+    """Returns a guarantee as a dictionary of fields of a plan; delta is left out."""
     return {name: getattr(guarantee, name) for name in _STATED}
 
 
 def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
     """Divides a calibrated noise level by the sensitivity to get the noise multiplier.
 
-    The multiplier is rounded up. Therefore its product with the sensitivity is at least
-    the calibrated noise. An epsilon that is later computed from the multiplier does not
-    exceed the budget, although computed epsilons are rounded up by 1e-10.
+    The multiplier is rounded up by a relative 5e-10. Therefore its product with the
+    sensitivity is at least the calibrated noise. Computed epsilons are rounded up by
+    only a relative 1e-10. Therefore an epsilon that is later computed from the
+    multiplier does not exceed the budget.
     """
     return noise_stddev / sensitivity * (1.0 + _ROUNDING)
 
@@ -112,8 +113,8 @@ class Plan:
       generator: generator of the noise, "philox" or "chacha20".
       account: the account in a ledger in which a run reserves its privacy cost before
         it starts, or None.
-      measurements: private counts and metrics that a run may also release; see
-        `reserve`.
+      measurements: private counts and metrics that a run may release in addition to
+        its models; see `reserve`.
     """
 
     workload: Workload
@@ -178,7 +179,7 @@ class Plan:
 
     @property
     def batch_size(self) -> float | None:
-        """The planned batch size; None if the plan has none.
+        """The planned batch size; None if the plan does not fix a batch size.
 
         Some batches may be smaller. The noisy sum is divided by the mean batch size,
         `expected_batch_size`.
@@ -204,14 +205,14 @@ class Plan:
 
     @property
     def noise_stddev(self) -> float:
-        """The standard deviation of each entry of `Z`, the noise before `C^-1`.
+        """The standard deviation of each entry of `Z`; the noise is `C^-1 Z`.
 
         It is `noise_multiplier * sensitivity * l2_norm_clip`, for noise that is added
-        to the *sum* of clipped gradients. With private counts, the bound on the norm of
-        gradient and counts replaces the clip norm. Training uses single precision. The
-        value is rounded up to single precision, because rounding to nearest could
-        reduce the noise. If rounding to single precision increases the clip norm, the
-        increased clip norm is used.
+        to the *sum* of clipped gradients. With private counts, the clip norm is
+        replaced by the bound on the norm of the vector of gradient and counts. Training
+        uses single precision. The value is rounded up to single precision, because
+        rounding to nearest could reduce the noise. If rounding to single precision
+        increases the clip norm, the increased clip norm is used.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
         wanted = self.unit_noise_stddev * clip * self.measurements.norm
@@ -229,8 +230,8 @@ class Plan:
     def unit_noise_stddev(self) -> float:
         """The noise standard deviation divided by the clip norm.
 
-        It is the noise multiplier times the sensitivity. For "identity" (C = I), it is
-        the noise of each step's sum: the noise multiplier of TF Privacy and Opacus.
+        It is the noise multiplier times the sensitivity. For "identity" (C = I), TF
+        Privacy and Opacus call this value the noise multiplier.
         """
         # `__post_init__` has computed the sensitivity if the caller passed none.
         assert self.sensitivity is not None
@@ -238,7 +239,7 @@ class Plan:
 
     @property
     def zcdp_rho(self) -> float:
-        """The zCDP rho of the whole run without amplification, for every sampler.
+        """The zCDP rho of the whole run, computed without amplification by sampling.
 
         The value holds for the plan's adjacency. If one privacy unit is replaced by
         another, the contribution changes by up to `2 l2_norm_clip`, and rho is 4 times
@@ -250,15 +251,16 @@ class Plan:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The (epsilon, delta) guarantee, which also says how certain it is."""
+        """The guarantee of the run: epsilon, delta, and how certain epsilon is."""
         fields = {name: getattr(self, name) for name in ("delta", *_STATED)}
         return Guarantee(**fields, zcdp_rho=self.zcdp_rho)
 
     @property
     def unamplified_noise(self) -> float:
-        """The noise multiplier of the run as one Gaussian mechanism without sampling.
+        """The noise multiplier of the run, seen as one Gaussian mechanism.
 
-        The value is for zero-out adjacency and also covers private evaluations.
+        The value is for zero-out adjacency, without amplification by sampling. It
+        covers the steps and the reserved private evaluations.
         """
         if not self.measurements.evaluations:
             return self.noise_multiplier
@@ -313,7 +315,8 @@ class Plan:
             return dataclasses.replace(self, measurements=Measurements(float(counts)))
         base = self.accounting()
         # `unit` is the noise multiplier sigma of a Gaussian mechanism that spends the
-        # whole budget. The evaluations get the share `metrics` of its `1 / sigma^2`.
+        # whole budget, measured as `1 / sigma^2`. The evaluations get the share
+        # `metrics` of it.
         unit = gaussian.calibrate_noise_stddev(self.epsilon, self.delta)
         noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
         kept = Measurements(float(counts), evaluations, noise)
@@ -475,7 +478,7 @@ class Plan:
 
     @property
     def plan_id(self) -> int:
-        """The first 63 bits of the fingerprint, which each batch contains."""
+        """The first 63 bits of the fingerprint. Each batch contains this number."""
         return int(self.fingerprint[:16], 16) >> 1
 
     def rmse(self) -> float:
@@ -500,13 +503,14 @@ class Plan:
 
         Args:
           num_parameters: d, the number of trainable weights of the model.
-          optimizer: "sgd" or, for plans with independent noise ("identity"), also
-            "adam".
+          optimizer: "sgd", or "adam", which is meant for plans with independent noise
+            ("identity").
           loss: Keras loss of the model, or its name; None for classification.
 
         Raises:
-          ValueError: if the plan has no expected batch size, its workload has a
-            schedule of learning rates, or the optimizer is neither "sgd" nor "adam".
+          ValueError: if the optimizer is neither "sgd" nor "adam"; or, for "sgd", if
+            the plan has no expected batch size, or its workload has a schedule of
+            learning rates.
         """
         checks.check_word("optimizer", optimizer, ("sgd", "adam"))
         inner: dict[str, Any] = {"learning_rate": learning_rates.RATE_OF_ADAM}

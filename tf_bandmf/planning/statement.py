@@ -1,4 +1,4 @@
-"""The privacy statement of a model, and a version of it in plain words.
+"""The privacy statement of a model, and a plain-language version of it.
 
     statement = plan.statement(unit="one user")
     card = statement.card("churn-2026")
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 ONE_EXAMPLE = "one training example"
-# The share of people outside the data who are wrongly accused, in the privacy card.
+# The privacy card assumes that an attacker wrongly accuses this share of the people
+# outside the data.
 _ACCUSED = 0.05
 # The epsilons at which the privacy profile of a sampled run is evaluated, to bound the
 # power of an attacker's test.
@@ -115,11 +116,11 @@ class PrivacyStatement:
         return "zero-out" if self.guarantee.adjacency == ZERO_OUT else "replace-one"
 
     def found(self, accused: float) -> float:
-        """Returns the maximum share of people in the data whom an attacker can find.
+        """Returns the maximum share of people in the data whom an attacker detects.
 
         Args:
-          accused: alpha, the share of people outside the data who are wrongly accused,
-            in [0, 1].
+          accused: alpha, the share of people outside the data whom the attacker wrongly
+            takes for people in the data, in [0, 1].
         """
         bounds = [1.0]
         for epsilon, delta in self._pairs():
@@ -136,7 +137,8 @@ class PrivacyStatement:
     def right(self) -> float:
         """Returns the maximum share of people about whom an attacker guesses right.
 
-        The attacker guesses who took part, and half of the people did.
+        For each person, the attacker guesses whether the person's data were used. The
+        data of half of the people were used.
         """
         # The result is (1 + d) / 2, where d, the total variation distance, is the maximum
         # of `self.found(accused) - accused` over all values of `accused`.
@@ -147,7 +149,7 @@ class PrivacyStatement:
         return 0.5 * (1.0 + distance)
 
     def _pairs(self) -> Iterator[tuple[float, float]]:
-        """Yields the stated (epsilon, delta) and, for a single run, others that hold."""
+        """Yields the stated (epsilon, delta); for a single run, also other valid pairs."""
         yield self.epsilon, self.guarantee.delta
         for plan in () if self.runs else self.plans:
             if plan.guarantee == self.guarantee and not plan.participation.is_simulated:
@@ -155,7 +157,7 @@ class PrivacyStatement:
                 yield from ((one, run.delta(one, noise)) for one in _EPSILONS)
 
     def card(self, model_name: str | None = None) -> PrivacyCard:
-        """Returns the statement with a version in plain words, for example for lawyers.
+        """Returns the statement together with a plain-language version of it.
 
         Args:
           model_name: name of the model, in one line.
@@ -250,7 +252,7 @@ class PrivacyCard:
         return f"{plain}\n\n{self.statement}"
 
     def to_markdown(self) -> str:
-        """Returns the plain words and the technical statement as Markdown sections."""
+        """Returns the plain-language text and the technical statement, in Markdown."""
         name = f" of {_markdown(self.model_name)}" if self.model_name else ""
         heading = f"# Privacy{name}\n\n## In plain words\n"
         plain = _listed(heading, "**{1}.** {2}\n", self.points())

@@ -97,7 +97,9 @@ def tuning_cost(
     distribution: str | float = "geometric",
     delta: float | None = None,
 ) -> TuningCost:
-    """Returns the epsilon of the best of a random number of runs of a plan.
+    """Returns the privacy cost of releasing only the best of several runs of a plan.
+
+    The number of runs must be drawn at random by `TuningCost.draw_trials`.
 
     Epsilon is computed from a single trial's epsilon as a function of delta (Koskela,
     Redberg and Wang, 2024, arXiv:2402.06701). In 180 of 180 settings, the result was
@@ -177,8 +179,8 @@ def _trials(
     certain), and a function from delta to epsilon.
     """
     use = plan.participation
-    # Replacing an example has twice the sensitivity of zeroing it out; see
-    # `Plan.zcdp_rho`.
+    # The sensitivity to replacing an example is twice the sensitivity to zeroing it
+    # out; see `Plan.zcdp_rho`.
     noise = plan.unamplified_noise / (2.0 if plan.adjacency == REPLACE_ONE else 1.0)
     suffix = _UNAMPLIFIED if use.is_amplified else ""
     yield _PROFILE + suffix, None, functools.partial(gaussian.gaussian_epsilon, noise)

@@ -293,7 +293,7 @@ class BatchSchedule:
         self._is_fresh = False
 
     def join(self, seed: bytes) -> BatchSchedule:
-        """Returns a run's schedule, whose random sample is derived from the run's key.
+        """Returns this schedule for one run, with samples derived from the run's key.
 
         Args:
           seed: the run's `NoiseKey.sampler_seed()`; ignored if the sampler has no
