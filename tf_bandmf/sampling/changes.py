@@ -1,4 +1,4 @@
-"""Changes that `plan.batches` and `fit` make to rows: declared ranges and class weights.
+"""Changes to rows that lie outside declared ranges, or that have class weights.
 
 A declared range is public: `fit` may compare it with the model before the first step,
 and a record outside the range contributes nothing to a run. A class weight scales the

@@ -164,7 +164,7 @@ class Examples:
         return change
 
     def weighted(self, class_weight: Mapping[int, float]) -> Examples:
-        """Returns these examples, whose contributions are scaled by class weights."""
+        """Returns a copy of these examples that scales contributions by class weights."""
         other = copy.copy(self)
         vars(other).pop("digest", None)
         other.changes = [*self.changes, ClassWeights(class_weight)]
@@ -325,7 +325,8 @@ def _are_windows(rows: np.ndarray) -> bool:
     for stride in range(1, rows.shape[1] - 1):
         common = rows[1:, :-stride]
         same = (common == rows[:-1, stride:]).all(axis=axes)
-        # Zero margins do not count as overlap, because many examples have them.
+        # A constant region, such as a margin of zeros, does not count as overlap,
+        # because unrelated examples may have equal margins.
         varies = (common != common[:, :1]).any(axis=axes)
         if (same & varies).mean() >= _MOST:
             return True

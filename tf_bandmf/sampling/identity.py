@@ -60,7 +60,7 @@ def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def row_hashes(leaves: Sequence[Any]) -> tf.Tensor:
-    """Returns a hash of each row over all its leaves, int64, shape [N]."""
+    """Returns a hash of row i of all tensors in `leaves`, for each i; int64, shape [N]."""
     hashes = [hash_rows(tf.convert_to_tensor(leaf)) for leaf in leaves]
     return hash_rows(tf.stack(hashes, axis=1))
 
@@ -72,8 +72,9 @@ def record_hashes(inputs: Any) -> tf.Tensor:
     their float32 copies have the same hashes; integers are hashed exactly.
 
     Args:
-      inputs: structure of dense tensors whose first axis is the record. The hash
-        depends on the order of the numbers, but not on how they are split into leaves.
+      inputs: structure of dense tensors whose first axis is the axis of records. The
+        hash depends on the order of the numbers, but not on how they are split into
+        tensors.
 
     Returns:
       int64, shape [N].
@@ -93,7 +94,7 @@ def _flat(leaf: tf.Tensor) -> tf.Tensor:
 
 def _by_value(leaf: tf.Tensor) -> tf.Tensor:
     exact = tf.cast(leaf, tf.float64)
-    # float32 represents the numbers of all other dtypes exactly.
+    # Numbers of at most two bytes need no rounding: float32 represents them exactly.
     if leaf.dtype.size > 2 and leaf.dtype != tf.float32:
         rounded = tf.cast(tf.cast(exact, tf.float32), tf.float64)
         exact = tf.where(tf.round(exact) == exact, exact, rounded)
@@ -128,8 +129,8 @@ def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
     return bool(common > chance + few)
 
 
-# Maps each schedule id of this process to a function that returns the record hashes,
-# and to the sentences about the data that a privacy statement must contain.
+# Maps each schedule id of this process to a pair: a function that returns the record
+# hashes, and the sentences about the data that a privacy statement must contain.
 _KNOWN: dict[int, tuple[Callable[[], np.ndarray], tuple[str, ...]]] = {}
 _OF_ANOTHER_PROCESS = (lambda: np.empty(0, np.int64)), ()
 

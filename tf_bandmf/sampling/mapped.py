@@ -21,8 +21,8 @@ from tensorflow.python.framework import op_def_registry
 from tf_bandmf.sampling.identity import INPUTS, TARGETS, bytes_of
 from tf_bandmf.sampling.sources import named_parts, said_of, with_weights
 
-# Allowed stateful ops: they only read, print, stop, or call functions whose ops are
-# checked in turn.
+# Allowed stateful ops: they only read, print, raise an error, or call functions. The
+# ops of such functions are checked, too.
 _READING = frozenset(
     "Assert Case If LookupTableFindV2 LookupTableSizeV2 PrintV2 ReadVariableOp "
     "ResourceGather ResourceGatherNd StatefulPartitionedCall VariableShape "
@@ -174,10 +174,10 @@ class Mapped:
         return tf.nest.map_structure(common, *results)
 
     def _one(self, content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:
-        """Applies the function to one example, and returns the parts that it makes.
+        """Applies the function to one example, and returns its results by name.
 
-        The function makes `x`, and also `y` if it takes `y`. A function that parses
-        records may make all parts of an example.
+        The function returns `x`, or `(x, y)` if `y` is one of its arguments. A function
+        that parses records returns `x`, `(x, y)` or `(x, y, sample_weight)`.
         """
         keys = (INPUTS, TARGETS)[: 1 + self.with_targets]
         if keys[-1] not in content:

@@ -173,7 +173,7 @@ class Sampler(abc.ABC):
 
 
 class PoissonSampler(Sampler):
-    """Draws examples independently with probability q, at each step from one part.
+    """Draws each example of one part of the data independently with probability q.
 
     The data has m examples and b parts. Step i draws from the examples j with
     `j mod b = i mod b`. For mean batch size B, the probability q is `B b / m`.
@@ -203,7 +203,8 @@ class FixedSizeSampler(Sampler):
 
     def example_indices(self, step: int) -> np.ndarray:
         # The subset consists of the first distinct numbers among independent draws. If
-        # B is more than half of the examples, the examples to leave out are drawn.
+        # B is more than half of the examples, the draws determine the examples to leave
+        # out.
         leaves_out = self._batch > self._size // 2
         wanted = self._size - self._batch if leaves_out else self._batch
         count, chosen = wanted, np.empty(0, np.int64)

@@ -131,7 +131,7 @@ class ExampleSource(abc.ABC):
             raise ValueError(self._changed.format(place=changed[0]))
 
     def seen(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the hashes of rows that were read, and a mask of rows with NaN."""
+        """Returns the hashes of the rows read so far, and a mask of those with NaN."""
         return self._hashes[1, self._is_seen], self._has_nan[self._is_seen]
 
     def records(self) -> np.ndarray:
@@ -483,8 +483,9 @@ def said_of(error: BaseException) -> str:
     description must be raised `from None`.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    # A function in C, such as `int`, has no stack frame, so its error seems to come from
-    # the line that calls it. If this line contains `raise`, this library made the error.
+    # This library raised the error if the last stack frame is a line of this library
+    # that contains `raise`. The frame alone does not show this: a function in C, such as
+    # `int`, has no frame, so its error seems to come from the line that calls it.
     last = frames[-1]
     if last.filename.startswith(_OURS) and "raise " in (last.line or ""):
         return f"{type(error).__name__}: {error}"
@@ -523,7 +524,7 @@ def classes_of(content: dict[str, Any]) -> np.ndarray:
 
 
 def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
-    """Returns the content with float32 sample weights: 0 where `works` is False."""
+    """Returns the content with float32 sample weights; 0 where `works` is False."""
     weights = content.get(SAMPLE_WEIGHT, tf.ones_like(works, tf.float32))
     weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
     return {**content, SAMPLE_WEIGHT: zeros_unless(works, weights)}

@@ -1,4 +1,4 @@
-"""Strategies: matrices `C` that correlate the noise, with one module per family."""
+"""Strategies: matrices `C` that correlate the noise. Each family has its own module."""
 
 from tf_bandmf.strategies.amplified import optimized_amplified as optimized_amplified
 from tf_bandmf.strategies.banded import optimized_banded as optimized_banded

@@ -39,9 +39,9 @@ _DRAWS = 1_500
 # maximum change of a logit in a round. The change is limited because the draws of a
 # round are accurate only for strategies near the start of the round.
 _MOST_ROUNDS, _ITERATIONS, _REACH = 8, 4, 1.0
-# The step of finite differences in a logit. After an iteration, a round continues if
-# the objective decreased by at least the fraction _PRECISION; after a round, the search
-# continues if it decreased by at least the fraction _LEAST_DECREASE.
+# The step of finite differences in a logit. A round continues after an iteration that
+# decreased the objective by at least the fraction _PRECISION. The search continues after
+# a round that decreased the objective by at least the fraction _LEAST_DECREASE.
 _DIFFERENCE, _PRECISION, _LEAST_DECREASE = 0.02, 2e-4, 1e-3
 
 
@@ -77,10 +77,11 @@ def optimized_amplified(
       objective: "mean" for the RMSE, "max" for the MaxSE.
 
     Returns:
-      The strategy, with convergence information in its diagnostics. No round of the
-      search increases the product of error and noise on its own draws. The noise of a
-      plan is computed from mostly different draws, so in a plan the strategy may be
-      slightly worse than the result of `blt`. Equal arguments give equal strategies.
+      The strategy, with convergence information in its diagnostics. Each round of the
+      search computes the noise from its own draws, and does not increase the product of
+      error and this noise. The noise of a plan is computed from mostly different draws.
+      Therefore the strategy's product in a plan may be slightly larger than that of
+      `blt`. Equal arguments give equal strategies.
 
     Raises:
       ValueError: if an argument is out of range, or the budget is missing.
