@@ -269,7 +269,7 @@ class Plan:
     def reserve(
         self, *, counts: float = 0.0, metrics: float = 0.0, evaluations: int = 0
     ) -> Plan:
-        """Returns a plan with the same guarantee that reserves budget for measurements.
+        """Returns a plan with the same guarantee and with budget for measurements.
 
             plan = tf_bandmf.plan("bisr", epsilon=2, ...).reserve(
                 counts=0.01, metrics=0.1, evaluations=10

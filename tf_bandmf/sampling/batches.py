@@ -314,7 +314,7 @@ class BatchSchedule:
         return self._with(self._examples, seed)
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> BatchSchedule:
-        """Returns the same batches, with every loss multiplied by its class weight.
+        """Returns the same batches, with example losses multiplied by class weights.
 
         Args:
           class_weight: dictionary from class numbers to weights, finite and >= 0; see

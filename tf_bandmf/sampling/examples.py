@@ -212,7 +212,9 @@ class Examples:
     def _choose(
         self, base: np.ndarray, units: np.ndarray, step: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Chooses at most K rows of each user, at random if a user has more.
+        """Chooses at most K (`rows_per_user`) rows of each user.
+
+        If a user has more than K rows, K of them are chosen at random.
 
         Args:
           base: the seed of the run's random numbers, int64, shape [2].

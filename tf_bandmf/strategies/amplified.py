@@ -2,11 +2,11 @@
 
 Other families minimize the error at sensitivity 1, or at column norm 1. With
 amplification by balls-in-bins sampling, however, the noise that a privacy budget needs
-depends on the whole Gram matrix of the bins: the best strategies for epsilon = 1 and
-epsilon = 8 differ. Therefore this family minimizes the product of error and needed
+depends on the whole Gram matrix of the bins, and the best strategies for epsilon = 1
+and epsilon = 8 differ. Therefore this family minimizes the product of error and needed
 noise. Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (arXiv:2410.06266) published
 such an optimization for banded Toeplitz `C`. For banded inverses, arXiv:2505.12128,
-section 6, mentions it as an open problem.
+section 6, mentions this optimization as an open problem.
 """
 
 from __future__ import annotations

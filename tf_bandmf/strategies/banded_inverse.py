@@ -101,9 +101,9 @@ class _Search:
     def with_continuation(self, bands: int) -> Strategy:
         """Returns the best result from one or two starting points.
 
-        The first starting point is BISR. If this search does not converge, or if its
-        sensitivity is not exact, a second search starts from the optimum for half as
-        many bands.
+        The first search starts from BISR. If it does not converge, or if the
+        sensitivity of its result is only an upper bound, a second search starts from
+        the optimum for half as many bands.
         """
         start = power_series.power(self._workload.inverse_coefficients, 0.5, bands)
         best = self.from_start(start)
@@ -160,7 +160,7 @@ class _Search:
         )
 
     def _error(self, strategy: Strategy) -> float:
-        """Returns the objective times the squared sensitivity (or an upper bound)."""
+        """Returns the objective times the square of the sensitivity (or of its bound)."""
         errors = strategy.per_step_squared_error(self._workload)
         value = float(self._reduction(errors)) * self._sensitivity(strategy).value ** 2
         return value if math.isfinite(value) else math.inf

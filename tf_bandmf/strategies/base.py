@@ -45,7 +45,7 @@ class Strategy:
 
     @property
     def is_inverse_banded(self) -> bool:
-        """True if `C^-1` is banded, so the generator regenerates earlier noise."""
+        """True if `C^-1` is banded. The generator then regenerates earlier noise."""
         return self.core.banded_inverse() is not None
 
     @property
@@ -92,7 +92,7 @@ class Strategy:
         return mean * self.sensitivity(participation).value
 
     def max_se(self, workload: Workload, participation: Participation) -> float:
-        """Returns the maximum root mean squared error of a step at noise multiplier 1.
+        """Returns the root mean squared error of the worst step at noise multiplier 1.
 
         This is the MaxSE of arXiv:2601.22334, eq. 7.
         """

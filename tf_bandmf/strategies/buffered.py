@@ -112,8 +112,9 @@ class _Problem:
     Here n is the number of steps and d the number of buffers. A linear recurrence
     `s[t + 1] = F s[t]` generates the first column of `C`, together with its derivatives
     with respect to the decays (up to sign): row t of each of these columns is an entry
-    of the state `s[t]`. Another recurrence does so for `A C^-1`. `_sum` adds up the
-    products of these entries over all steps.
+    of the state `s[t]`. Another recurrence generates the first column of `A C^-1` and
+    its derivatives. `_sum` adds up the products of the entries of a state over all
+    steps.
     """
 
     def __init__(
@@ -146,8 +147,9 @@ class _Problem:
         response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))
         poles = np.concatenate([self._poles, rests[1::2]])
         change, start = _recurrence(poles, rests[0::2], rests)
-        # Entry t of the first column of A C^-1 occurs in n - t rows, so the mean error
-        # contains its square n - t times. The maximum error is that of the last row.
+        # A C^-1 is a lower triangular Toeplitz matrix. Therefore each of its last n - t
+        # rows contains entry t of the first column, and the mean squared error contains
+        # the square of this entry n - t times. The last row has the maximum error.
         powers = _powers(change, self.num_steps)[0]
         error = _of_output(_sum(powers, np.outer(start, start), self._is_mean), start)
         # The generating function C(x) has d log C / d theta = x / (1 - theta x) for a
@@ -192,9 +194,10 @@ def _recurrence(
     """Returns a linear recurrence that generates a power series in x.
 
     The series is `prod (1 - z x) / prod (1 - p x)` over zeros z and poles p (in 1 / x).
-    The recurrence `s[t + 1] = F s[t]` generates its coefficients. The factors are
-    applied one after another, each to the result of the previous factor, and the state
-    has an entry for each. If poles and zeros interlace, this avoids cancellation.
+    The recurrence `s[t + 1] = F s[t]` generates the coefficients of the series. The
+    factors are applied one after another, each to the result of the previous factor,
+    and the state has an entry for each factor. If poles and zeros interlace, this
+    method avoids cancellation.
 
     Args:
       poles: `1 - p` for each pole p.
