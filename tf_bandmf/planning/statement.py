@@ -149,7 +149,7 @@ class PrivacyStatement:
         return 0.5 * (1.0 + distance)
 
     def _pairs(self) -> Iterator[tuple[float, float]]:
-        """Yields the stated (epsilon, delta); for a single run, also other valid pairs."""
+        """Yields pairs (epsilon, delta) that hold, the stated pair first."""
         yield self.epsilon, self.guarantee.delta
         for plan in () if self.runs else self.plans:
             if plan.guarantee == self.guarantee and not plan.participation.is_simulated:

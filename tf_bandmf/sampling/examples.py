@@ -164,7 +164,7 @@ class Examples:
         return change
 
     def weighted(self, class_weight: Mapping[int, float]) -> Examples:
-        """Returns a copy of these examples that scales contributions by class weights."""
+        """Returns these examples with contributions scaled by class weights."""
         other = copy.copy(self)
         vars(other).pop("digest", None)
         other.changes = [*self.changes, ClassWeights(class_weight)]

@@ -60,7 +60,7 @@ def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def row_hashes(leaves: Sequence[Any]) -> tf.Tensor:
-    """Returns a hash of row i of all tensors in `leaves`, for each i; int64, shape [N]."""
+    """Returns a hash of each row, over all tensors in `leaves`; int64, shape [N]."""
     hashes = [hash_rows(tf.convert_to_tensor(leaf)) for leaf in leaves]
     return hash_rows(tf.stack(hashes, axis=1))
 

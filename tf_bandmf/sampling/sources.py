@@ -484,8 +484,8 @@ def said_of(error: BaseException) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     # This library raised the error if the last stack frame is a line of this library
-    # that contains `raise`. The frame alone does not show this: a function in C, such as
-    # `int`, has no frame, so its error seems to come from the line that calls it.
+    # that contains `raise`. The frame alone does not show this: a function in C, such
+    # as `int`, has no frame, so its error seems to come from the line that calls it.
     last = frames[-1]
     if last.filename.startswith(_OURS) and "raise " in (last.line or ""):
         return f"{type(error).__name__}: {error}"

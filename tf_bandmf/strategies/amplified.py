@@ -40,8 +40,8 @@ _DRAWS = 1_500
 # round are accurate only for strategies near the start of the round.
 _MOST_ROUNDS, _ITERATIONS, _REACH = 8, 4, 1.0
 # The step of finite differences in a logit. A round continues after an iteration that
-# decreased the objective by at least the fraction _PRECISION. The search continues after
-# a round that decreased the objective by at least the fraction _LEAST_DECREASE.
+# decreased the objective by at least the fraction _PRECISION. The search continues
+# after a round that decreased the objective by at least the fraction _LEAST_DECREASE.
 _DIFFERENCE, _PRECISION, _LEAST_DECREASE = 0.02, 2e-4, 1e-3
 
 

@@ -22,7 +22,7 @@ from tf_bandmf.workloads import Workload, check_workload
 def bifr(
     workload: Workload, bands: int, gamma: float, column_normalized: bool = False
 ) -> Strategy:
-    """Returns the strategy whose `C^-1` has the first `bands` diagonals of `A^(-gamma)`.
+    """Returns the strategy whose `C^-1` is `A^(-gamma)`, cut to `bands` diagonals.
 
     The noise generator stores nothing and regenerates `bands - 1` earlier vectors at
     each step. `tf_bandmf.analysis.sensitivity` computes the sensitivity. For the prefix
