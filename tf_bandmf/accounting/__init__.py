@@ -1,6 +1,9 @@
-"""Privacy accountants, one per sampler: (epsilon, delta) from noise, and vice versa.
+"""Privacy accountants, one per sampler.
+
+An accountant computes (epsilon, delta) from the noise, and the noise from (epsilon,
+delta).
 
 Every accountant takes and returns `noise_stddev`, the standard deviation of the noise
-on the raw strategy `C` (not scaled to sensitivity 1). `Plan` uses the accountant for
-the sampler of its participation.
+on the raw strategy `C`, which is not scaled to sensitivity 1. A `Plan` uses the
+accountant that belongs to the sampler of its participation.
 """

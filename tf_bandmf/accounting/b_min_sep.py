@@ -21,8 +21,8 @@ NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
 # fewer draws, `_ENTRIES / num_steps`, but at least _LEAST_DRAWS.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
 # _LARGEST_WORK is the maximum of `num_steps * (bands + _STEP)`; a simulation of this
-# size takes about half a minute. _STEP is the fixed cost of a step, expressed as the
-# number of bands that cost as much.
+# size takes about half a minute. _STEP is the fixed cost of a step, in units of the
+# cost per band.
 _LARGEST_WORK, _STEP = 1_900_000, 250
 
 

@@ -1,4 +1,4 @@
-"""The dominating pair of b-min-sep sampling and its likelihood ratio by a forward pass.
+"""The dominating pair of b-min-sep sampling, and forward passes for likelihood ratios.
 
 Let C be the strategy with columns `c_t`, sigma the standard deviation of the noise, S
 the set of steps at which an example takes part, and `P(S)` its probability. If C has no
@@ -62,8 +62,8 @@ class Passes:
         diagonals = matrices.columns_from_rows(rows), -np.arange(bands)
         strategy = scipy.sparse.dia_array(diagonals, shape=(n, n)).tocsc()
         # Each pair in `places` consists of a slice of columns of C, and a slice of the
-        # rows in which these columns may be non-zero. `_blocks` also holds the entries
-        # of C there.
+        # rows in which these columns may be non-zero. `_blocks` contains each pair
+        # together with the entries of C in these columns and rows.
         places = [
             (slice(start, start + size), slice(start, start + size + bands - 1))
             for start in range(0, n, size)
@@ -73,7 +73,7 @@ class Passes:
         self.mean = self._outputs(np.full((1, n), rate))[0]
 
     def largest_squared_norm(self) -> float:
-        """Returns the maximum squared norm `|m_S|^2` of one example's contribution."""
+        """Returns the maximum of `|m_S|^2` over all possible sets S."""
         largest = np.zeros(self.num_steps + self.separation)
         for t in range(self.num_steps - 1, -1, -1):
             taken = self.squares[t] + largest[t + self.separation]
@@ -99,15 +99,15 @@ class Passes:
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
     ) -> np.ndarray:
-        """Draws N sets S of participations; returns their means `m_S`, shape [N, n].
+        """Draws N sets S of participations; returns `m_S` for each set, shape [N, n].
 
         In the i-th draw, `probability[i]` is the probability that an example takes part
         at a step at which it is not resting.
         """
         count, b = probability.size, self.separation
         uniform = generator.random(count)
-        # An example may be resting at the first step. It then rests for 1, 2, ..., or
-        # b - 1 more steps; each of these numbers has probability q.
+        # An example may be resting at the first step. Its rest then covers the first
+        # 1, 2, ..., or b - 1 steps; each of these numbers has probability q.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
@@ -124,14 +124,15 @@ class Passes:
     def draw_weighted(
         self, generator: np.random.Generator, count: int, log_weights: np.ndarray
     ) -> np.ndarray:
-        """Draws sets S with weighted probabilities; returns `m_S`, shape [count, n].
+        """Draws sets S with weighted probabilities; returns the `m_S`, [count, n].
 
         The probability of S is `P(S) prod_{t in S} exp(log_weights[t]) / Z`. The
         constant `Z` makes the probabilities add up to 1.
         """
         n, b = self.num_steps, self.separation
         # Suppose that an example is not resting at step t. Then exp(ahead[t]) is the
-        # expected product of exp(log_weights[s]) over its participations s >= t.
+        # expectation of the product of exp(log_weights[s]) over all steps s >= t at
+        # which the example takes part.
         ahead = np.zeros(n + b)
         with np.errstate(divide="ignore"):
             take, leave = math.log(self.probability), np.log1p(-self.probability)
@@ -204,9 +205,9 @@ class Passes:
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                # `free` gains the sets S for which a rest ends at step t: a rest after
-                # a participation at step t - b or, if t < b, a rest that was under way
-                # at step 0.
+                # `free` gains the sets S for which a rest ends at step t. The rest
+                # follows a participation at step t - b or, if t < b, was under way at
+                # step 0.
                 free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
             if t % period == period - 1:

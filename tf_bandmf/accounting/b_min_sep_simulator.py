@@ -1,14 +1,14 @@
 """The simulator for b-min-sep sampling: tilts, draws and guaranteed bounds on weights.
 
-The simulator uses importance sampling: it draws from mixtures of tilts, which are
-modified versions of the simulated distribution, and weights each draw by a ratio of
-densities, which forward passes compute. The following symbols are defined in
+The simulator uses importance sampling: it draws from mixtures of tilts, and weights
+each draw by a ratio of densities. Tilts are modified forms of the simulated
+distribution. Forward passes compute the densities. The following symbols are defined in
 `b_min_sep_passes`: S is the set of steps at which an example takes part, `P(S)` its
 probability, `m_S` the mean of the output `y` given S, and sigma the noise level. `P` is
 the distribution of the output with the example, and `Q` without it. `L = dP/dQ` is the
 likelihood ratio, and `m = sum_S P(S) m_S` the expected mean. For the direction
-"remove", a tilt is a version of `P` with larger means and more participations. For
-"add", a tilt is a version of `Q` with the mean `-t m` for some t >= 0.
+"remove", a tilt is `P` with larger means and more participations. For "add", a tilt is
+`Q` with the mean moved from 0 to `-t m` for some t >= 0.
 
 If participations are rare, outputs with large privacy losses look like draws with few
 participations but much larger means. `rare_tilts` returns tilts for this case. They
@@ -45,18 +45,20 @@ import numpy as np
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# The maximum number of random numbers in a chunk of draws, and in a chunk that is
-# cached for other noise levels. Chunks are large because a step of a forward pass takes
-# little longer for many draws than for few.
+# _CHUNK is the maximum number of random numbers in a chunk of draws. Chunks with at
+# most _KEPT_ENTRIES random numbers are cached for use at other noise levels. Chunks are
+# large because a step of a forward pass takes little longer for many draws than for
+# few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
 # The tilts of `certain_tilts` shift the draws by these numbers of standard deviations.
+# For "add", there are also tilts with 4 and 16 times these shifts.
 _CERTAIN_STRENGTHS = tuple(
     s / 20 for s in (2, 4, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 120)
 )
 
 
-# Settings of a pilot run. A pair contains the setting of a pilot run and that of a
-# rough pilot run.
+# Settings of a pilot run. In a pair, the first entry is for a pilot run and the second
+# for a rough pilot run.
 # _PILOT_DRAWS: the number of draws per tilt.
 # _LENGTHS ("remove" only): the numbers of standard deviations by which tilts shift the
 # draws along the mean `m_S`.
@@ -88,10 +90,10 @@ class Tilt:
     """One component of a proposal distribution for importance sampling.
 
     Attributes:
-      scale: for "remove", the mean of the component is `scale * m_S`; for "add", it is
-        `scale * m` with the expected mean m, and `scale <= 0`.
+      scale: for "remove", the mean of the output given S is `scale * m_S`; for "add",
+        the mean is `scale * m` with the expected mean m, and `scale <= 0`.
       probability: for "remove", the probability of a participation at a step at which
-        the example does not rest; it replaces p.
+        the example does not rest. A tilt uses this probability instead of p.
       is_weighted: for "remove", True if sets S are drawn with the weights `w_S`, so
         that the density has a guaranteed lower bound.
     """
@@ -233,8 +235,8 @@ class BMinSepSimulator(Simulator):
         kept = self._kept.get((stage, self.add))
         if kept is not None and kept[0] == key:
             return kept[1]
-        # A pilot run only chooses the mixture for the main run, so it stores its draws
-        # in single precision, which halves the memory.
+        # A pilot run only chooses the mixture for the main run, so its draws are stored
+        # in single precision, which needs half as much memory as double precision.
         kind = np.float32 if stage == PILOT else np.float64
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)
@@ -280,21 +282,22 @@ def rare_tilts(
     `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
     `K(theta) = log E L(x)^(1 + theta)`. In a draw from P, such large losses have a
     probability of about `exp(-n (theta K'(theta) - K(theta)))`. The function computes
-    the theta for which this equals a probability that the caller chooses. It then
-    approximates one step of the distribution by a mixture that has the same first two
-    moments. The components are a standard normal distribution and a shifted one. The
-    weight of the shifted one is rounded to q times a power of 2, so that it does not
-    change if the noise changes a little.
+    the theta for which this is a probability that the caller chooses (see `rarities`).
+    It then approximates one step of the distribution by a mixture that has the same
+    first two moments. The components are a standard normal distribution and a shifted
+    one. The weight of the shifted one is rounded to q times a power of 2, so that it
+    does not change if the noise changes a little.
 
     Args:
       rate: q, the probability that an example takes part at a given step.
       unit: u, the norm of a column of C divided by sigma.
       num_steps: n.
-      rarities: the negative logarithms of the probabilities of large losses.
+      rarities: `-log(probability)` for each of these chosen probabilities.
 
     Returns:
-      For each rarity at most one pair: the `scale` of a tilt, and the factor by which
-      it increases the probability of a participation.
+      A list with at most one pair for each rarity. A pair consists of the `scale` of a
+      tilt, and the factor by which the tilt increases the probability of a
+      participation.
     """
     leave = math.log1p(-rate) if rate < 1.0 else -math.inf
     wanted = np.array(rarities)

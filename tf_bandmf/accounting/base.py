@@ -3,17 +3,17 @@
 All functions take and return noise as `noise_stddev`, the standard deviation of the
 noise on the **raw** strategy `C` (not scaled to sensitivity 1) for l2_norm_clip = 1: a
 run releases `C x + noise_stddev * z`, where `x` are the clipped gradients and `z` is
-standard normal. Only `Plan` uses a noise multiplier.
+standard normal. `Plan` states the noise as a noise multiplier instead.
 
 During a run, other Gaussian mechanisms may release statistics of the same records, and
 later steps may depend on these releases. Without amplification by sampling, the run
-composed with the releases is one Gaussian mechanism. If sigma is the noise multiplier
-of a mechanism, the `1 / sigma^2` of the composition is the sum of the `1 / sigma^2` of
-the run and of each release (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary 3.3).
-With amplification, the dominating pair of the run is composed with the pairs of the
-releases (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10). This composition holds
-even though releases occur between the steps of a sampler that continues to use its
-earlier random numbers (Vadhan and Zhang, 2022, arXiv:2207.08335).
+composed with the releases is one Gaussian mechanism. Its noise multiplier sigma
+satisfies `1 / sigma^2 = sum_i 1 / sigma_i^2`, where the `sigma_i` are the noise
+multipliers of the run and of each release (Dong, Roth, Su, 2019, arXiv:1905.02383,
+Corollary 3.3). With amplification, the dominating pair of the run is composed with the
+pairs of the releases (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10). This
+composition holds even though releases occur between the steps of a sampler that
+continues to use its earlier random numbers (Vadhan and Zhang, 2022, arXiv:2207.08335).
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     import dp_accounting
 
 # _LEAST_EPSILON is the minimum epsilon of a guarantee with amplification by sampling.
-# _ROUGH_TOLERANCE is the tolerance of the log noise in `rough_noise_stddev`. _WIDTH is
-# the step of the difference quotient that estimates the initial slope of this search.
+# _ROUGH_TOLERANCE is the tolerance, in log noise, of the search in
+# `rough_noise_stddev`. The initial slope of this search is a difference quotient with
+# the step _WIDTH.
 _LEAST_EPSILON, _ROUGH_TOLERANCE, _WIDTH = 1e-6, 2e-3, 1e-3
 
 Self = TypeVar("Self", bound="Accountant")
@@ -56,12 +57,12 @@ class Accountant(abc.ABC):
     """
 
     # The claims that this accountant's guarantees may make, as tuples (accountant name,
-    # kind, adjacency): the first one with amplification by sampling, the last one
-    # without it.
+    # kind, adjacency). The first claim is for a guarantee with amplification by
+    # sampling, the last one for a guarantee without it.
     claims: tuple[tuple[str, str, str], ...]
     # The sampling probability; 1 without amplification.
     sampling_probability = 1.0
-    # The sensitivity of the run without amplification, as one Gaussian mechanism.
+    # The sensitivity of the whole run as one Gaussian mechanism, without amplification.
     whole_sensitivity: float
     # The maximum distance between a privacy unit's contributions in two neighboring
     # data sets, as a multiple of the clipping norm: 1 if the contribution becomes zero
@@ -157,9 +158,9 @@ class Accountant(abc.ABC):
         )
 
     def largest_noise(self, epsilon: float, delta: float) -> float:
-        """Returns the noise that is needed without amplification by sampling.
+        """Returns the noise that meets the budget without amplification by sampling.
 
-        This is an upper bound on the noise that is needed with amplification.
+        With amplification, no more noise is needed.
 
         Raises:
           ValueError: on invalid input, if no practical noise level meets the budget, or
@@ -183,7 +184,9 @@ class Accountant(abc.ABC):
     def rough_noise_stddev(
         self, epsilon: float, delta: float, near: float = 0.0
     ) -> float:
-        """Returns the noise that a budget needs, accurate to 1%, to compare runs.
+        """Returns the noise that meets a budget, accurate to 1%.
+
+        This accuracy suffices to compare runs.
 
         Args:
           epsilon: > 0.

@@ -45,13 +45,13 @@ _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 
 # matrix.
 _LARGEST_COLUMNS = 100_000_000
 # Strategies with more than b bands also use this matrix if it has at most _FEW_COLUMNS
-# entries, because it is then faster than sums over the diagonals of `C^T C`.
+# entries, because this is then faster than adding up diagonals of `C^T C`.
 _FEW_COLUMNS = 4_000_000
 _LARGEST_BINS = 8_192
 # The maximum number of array entries in one chunk of draws.
 _CHUNK = 300_000
-# The maximum size in bytes of a run's Gaussian draws that are cached for other noise
-# levels.
+# A run's Gaussian draws are cached for use at other noise levels if they take at most
+# this many bytes.
 _CACHE = 400_000_000
 # If exponents exceed this limit, the privacy loss is computed in double precision.
 _SINGLE_PRECISION_LIMIT = 300.0

@@ -13,8 +13,9 @@ _LARGEST_NUMBER = sys.float_info.max
 # tails of the normal distribution. Both their probability and the probability of
 # guessing the generator's 128-bit key are below a thousandth of this delta.
 SMALLEST_DELTA = 1e-20
-# The maximum epsilon of a plan (a larger epsilon is meaningless), and the maximum
-# epsilon that an accountant returns for a delta other than the plan's.
+# LARGEST_EPSILON is the maximum epsilon of a plan; a larger epsilon is meaningless.
+# LARGEST_STATED_EPSILON is the maximum epsilon that an accountant returns for a given
+# noise and delta.
 LARGEST_EPSILON, LARGEST_STATED_EPSILON = 1e4, 1e5
 
 

@@ -5,8 +5,9 @@ steps takes `B` examples from one part (step `i` from part `i mod b`), uniformly
 replacement (arXiv:2306.08153, Alg. 2, Theorem 4). `tilted` composes the privacy losses
 of the `ceil(n / b)` queries on one part, for neighboring data sets in which **one
 example is replaced by another**. The contributions then differ by up to twice the
-clipping norm, so each query is accounted for with half of its noise. Setting an
-example's contribution to zero is such a replacement, so zero-out adjacency is included.
+clipping norm, so the sensitivity of each query is twice as large as for zero-out
+adjacency. Setting an example's contribution to zero is such a replacement, so zero-out
+adjacency is included.
 
 The accountant returns the better of two bounds: the bound with amplification by
 sampling, and the bound without it, for which the run is one Gaussian mechanism. Results
