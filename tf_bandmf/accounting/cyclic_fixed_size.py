@@ -35,7 +35,7 @@ class CyclicFixedSizeAccountant(SampledQueries):
     adjacency with a public number of examples.
 
     Args:
-      num_queries: `ceil(n / b)`, the number of steps that can sample one example.
+      num_queries: `ceil(n / b)`, the number of steps that can sample a given example.
       part_size: `floor(m / b)`, the number of examples in each part.
       batch_size: B, the number of examples per step; at most `part_size`.
       column_norm: kappa, the sensitivity of each query if one example is zeroed out.

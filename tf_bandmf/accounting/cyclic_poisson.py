@@ -48,7 +48,8 @@ class ComposedQueries(Accountant):
     """The accountant for a composition of Gaussian queries on samples of the same data.
 
     Args:
-      given: the queries, with `noise` in units of `noise_stddev`.
+      given: the queries for noise_stddev = 1. The noise of each query is proportional
+        to `noise_stddev`.
 
     Attributes:
       kinds: the distinct queries of `given`. Equal queries are merged into one, and
@@ -82,7 +83,7 @@ class SampledQueries(ComposedQueries):
     """The accountant for Gaussian queries that sample each example with probability q.
 
     Args:
-      num_queries: `ceil(n / b)`, the number of steps that can sample one example.
+      num_queries: `ceil(n / b)`, the number of steps that can sample a given example.
       probability: q in (0, 1], the probability that a sample contains an example.
       column_norm: kappa, the sensitivity of each query if one example is zeroed out.
     """
@@ -129,7 +130,7 @@ class SampledQueries(ComposedQueries):
         """Returns the dp-accounting event of a query on a sample."""
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        """Returns the run as a composition of `num_queries` sampled Gaussian events."""
+        """Returns the composition of all sampled queries and the other releases."""
         # This import is slow, so it is done only where it is needed.
         import dp_accounting
 
@@ -149,12 +150,13 @@ class CyclicPoissonAccountant(SampledQueries):
     equivalent to zero-out for these queries. Errors of discretization and truncation
     only increase epsilon and delta.
 
-    For n steps and m examples in b parts, the correct composition has `ceil(n / b)`
-    queries on parts of `floor(m / b)` examples. Example F.1 of arXiv:2306.08153 swaps n
-    and m: it composes `ceil(m / b)` queries on parts of `floor(n / b)` examples.
+    For n steps and m examples in b parts, the correct composition consists of
+    `ceil(n / b)` queries on parts of `floor(m / b)` examples. Example F.1 of
+    arXiv:2306.08153 swaps n and m: it composes `ceil(m / b)` queries on parts of
+    `floor(n / b)` examples.
 
     Args:
-      num_queries: `ceil(n / b)`, the number of steps that can sample one example.
+      num_queries: `ceil(n / b)`, the number of steps that can sample a given example.
       sampling_probability: q in (0, 1], the probability that a step samples a given
         example of its part.
       column_norm: kappa, the sensitivity of each query.

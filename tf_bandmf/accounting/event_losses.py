@@ -22,8 +22,8 @@ from tf_bandmf.accounting.checks import whole_number
 
 Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 
-# The amount by which `repeated` increases delta to allow for rounding errors of Fourier
-# convolutions: the minimum, and the amount per query.
+# To allow for rounding errors of Fourier convolutions, `repeated` increases delta by
+# _ROUNDING_OF_QUERY per query, and by at least _LEAST_ROUNDING.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
 # Because of rounding errors, a delta from dp-accounting may be outside of [0, 1] by
 # this amount.
@@ -84,7 +84,7 @@ def of_event(
 
 
 def _loss_of(query: tilted.Query, interval: float) -> Loss:
-    """Returns the discretized privacy loss of Gaussian queries, an upper bound."""
+    """Returns a discrete privacy loss that dominates that of the Gaussian queries."""
     count, laws = query.count, [tilted.Law(query, add=False)]
     if query.probability == 1.0:
         # Gaussian mechanisms compose to a single Gaussian mechanism, whose privacy loss
@@ -162,7 +162,8 @@ def repeated(loss: Loss, count: int, interval: float) -> Loss:
 
     The rounding errors of dp-accounting's composition may reduce delta. Therefore the
     result includes an additional mechanism that reveals everything with a small
-    probability: four times the largest rounding error that was measured.
+    probability. This probability is four times the largest rounding error that was
+    measured.
     """
     if count == 1:
         return loss

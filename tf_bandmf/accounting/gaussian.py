@@ -47,7 +47,8 @@ def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
 
     Delta is computed from the difference of two tail probabilities of the normal
     distribution (Balle and Wang, 2018, arXiv:1805.06530, Theorem 8; arXiv:2505.12128,
-    Theorem 2). The sensitivity is 1. The result includes a bound on its rounding error.
+    Theorem 2). The sensitivity is 1. A bound on the rounding error is added to the
+    result.
 
     Raises:
       ValueError: if noise_stddev is not positive and finite, or epsilon negative.
@@ -130,8 +131,8 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
       `gaussian_delta(result, epsilon) <= delta`.
 
     Raises:
-      ValueError: on invalid input, or if the budget is so small that the noise would
-        have to exceed 10**9 times the sensitivity.
+      ValueError: on invalid input, or if the required noise is above 10**9 times or
+        below 2.5e-5 times the sensitivity.
     """
     # These checks come before the cached function, because the cache treats True as 1.0
     # and does not accept lists.

@@ -90,7 +90,7 @@ _ROUNDED = {"up": decimal.ROUND_CEILING, "down": decimal.ROUND_FLOOR}
 
 
 class _Formatter(string.Formatter):
-    """Formats like `str.format`, but "{value:.6g up}" rounds up, and " down" down.
+    """Formats like `str.format`, but rounds "{value:.6g up}" up and "{:.6g down}" down.
 
     Digits after the tenth are ignored, because they are rounding errors.
     """

@@ -21,8 +21,8 @@ _ROUNDING = 1e-4
 # `betting_upper_bound` rounds positive values up to powers of exp(_GRID), so that few
 # distinct values remain.
 _GRID = 5e-4
-# The bets of `betting_upper_bound` as fractions of the maximum bet, and the share of
-# the initial wealth that is placed on each bet.
+# For `betting_upper_bound`: _BETS are the bets, as fractions of the maximum bet.
+# _STAKES are the shares of the initial wealth that are placed on these bets.
 _BETS = 0.999 * 3.0 ** -np.arange(12.0)
 _STAKES = np.concatenate([[0.5], np.full(11, 0.5 / 11)])
 
@@ -84,9 +84,10 @@ class Run:
     ) -> float:
         """Returns an upper bound on delta at confidence `1 - beta`.
 
-        Delta is the mean of the draws' values (the method `values`). Losses and log
-        weights may have single precision. Therefore each value is computed as if
-        rounding had reduced the loss and the log weight by `_ROUNDING` each.
+        The value of each draw (see the method `values`) has the expectation delta.
+        Losses and log weights may have single precision. Therefore each value is
+        computed as if rounding had reduced the loss and the log weight by `_ROUNDING`
+        each.
 
         Args:
           epsilon: the epsilon at which delta is bounded.
@@ -116,9 +117,9 @@ def betting_upper_bound(
     holds for the mean wealth over several bets. The bound is the value of `mu` above
     which the mean wealth is at least `1 / beta`.
 
-    The bound increases with every value. Therefore, if the values decrease as epsilon
-    increases, the bound decreases, too, and the epsilon at which it reaches a given
-    delta can be found without a union bound.
+    The bound increases with every value. If the values decrease as epsilon increases,
+    the bound therefore decreases, too. Then no union bound is needed to search for the
+    epsilon at which the bound reaches a given delta.
 
     Args:
       values: N independent and identically distributed draws >= 0, shape [N].

@@ -8,16 +8,16 @@ from typing import Callable
 # The fraction by which `to_safe_side` increases a value in its first attempt.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
-# `smallest` first finds a rough root. _ROUGH_TOLERANCE is the tolerance of this root,
-# and _WIDTH the step of the difference quotient that estimates the slope there.
+# `smallest` first finds a rough root. _ROUGH_TOLERANCE is the tolerance of this root. A
+# difference quotient with the step _WIDTH estimates the slope at this root.
 _ROUGH_TOLERANCE, _WIDTH = 1e-3, 1e-3
 # Settings of `near_root`, which applies the secant method to `excess`, the log of delta
 # minus the log of the target delta, as a function of log noise.
 # _FIRST_SLOPE: the slope for the first step.
 # _LEAST_SLOPE: the upper limit of estimated slopes, which are negative.
 # _LONGEST_STEP: the maximum length of a step.
-# _LONGEST_FROM_ZERO: the same where the excess is below _ROUNDED_TO_ZERO, because delta
-# is rounded to 0 there.
+# _LONGEST_FROM_ZERO: the maximum length of a step if the excess is below
+# _ROUNDED_TO_ZERO, because delta is then rounded to 0.
 # _FAR: an excess with a larger absolute value is not used to estimate a slope.
 # _MOST_SECANTS: the maximum number of steps.
 _FIRST_SLOPE, _LEAST_SLOPE = -12.0, -1.0

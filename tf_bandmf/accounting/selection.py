@@ -94,7 +94,7 @@ def gamma_of_mean(mean: float, shape: float) -> float:
             f"{shape:g}: its gamma is below {_SMALLEST_GAMMA:g}. Use a smaller mean."
         )
     log_gamma = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)
-    # Gamma is rounded down to be safe: a smaller gamma gives a larger mean of K.
+    # Gamma is rounded down, because a smaller gamma gives a larger epsilon.
     return math.exp(log_gamma - 1e-12)
 
 
@@ -126,7 +126,7 @@ def profile_epsilon(
     delta: float,
     num_tried: int = _TRIED_DELTAS,
 ) -> float:
-    """Returns epsilon at delta for releasing only the best of K runs.
+    """Returns an upper bound on epsilon at delta for releasing only the best of K runs.
 
     K has a truncated negative binomial distribution with the parameters eta and gamma.
     By arXiv:2402.06701, for every delta' in (0, 1) and `e' = epsilon_at(delta')`,

@@ -34,8 +34,8 @@ from tf_bandmf.accounting.simulator import (
 # errors.
 SAFETY = 2.0
 # When a stored guarantee is checked, delta is estimated from few draws. Therefore the
-# estimate may exceed the guarantee's delta by _CHECK_ERRORS standard errors and by the
-# factor CHECK_FACTOR.
+# check accepts an estimate if the estimate minus _CHECK_ERRORS standard errors is at
+# most CHECK_FACTOR times the guarantee's delta.
 _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
 # The number of draws for a simulated bound on delta is chosen as if delta were at least
 # _LEAST_BOUNDED. If the true delta is smaller, the bound is about _LEAST_BOUNDED.
@@ -60,8 +60,8 @@ class SimulatedAccountant(Accountant):
     randomness of the simulation. The results hold for both directions of zero-out or
     add-or-remove adjacency: the neighboring data set replaces an example's contribution
     by zero ("remove"), or zero by a contribution ("add"). If a bound would take too
-    many draws, epsilon and the calibrated noise are those without amplification by
-    sampling, where the run is one Gaussian mechanism.
+    many draws, epsilon and the calibrated noise are computed without amplification by
+    sampling, for the run as one Gaussian mechanism.
 
     Args:
       name: name of the accountant, for guarantees.
@@ -142,11 +142,11 @@ class SimulatedAccountant(Accountant):
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """Returns the minimum noise that meets the budget, rounded up.
 
-        Without a `confidence`, the noise meets two conditions. An estimate of delta
-        from the draws of the search, plus two standard errors, is at most `delta`, and
-        so is an estimate from independent draws. With a `confidence`, a bound on delta
-        at this confidence is at most `delta`. It is computed from draws that the
-        search did not use.
+        Without a `confidence`, the noise meets two conditions. First, an estimate of
+        delta from the draws of the search, plus two standard errors, is at most
+        `delta`. Second, an estimate from independent draws is at most `delta`. With a
+        `confidence`, a bound on delta at this confidence is at most `delta`. It is
+        computed from draws that the search did not use.
 
         Raises:
           ValueError: on invalid input.
@@ -230,7 +230,11 @@ class SimulatedAccountant(Accountant):
     def _confirmed(
         self, epsilon: float, delta: float, noise: float, largest: float
     ) -> float:
-        """Increases the noise until fresh draws confirm that it meets the budget."""
+        """Returns the noise, increased until it meets the budget for fresh draws.
+
+        If a bound would take too many draws, or if none of _ATTEMPTS noise levels meets
+        the budget, the result is `largest`.
+        """
         for attempt in range(_ATTEMPTS):
             if noise >= largest:
                 break
@@ -256,7 +260,10 @@ class SimulatedAccountant(Accountant):
     def _delta_bound(
         self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
     ) -> MonteCarloValue:
-        """Returns a bound on delta in both directions, at confidence 1 - beta."""
+        """Returns a bound on the larger of the two directions' deltas.
+
+        The bound holds with confidence 1 - beta.
+        """
         runs = self._simulator.bound_runs(epsilon, noise, beta, aim, stage)
         value = max(
             run.bound(epsilon, largest, part, 1e-12) for run, largest, part in runs

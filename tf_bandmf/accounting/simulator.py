@@ -29,8 +29,8 @@ import numpy as np
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.monte_carlo import Run
 
-# The stages of a simulation, each of which has its own random numbers: the pilot run,
-# the main run, and the i-th check with fresh draws, which is the stage (CHECK, i).
+# The stages of a simulation are the pilot run, the main run, and checks with fresh
+# draws. The i-th check is the stage (CHECK, i). Each stage has its own random numbers.
 PILOT, MAIN, CHECK = (0, 0), (1, 0), 2
 Stage = tuple[int, int]
 
@@ -96,8 +96,8 @@ class Proposal:
 class Simulator(abc.ABC):
     """Simulates the privacy loss of one strategy under one sampler.
 
-    A simulator can draw after the method `at` has set the noise level and the direction
-    of adjacency.
+    Only a simulator that the method `at` returns can draw, because only such a
+    simulator has a noise level and a direction of adjacency.
 
     Args:
       entries: number of random numbers per draw.
@@ -113,7 +113,7 @@ class Simulator(abc.ABC):
       releases: the joint noise multiplier of other Gaussian releases, as in `Run`.
     """
 
-    # The method `at` sets `noise` and `add`, which are required for drawing.
+    # The method `at` sets `noise` and `add` of the copy that it returns.
     noise: float
     add: bool
     releases = math.inf
@@ -125,7 +125,7 @@ class Simulator(abc.ABC):
         self._entries, self._pilot_draws = entries, pilot_draws
 
     def at(self: Self, noise: float, add: bool) -> Self:
-        """Returns a copy for this noise and direction, with the same cached draws."""
+        """Returns a copy for this noise and direction; both share the cached draws."""
         there = copy.copy(self)
         there.noise, there.add = noise, add
         return there
@@ -139,7 +139,7 @@ class Simulator(abc.ABC):
 
     @abc.abstractmethod
     def certain_tilts(self) -> list[Any]:
-        """Returns tilts whose density has a guaranteed bound (`certain_density`)."""
+        """Returns tilts for which `certain_density` returns a lower bound."""
 
     @abc.abstractmethod
     def certain_density(self, tilt: Any) -> tuple[float, float] | None:
@@ -154,10 +154,11 @@ class Simulator(abc.ABC):
     def chunks(
         self, proposal: Proposal, stage: Stage, count: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields `count` draws in chunks of (privacy losses, log densities of tilts).
+        """Yields `count` draws in chunks of (`log dP/dQ`, log densities of the tilts).
 
-        In a chunk of N draws and for T tilts, the losses are `log dP/dQ`, shape [N].
-        The log densities of the tilts are relative to Q and have the shape [T, N].
+        For a chunk of N draws and T tilts, `log dP/dQ` has the shape [N]. It is the
+        privacy loss for "remove", and minus the privacy loss for "add". The log
+        densities of the tilts are relative to Q and have the shape [T, N].
         """
 
     def generator(self, *which: int) -> np.random.Generator:
@@ -230,7 +231,7 @@ class Simulator(abc.ABC):
         """Returns the proposal that needs the fewest draws for a confidence bound.
 
         A pilot run evaluates several proposals. Each draw has a value whose mean is
-        delta. A confidence bound on the mean of N values exceeds it by about
+        delta. A confidence bound that is computed from N values exceeds delta by about
         `S L / N + sqrt(2 V L / N)`, where `S` is the maximum possible value, `V` the
         second moment of the values, and `L` the `log_odds`. A tilt with a guaranteed
         bound on its density keeps `S` small; the other tilts keep `V` small.
@@ -290,8 +291,9 @@ class Simulator(abc.ABC):
         runs = []
         for add in (False, True):
             part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
-            # `betting_upper_bound` divides the initial wealth among several bets. This
-            # costs about as many draws as halving the failure probability would.
+            # `betting_upper_bound` divides the initial wealth among several bets.
+            # Therefore it needs about as many draws as a single bet with half of the
+            # failure probability.
             log_odds, there = math.log(2.0 / part), self.at(noise, add)
             proposal, largest, count = there.propose_for_bound(
                 epsilon, log_odds, BOUND_SLACK * aim

@@ -1,4 +1,4 @@
-"""Composition of (sampled) Gaussian queries with an exponentially tilted transform.
+"""Composition of (sampled) Gaussian queries by a Fourier transform after a tilt.
 
 A query with the sampling probability q and the noise sigma has the dominating pair
 `P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)` (with the example) against
@@ -126,7 +126,10 @@ class Law:
 
     @property
     def is_bounded(self) -> bool:
-        """True if all losses are > `log(1 - q)` (if `add`, < `-log(1 - q)`)."""
+        """True if losses have the finite lower bound `log(1 - q)`.
+
+        If `add`, this is True if they have the finite upper bound `-log(1 - q)`.
+        """
         return self.query.probability < 1.0 and not self.query.is_replaced
 
     @property
@@ -385,7 +388,7 @@ def _tilt(laws: list[Law], epsilon: float) -> tuple[float, float, float, float]:
 
 
 def _product(laws: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
-    """Returns an upper bound on a circular convolution of tilted distributions.
+    """Returns upper bounds on all entries of a circular convolution, shape [N].
 
     Args:
       laws: the tilted distributions, each of shape [N].

@@ -13,14 +13,14 @@ def affine_scan(left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor) -> tf.Tenso
     """Returns all `Z_t = left_t Z_{t-1} right_t^T + shift_t` with `Z_{-1} = 0`.
 
     The N steps are divided into lanes of consecutive steps, and the lanes run in
-    parallel. A first pass computes the affine map of each lane, a recursive scan
-    composes these maps, and a second pass computes the values within the lanes. The
+    parallel. First, the affine map of each lane is computed. Then a recursive scan
+    composes these maps. Finally, the values `Z_t` within the lanes are computed. The
     memory is linear and the sequential depth is logarithmic in the number of steps.
 
     Args:
       left: shape [N, m, m]; N must be known statically.
-      right: shape [N, m, m]. If it equals `left`, pass the same tensor object twice,
-        which saves a quarter of the first pass's operations.
+      right: shape [N, m, m]. If it equals `left`, use the same tensor object for both.
+        This saves a quarter of the operations on the affine maps of the lanes.
       shift: shape [N, m, m].
 
     Returns:

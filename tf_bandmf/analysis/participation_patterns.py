@@ -116,9 +116,10 @@ def banded_gram_bound(
     The bound is that of Alg. 4 of arXiv:2306.08153, which applies VecSens (`vec_sens`)
     to every row of `|X|`, where `X = C^T C`, and then to the vector of the n results.
     Each row of X has at most `2 bands - 1` non-zero entries, so VecSens considers only
-    these entries, and only as many participations as fit among them. All rows take
-    O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k). The matrix X takes
-    O(n bands^2), or O(n bands) if `C` is Toeplitz.
+    these entries, and only as many participations as fit among them. For all rows
+    together, VecSens takes O(n bands min(k, 2 bands / b)) operations, compared to
+    O(n^2 k) for a dense X. The computation of X takes O(n bands^2) operations, or
+    O(n bands) if `C` is Toeplitz.
     """
     n, width = matrix.num_rows, min(matrix.bands, matrix.num_rows)
     diagonals = [np.abs(matrix.gram_diagonal(offset)) for offset in range(width)]
@@ -142,7 +143,7 @@ def banded_gram_bound(
 def dense_gram_bound(
     entries: np.ndarray, min_separation: int, max_participations: int
 ) -> float:
-    """Returns an upper bound on the squared sensitivity of any `C`.
+    """Returns an upper bound on the squared sensitivity of `C`, banded or not.
 
     This is Alg. 4 of arXiv:2306.08153. The algorithm applies VecSens (`vec_sens`) to
     every row of `|X|`, where `X = C^T C`, and then to the vector of the n results. It
@@ -163,10 +164,10 @@ def dense_gram_bound(
 
 
 def best_pair(entries: np.ndarray, min_separation: int) -> float:
-    """Returns the squared sensitivity of any `C` for at most two participations.
+    """Returns the squared sensitivity of `C` for at most two participations.
 
-    The value is exact, because the sign of the second contribution can be chosen so
-    that nothing cancels.
+    The value is exact even if `C` has negative entries, because the sign of the second
+    contribution can be chosen so that nothing cancels.
     """
     n = entries.shape[0]
     squared = np.sum(entries**2, axis=0)

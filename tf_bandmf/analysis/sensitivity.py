@@ -97,14 +97,14 @@ def sensitivity(
 def upper_bound(
     matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> Sensitivity:
-    """Returns the smallest known upper bound under min-separation, for any strategy.
+    """Returns an upper bound on the sensitivity of `C` under min-separation.
 
-    The result is the minimum of the bounds that apply to the matrix:
+    `C` may be any strategy. The result is the minimum of the bounds that apply to it:
 
-    - Alg. 4 of arXiv:2306.08153 (Theorem 3), also in a form for banded matrices;
-    - for a Toeplitz matrix, the sensitivity of a larger Toeplitz matrix for which
-      Theorem 1 of arXiv:2601.22334 holds;
-    - the bound for Toeplitz matrices with scaled columns.
+    - the bound of Alg. 4 of arXiv:2306.08153 (Theorem 3);
+    - if `C` is Toeplitz, the sensitivity of another Toeplitz matrix whose entries are
+      at least as large, and for which Theorem 1 of arXiv:2601.22334 holds;
+    - if `C` is a Toeplitz matrix with scaled columns, `scaled_toeplitz_bound`.
 
     If none of these applies, the result follows from the column norms by the triangle
     inequality, which holds for every matrix. All bounds also hold for a fixed epoch
