@@ -4,8 +4,8 @@
                           batch_size=512, epochs=10)
 
 `tf_bandmf.keras` trains Keras 3 models with such a plan. Import `tf_bandmf.keras`
-explicitly; the rest of the package works without Keras. All public names are lazy
-imports, so `import tf_bandmf` loads neither TensorFlow nor dp-accounting.
+explicitly; the rest of the package works without Keras. Other public names are imported
+on first use, so `import tf_bandmf` loads neither TensorFlow nor dp-accounting.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Accountant(abc.ABC):
     def largest_noise(self, epsilon: float, delta: float) -> float:
         """Returns the noise that meets the budget without amplification by sampling.
 
-        With amplification, no more noise is needed.
+        The noise that is needed with amplification is at most this noise.
 
         Raises:
           ValueError: on invalid input, if no practical noise level meets the budget, or
@@ -306,7 +306,7 @@ class GaussianAccountant(Accountant):
         self.claims = ((name, "exact" if is_exact else "bound", ZERO_OUT),)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        # This import is slow, so it is done only where it is needed.
+        # Importing dp-accounting is slow, so this module does it only where needed.
         import dp_accounting
 
         return dp_accounting.GaussianDpEvent(self.multiplier(noise_stddev))
@@ -322,7 +322,7 @@ class EpsilonIsZero(ValueError):
 
 
 def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
-    """Returns epsilon unless it is 0, because a guarantee needs a positive epsilon.
+    """Returns epsilon, after checking that it is positive, as guarantees require.
 
     Args:
       epsilon: the epsilon of a run, >= 0.

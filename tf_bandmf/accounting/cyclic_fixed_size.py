@@ -61,7 +61,7 @@ class CyclicFixedSizeAccountant(SampledQueries):
         super().__init__(num_queries, batch_size / part_size, column_norm)
 
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        # This import is slow, so it is done only where it is needed.
+        # Importing dp-accounting is slow, so this module does it only where needed.
         import dp_accounting
 
         return dp_accounting.SampledWithoutReplacementDpEvent(

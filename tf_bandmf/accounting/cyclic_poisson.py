@@ -131,7 +131,7 @@ class SampledQueries(ComposedQueries):
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """Returns the composition of all sampled queries and the other releases."""
-        # This import is slow, so it is done only where it is needed.
+        # Importing dp-accounting is slow, so this module does it only where needed.
         import dp_accounting
 
         unit = noise_stddev / self.column_norm / self.moved_by
@@ -174,7 +174,7 @@ class CyclicPoissonAccountant(SampledQueries):
         super().__init__(num_queries, sampling_probability, column_norm)
 
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        # This import is slow, so it is done only where it is needed.
+        # Importing dp-accounting is slow, so this module does it only where needed.
         import dp_accounting
 
         if self.sampling_probability == 1.0:

@@ -25,8 +25,8 @@ Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 # To allow for rounding errors of Fourier convolutions, `repeated` increases delta by
 # _ROUNDING_OF_QUERY per query, and by at least _LEAST_ROUNDING.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
-# Because of rounding errors, a delta from dp-accounting may be outside of [0, 1] by
-# this amount.
+# Because of rounding errors, a delta from dp-accounting may be outside of [0, 1] by up
+# to this amount.
 _TOLERANCE = 1e-12
 
 

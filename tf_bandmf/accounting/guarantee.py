@@ -1,4 +1,4 @@
-"""Classes for the results of accountants, and `fill`, which prints their values."""
+"""Classes for the results of accountants, and `fill`, which formats their values."""
 
 from __future__ import annotations
 

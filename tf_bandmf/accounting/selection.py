@@ -107,7 +107,7 @@ def _mean(log_gamma: float, shape: float) -> float:
 
 
 def draw_number(mean: float, shape: float, rng: np.random.Generator) -> int:
-    """Draws the number K >= 1 of runs from the distribution of this mean and shape."""
+    """Draws K >= 1, the number of runs, from the distribution with this mean, shape."""
     gamma = gamma_of_mean(mean, shape)
     if gamma == 1.0:
         return 1

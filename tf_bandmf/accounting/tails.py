@@ -35,7 +35,7 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
     Args:
       z: a number of standard deviations; may be infinite.
     """
-    # This import is slow, so it is done only where it is needed.
+    # Importing SciPy is slow, so this module does it only where needed.
     from scipy.special import ndtr
 
     z = np.asarray(z, np.float64)
@@ -58,7 +58,7 @@ def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       Upper bounds on the probabilities of the intervals, and bounds on the amounts by
       which they exceed the true values, both of shape [..., N - 1].
     """
-    # This import is slow, so it is done only where it is needed.
+    # Importing SciPy is slow, so this module does it only where needed.
     from scipy.special import ndtr
 
     z = np.asarray(z, np.float64)

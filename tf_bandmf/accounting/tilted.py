@@ -1,4 +1,4 @@
-"""Composition of (sampled) Gaussian queries by a Fourier transform after a tilt.
+"""Composition of (sampled) Gaussian queries by Fourier transforms of tilted losses.
 
 A query with the sampling probability q and the noise sigma has the dominating pair
 `P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)` (with the example) against

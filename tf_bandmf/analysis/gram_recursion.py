@@ -289,7 +289,8 @@ def doubly_filtered_band(
     cross = tf.matmul(c.state_inverse, m.state_inverse, transpose_b=True)
     cross = shifted(affine_scan(c.state_transfer, m.state_transfer, cross))
     # For each block, the next line computes the covariance between two vectors: the
-    # inputs of the filter C^-1 in the block, and its last m outputs before it.
+    # inputs of the filter C^-1 in the block, and the last m outputs of this filter
+    # before the block.
     with_past = tf.matmul(tf.matmul(adjoint, m.transfer), cross, transpose_b=True)
     with_past = tf.matmul(c.inverse, with_past)
     fresh = tf.matmul(tf.matmul(c.inverse, adjoint), m.inverse)
