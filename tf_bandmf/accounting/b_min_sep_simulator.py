@@ -282,17 +282,17 @@ def rare_tilts(
     `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
     `K(theta) = log E L(x)^(1 + theta)`. In a draw from P, such large losses have a
     probability of about `exp(-n (theta K'(theta) - K(theta)))`. The function computes
-    the theta for which this is a probability that the caller chooses (see `rarities`).
-    It then approximates one step of the distribution by a mixture that has the same
-    first two moments. The components are a standard normal distribution and a shifted
-    one. The weight of the shifted one is rounded to q times a power of 2, so that it
-    does not change if the noise changes a little.
+    the theta for which this probability has the value that the caller chooses (see
+    `rarities`). It then approximates one step of the distribution by a mixture that has
+    the same first two moments. The components are a standard normal distribution and a
+    shifted one. The weight of the shifted one is rounded to q times a power of 2, so
+    that it does not change if the noise changes a little.
 
     Args:
       rate: q, the probability that an example takes part at a given step.
       unit: u, the norm of a column of C divided by sigma.
       num_steps: n.
-      rarities: `-log(probability)` for each of these chosen probabilities.
+      rarities: `-log(probability)` for each chosen value of this probability.
 
     Returns:
       A list with at most one pair for each rarity. A pair consists of the `scale` of a

@@ -13,9 +13,9 @@ The privacy loss of an output `x` depends only on the `b` inner products
 `G / sigma^2`, where `G[i, j] = <m_i, m_j>`. Therefore the cost of a draw does not
 depend on the number of steps.
 
-The simulator uses importance sampling: it draws from a mixture of tilts, which are
-modified versions of `P` (or `Q`) in which rare losses occur often. The log weight of
-each draw is a difference of log-sum-exps over the bins.
+The simulator uses importance sampling: it draws from a mixture of tilts. A tilt is `P`
+(or `Q`), modified so that rare losses occur often. The log weight of each draw is a
+difference of log-sum-exps over the bins.
 """
 
 from __future__ import annotations

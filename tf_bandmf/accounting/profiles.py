@@ -114,10 +114,11 @@ def dominating_loss(
     The true profile of a mechanism is convex in `exp(epsilon)`. Therefore, if upper
     bounds on the profile are known at some values of epsilon, the profile is at most
     the lower convex hull of these points. At a negative epsilon `-e`, the upper bound
-    is `1 - exp(-e) + exp(-e) delta(e)`, which holds for swapped neighbors. The hull is
-    the profile of a pair of distributions whose privacy losses are the epsilons of the
-    points (arXiv:2207.04380, Algorithm 1). Because the given profile bounds both
-    directions, the loss `-e` has `exp(-e)` times the probability of the loss `e`.
+    is `1 - exp(-e) + exp(-e) delta(e)`, because the profile also bounds the divergence
+    of swapped neighbors. The hull is the profile of a pair of distributions whose
+    privacy losses are the epsilons of the points (arXiv:2207.04380, Algorithm 1).
+    Because the given profile bounds both directions, the loss `-e` has `exp(-e)` times
+    the probability of the loss `e`.
 
     Args:
       profile: an upper bound on delta for each epsilon >= 0; the function evaluates it

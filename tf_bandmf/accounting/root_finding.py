@@ -14,7 +14,7 @@ _ROUGH_TOLERANCE, _WIDTH = 1e-3, 1e-3
 # Settings of `near_root`, which applies the secant method to `excess`, the log of delta
 # minus the log of the target delta, as a function of log noise.
 # _FIRST_SLOPE: the slope for the first step.
-# _LEAST_SLOPE: the upper limit of estimated slopes, which are negative.
+# _LEAST_SLOPE: slopes are negative; estimated slopes above this value are set to it.
 # _LONGEST_STEP: the maximum length of a step.
 # _LONGEST_FROM_ZERO: the maximum length of a step if the excess is below
 # _ROUNDED_TO_ZERO, because delta is then rounded to 0.

@@ -23,7 +23,7 @@ import scipy.optimize
 
 from tf_bandmf.accounting.checks import check_delta, is_number
 
-# The shape parameter eta of each named distribution of the number K of runs.
+# Maps the name of a distribution of K, the number of runs, to its shape parameter eta.
 DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0}
 _SMALLEST_GAMMA = 1e-12
 _SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
@@ -38,7 +38,7 @@ def shape_of(distribution: str | float) -> float:
 
     Args:
       distribution: a name in `DISTRIBUTIONS`, or the shape eta of a truncated negative
-        binomial distribution, which is 0 or from 0.001 to 1000.
+        binomial distribution. This eta must be 0 or from 0.001 to 1000.
 
     Raises:
       ValueError: if `distribution` is neither such a name nor such a number.
@@ -107,7 +107,7 @@ def _mean(log_gamma: float, shape: float) -> float:
 
 
 def draw_number(mean: float, shape: float, rng: np.random.Generator) -> int:
-    """Draws K >= 1, the number of runs, from the distribution with this mean, shape."""
+    """Draws the number K >= 1 of runs, whose distribution has this mean and shape."""
     gamma = gamma_of_mean(mean, shape)
     if gamma == 1.0:
         return 1

@@ -3,9 +3,9 @@
 In a simulation, P is the distribution of a mechanism's output with an example, and Q is
 the distribution without it. The target distribution is P for the direction of adjacency
 "remove", and Q for "add". Instead of the target distribution, a simulator draws from a
-proposal, a mixture of the target distribution and of tilts. A tilt is a modified
-version of the target distribution in which large privacy losses occur more often. The
-weight of a draw is the density of the target distribution relative to the proposal.
+proposal, a mixture of the target distribution and of tilts. A tilt is the target
+distribution, modified so that large privacy losses occur more often. The weight of a
+draw is the density of the target distribution relative to the proposal.
 
 A pilot run chooses the proposal for the main run. For an estimate of delta, the
 proposal is the mixture with the smallest variance. For a confidence bound, it is the
@@ -186,7 +186,7 @@ class Simulator(abc.ABC):
         return self._collected(proposal, stage, max(count, self.num_draws), rows=1)[0]
 
     def largest_value(self, proposal: Proposal, epsilon: float) -> float:
-        """Returns a guaranteed upper bound on all values that `Run.values` returns.
+        """Returns a guaranteed upper bound on `Run.values` for draws from the proposal.
 
         At every privacy loss `l`, the density of the proposal relative to the target
         distribution is at least `sum_i exp(slope_i l + offset_i)`, with slopes and

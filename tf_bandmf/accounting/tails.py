@@ -9,7 +9,8 @@ on the error of `scipy.special.ndtr` is added.
 Tail probabilities from `ndtr` are accurate to a few units in the last place, except for
 the rounding of `z^2 / 2`, which gives `exp(-z^2 / 2)` a relative error of `2^-53 z^2`.
 Up to `|z| = 37` this error is below 2e-13; `RELATIVE_ERROR` is five times as much. For
-larger `|z|`, tail probabilities are below `LEAST` (1e-300), which is also added.
+larger `|z|`, tail probabilities are below 1e-300. Therefore `LEAST` (1e-300) is
+added, too.
 """
 
 from __future__ import annotations
