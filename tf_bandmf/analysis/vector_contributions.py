@@ -9,14 +9,15 @@ pattern is
 
 where `G_ij = <u_i, u_j>`. Contributions that are signs (one-dimensional vectors) give
 at most this maximum. The bound `sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds the
-maximum if no choice of signs makes all terms >= 0. Every vector y gives an upper bound:
+maximum unless signs s_i exist for which all `X_ij s_i s_j` are >= 0. Every vector y gives
+an upper bound:
 
     <X, G> <= sum_i y_i + k max(0, -smallest eigenvalue of diag(y) - X).
 
 A barrier method computes the best y. For a parameter mu > 0,
 `sum(y) - mu log det(diag(y) - X)` has its minimum where the matrix
-`G = mu (diag(y) - X)^-1` meets the conditions above. At this minimum, the upper bound
-from y and the lower bound `<X, G>` differ by `mu k`.
+`G = mu (diag(y) - X)^-1` is semidefinite with `G_ii = 1`. At this minimum, the upper
+bound from y and the lower bound `<X, G>` differ by `mu k`.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ _MOST_NEWTON_STEPS, _NEAR, _CENTERED = 100, 0.5, 1e-8
 
 
 def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
-    """Returns lower and upper bounds on the maximum squared sensitivity of patterns.
+    """Bounds the largest squared sensitivity of several patterns.
 
     Args:
       grams: the Gram matrix X of each pattern, symmetric and positive semidefinite, of
         shape [number of patterns, k, k].
-      lower: a lower bound on the maximum that is known from other patterns.
+      lower: the largest squared sensitivity of other patterns, from an earlier call;
+        the returned bounds then include those patterns.
 
     Returns:
-      A value that some contributions attain, and a value that no contributions exceed.
-      Both values are at least `lower`, and they are nearly equal.
+      A lower bound, which some contributions attain, and an upper bound, which no
+      contributions exceed. The two are nearly equal.
     """
     k = grams.shape[-1]
     y, vectors = centered(grams, _BARRIER / k)
@@ -59,8 +61,8 @@ def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]
     """Minimizes `sum(y) - mu log det(diag(y) - X)` over y for each Gram matrix X.
 
     The function runs Newton's method, damped as the theory of self-concordant functions
-    prescribes, for a geometric sequence of mu from 1 to `barrier` (as fractions of the
-    mean of X_ii), with a ratio of about 1/10.
+    prescribes. It does so for decreasing values of mu. They start at the mean of X_ii,
+    and each is about a tenth of the one before.
 
     Args:
       grams: Gram matrices, shape [number of patterns, k, k].
@@ -68,7 +70,8 @@ def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]
 
     Returns:
       The minimizer y for the final mu, shape [number of patterns, k], and the matrix
-      `G = mu (diag(y) - X)^-1`, scaled to `G_ii = 1`, shape [number of patterns, k, k].
+      `G = mu (diag(y) - X)^-1`, shape [number of patterns, k, k]. The entries of G are
+      scaled so that `G_ii = 1`.
     """
     k = grams.shape[-1]
     scale = np.trace(grams, axis1=1, axis2=2)[:, None] / k

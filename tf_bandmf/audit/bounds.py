@@ -17,7 +17,7 @@ from scipy import special, stats
 
 from tf_bandmf.accounting.checks import check_delta
 
-# The maximum of the bounds that a bisection finds, and the number of bisection steps.
+# The largest bound that the bisection can return, and the number of bisection steps.
 _LARGEST = 50.0
 _HALVINGS = 40
 

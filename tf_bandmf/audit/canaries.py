@@ -115,7 +115,7 @@ class GradientCanaries:
         return np.sqrt(np.sum(self._moved() ** 2, axis=0))
 
     def _moved(self) -> np.ndarray:
-        """Returns each canary's signal `zeta C x_j / noise_stddev`, shape [n, m]."""
+        """Returns `zeta C x_j / noise_stddev` for each canary j, shape [n, m]."""
         scale = self.plan.l2_norm_clip / self.plan.noise_stddev
         return scale * self.plan.strategy.matrix.matmul(np.array(self.patterns.T))
 
@@ -215,7 +215,7 @@ class GradientCanaries:
         return self.sums() + self.plan.noise_stddev * noise
 
     def _rehearsed_threshold(self, confidence: float) -> float:
-        """Returns the threshold that is best for a simulated run.
+        """Returns the score threshold that is best for a simulated run.
 
         The simulated run draws its own canaries and noise. Therefore the threshold does
         not depend on the audited run.
@@ -276,7 +276,8 @@ def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.n
     The search covers all patterns of the steps `i, i + b, i + 2b, ...` with at most k
     steps. The sign of each step is chosen so that adding the step's column of `C` does
     not shorten the sum of the previous columns. The norm of `C x` is a lower bound on
-    the sensitivity. If it is smaller than the sensitivity, the audit detects less.
+    the sensitivity. If this norm is smaller than the sensitivity, the audit may miss
+    faults that a pattern with a larger norm would reveal.
 
     Args:
       matrix: C, the matrix of the strategy.

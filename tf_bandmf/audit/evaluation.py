@@ -20,7 +20,7 @@ from tf_bandmf.audit.bounds import (
 # The numbers of guesses that `best_number_of_guesses` tries, as fractions of the number
 # of canaries.
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
-# If mu is smaller, Gaussian DP has epsilon = 0 at every relevant delta.
+# If mu is smaller than this, Gaussian DP has epsilon = 0 at every relevant delta.
 _SMALLEST_MU = 1e-6
 _least = functools.partial(fill, "{:.3g down}")
 

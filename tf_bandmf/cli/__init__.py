@@ -1,4 +1,4 @@
-"""The command line. Each command calls a function with options as its arguments.
+"""The command line. A command calls a function, whose arguments are the options.
 
 Results go to standard output. Error messages go to standard error, in one line.
 

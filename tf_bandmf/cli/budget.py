@@ -41,7 +41,7 @@ def _call(method: str, cited: tuple[str, ...] = (), **given: Any) -> Any:
 
 
 def _record(balance: Any) -> dict[str, Any]:
-    """Converts a balance to a dictionary of finite values for JSON."""
+    """Converts a balance to a dictionary for JSON; an infinite `spent` becomes None."""
     names = ("spent", "method", "runs", "risk")
     record = {name: getattr(balance, name) for name in names}
     record |= {"dataset": vars(balance.dataset), "budget": vars(balance.budget)}

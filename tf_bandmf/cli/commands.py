@@ -46,7 +46,7 @@ def tell(record: logging.LogRecord) -> bool:
     print only their results.
 
     Returns:
-      True, so that the logger keeps the message.
+      True: the function is a filter of a logger, and does not drop the message.
     """
     if time.process_time() > 4.0:
         print(f"{record.getMessage()} ...", file=sys.stderr, flush=True)
@@ -119,7 +119,7 @@ def _record(plan: Any) -> dict[str, Any]:
 
 
 def _call(name: str, plot: str | None = None, **given: Any) -> Any:
-    """Calls a function of `tf_bandmf`, which is imported only for this call.
+    """Imports `tf_bandmf`, and calls one of its functions.
 
     Args:
       name: name of the function.

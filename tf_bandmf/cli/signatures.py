@@ -48,8 +48,8 @@ def command(
       name: name of the command.
       function: function to call with the command's options as keyword arguments.
       *sources: names of functions whose signatures and docstrings define the options,
-        such as "ledger.book:Ledger.fits". The summary of the first function describes
-        the command.
+        such as "ledger.book:Ledger.fits". The help text of the command is the first
+        paragraph of the first function's docstring.
       more: additional options.
       show: function that converts the result to text, or returns None to print nothing.
       record: function that converts the result to values for JSON. If it is None, the

@@ -54,8 +54,8 @@ def audit_run(
     """Trains a private model for its whole plan, and audits that run.
 
     Each canary is an example of the training set; a fair coin decides whether it takes
-    part. Those that do not take part get sample weight 0, which is the zero-out
-    adjacency of the guarantee. The white-box auditor knows the model, the data and the
+    part. Canaries that do not take part get sample weight 0, as in zero-out adjacency.
+    The white-box auditor knows the model, the data and the
     strategy, and sees the noisy gradients of all steps. This auditor subtracts the
     contributions of the other examples, and uses the strategy's matched filter for each
     canary's clipped gradients to guess which canaries took part. The black-box auditor
@@ -133,7 +133,8 @@ class _Observer:
         self._model, self._plan, self._data = model, model.optimizer.plan, data
         self._canaries, self._included = canaries, included
         # `_released` contains the noisy sum of each step minus its expected sum.
-        # `_gradients` maps each canary to pairs of a step and its clipped gradient there.
+        # `_gradients` maps each canary to pairs: a step in which the canary occurs, and
+        # the canary's clipped gradient at this step.
         self._released: list[np.ndarray] = []
         self._gradients: dict[int, list[tuple[int, np.ndarray]]] = {
             int(example): [] for example in canaries
@@ -164,10 +165,10 @@ class _Observer:
             model.optimizer.apply_noisy(noisy)
 
     def _expected(self, step: int, indices: np.ndarray) -> np.ndarray:
-        """Records the gradients of a step's canaries; returns the sum that is expected.
+        """Records the gradients of a step's canaries; returns the expected gradient sum.
 
-        The auditor does not know which canaries took part. So the expected sum contains
-        the gradients of all other examples, and half of each canary's gradient.
+        The auditor does not know which canaries took part. Therefore the expected sum
+        contains all gradients of other examples, and half of each canary's gradient.
         """
         is_canary = np.isin(indices, self._canaries)
         expected = self._sum(indices, (~is_canary).astype(np.float32))
@@ -210,7 +211,7 @@ class _Observer:
         return self._evaluated(scores, confidence, float(np.sqrt(squares.mean())))
 
     def black_box(self, confidence: float) -> AuditResult:
-        """Audits by losses of the final model: included canaries have smaller losses."""
+        """Audits by losses of the final model; a small loss suggests a canary took part."""
         rows = tf.nest.map_structure(lambda part: part[self._canaries], self._data)
         ones = np.ones(len(self._canaries), np.float32)
         losses = self._clipped(*rows, ones)[1].numpy().astype(np.float64)

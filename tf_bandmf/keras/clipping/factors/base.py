@@ -28,8 +28,8 @@ from tf_bandmf.keras.clipping.tensors import batches
 # A gradient of an [I, O] kernel is the sum of T outer products (terms). Computing its
 # norm from inner products of the terms costs 2 T^2 (I + O) operations and 2 T^2 floats
 # per example. Forming the gradient costs 2 T I O operations and I O floats, but then
-# the sum over examples is cheap. For variables below this number of parameters, forming
-# the gradient was always faster.
+# the sum over examples is cheap. In measurements, forming the gradient was always faster
+# for variables with at most this number of parameters.
 _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
@@ -53,9 +53,9 @@ class Measured(NamedTuple):
         sum; or the vectors from which `norms.all_norms` computes the norms.
       tensors: the tensors [B, ...] from which the sum is computed; float32, or on
         accelerators also 16-bit floats, see `norms.kept`.
-      weighted_sum: function whose arguments are weights [B, 1], and each of `tensors`
-        (after `cleaned`). It returns the weighted sum of the per-example gradients, in
-        the variable's shape or flattened.
+      weighted_sum: function that returns the weighted sum of the per-example gradients,
+        in the variable's shape or flattened. Its first argument is weights [B, 1]. The
+        other arguments are the `tensors`, to which `cleaned` has been applied.
     """
 
     norms: Norms | tuple[tf.Tensor, ...]
@@ -94,12 +94,12 @@ class Factor(abc.ABC):
         return Measured(rows, rows, _summed)
 
     def add(self, other: Factor) -> Factor | None:
-        """Returns the sum with another factor; None if the two have no common form."""
+        """Returns the sum of two factors as one; None if this class does not support it."""
         del other
         return None
 
     def scaled(self, scale: tf.Tensor) -> Factor:
-        """Returns the gradients with each coordinate multiplied by a number.
+        """Returns the gradients, multiplied by `scale` entry by entry.
 
         Args:
           scale: float32, in the variable's shape.
@@ -157,8 +157,8 @@ class Product(Factor):
       right: [B, T, O]; or [B, O].
       shape: shape of the kernel.
       order: permutation for `tf.transpose`. If I and O are split into the axes of the
-        kernel, it brings these axes into the kernel's order. Empty if they are already
-        in this order.
+        kernel, the permutation brings these axes into the kernel's order. Empty if the
+        axes are already in this order.
       copied: None; or a smaller tensor [B, ...], and a function that makes `left` from
         it without arithmetic, by copying entries. Accelerators store the smaller
         tensor, and make `left` twice: for the norms and for the sum.
@@ -225,7 +225,7 @@ class Product(Factor):
     def summed(
         self, weights: tf.Tensor, left: tf.Tensor, right: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the sum over examples of weights times `left[b]ᵀ right[b]`.
+        """Returns the sum of `weights[b] left[b]ᵀ right[b]` over all examples b.
 
         Args:
           weights: [B, 1].
