@@ -71,7 +71,7 @@ def accelerator() -> bool:
 
 
 def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Makes XLA compute tensors only once for all operations that use them.
+    """Returns the tensors so that XLA computes them once for all uses.
 
     Otherwise, XLA may recompute a value at each use, with different rounding (to
     bfloat16, for example). But the norms must be computed from exactly the numbers that
@@ -137,8 +137,8 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
 def _block(tensor: tf.Tensor) -> int:
     """Returns how many entries of the last axis one operation squares and adds.
 
-    This is the largest divisor of the axis's length up to `_BLOCK`. It is 0 if it is
-    faster to convert all entries to float64.
+    This is the largest divisor of the axis's length up to `_BLOCK`. The result is 0 if
+    converting all entries to float64 is faster.
     """
     size = tensor.shape[-1]
     if traced_under_xla() or not size:
@@ -223,8 +223,8 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
       Norms [B].
     """
     total = tf.reduce_sum(tf.cast(tf.reduce_sum(lefts * rights, -1), tf.float64), -1)
-    # The diagonals of `lefts` and `rights` are |l_t|² and |r_t|², so no terms cancel in
-    # these sums.
+    # The diagonals of `lefts` and `rights` are |l_t|² and |r_t|². They are sums of
+    # squares, so nothing cancels, and their relative rounding errors are small.
     lengths = [
         tf.sqrt(tf.cast(tf.raw_ops.MatrixDiagPart(input=part), tf.float64) + _VANISHING)
         for part in (lefts, rights)

@@ -1,1 +1,1 @@
-"""The forward pass: it records calls of layers, and refuses to mix examples."""
+"""The forward pass, which records layer calls, and refuses models that mix examples."""

@@ -39,7 +39,8 @@ class Forward(NamedTuple):
       y_pred: the model's output.
       losses: [B], per-example losses.
       calls: the recorded calls to layers, in the order in which they start.
-      tape: the tape for the gradients of the losses with respect to the calls' taps.
+      tape: the tape for the gradients of the losses with respect to the calls' taps
+        (the tensors for which norm rules request gradients).
     """
 
     y_pred: Any
@@ -67,8 +68,8 @@ def recorded_forward(
       structure: the result of `structure_of` for such data, if it is already known.
 
     Yields:
-      The recorded pass. Operations created in the `with` block belong to the step, and
-      are checked, too.
+      The recorded forward pass. Operations that the `with` block creates belong to the
+      training step, so they are checked, too.
 
     Raises:
       UnsupportedModelError: if an example's gradient may depend on other examples, a

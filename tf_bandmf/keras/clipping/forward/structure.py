@@ -52,8 +52,8 @@ def structure_of(
       training: True if the model is trained, False if it is evaluated.
 
     Raises:
-      UnsupportedModelError: if code outside of layers mixes examples of a batch, or the
-        gradients of single examples for a layer cannot be told apart.
+      UnsupportedModelError: if code outside of layers mixes examples of a batch, or if
+        the gradients of different examples cannot be told apart in a layer.
     """
     for sizes in _SIZES:
         try:
@@ -102,7 +102,10 @@ def _tried(
 
 
 def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> Any:
-    """Runs a model on symbolic tensors; returns its outputs, after checking them.
+    """Runs a model on symbolic tensors, and checks its outputs.
+
+    Returns:
+      The outputs; None if the model must run on one example at a time as a whole.
 
     Raises:
       Mixes: if code outside of layers mixes examples.

@@ -11,12 +11,14 @@ from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers, remat_mode
 
-# Methods that private training replaces. Overrides would be ignored, or break privacy.
+# Model methods that private training replaces. If a model class overrides one of them,
+# the override would be ignored, or would break privacy.
 STEP_METHODS = ("train_step", "compute_loss", "make_train_function")
 _MODULES = ("keras.", "tf_bandmf.")
 
 
-# Unsupported layers, each with the reason as the predicate of an error message.
+# For each kind of unsupported layer, a function that recognizes it, and the text that
+# follows the layer's name in the error message.
 _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         lambda layer: (

@@ -27,9 +27,10 @@ class Recorder:
       data: the batch.
 
     Attributes:
-      start: number of operations in the graph before the pass.
-      tape: records the operations through which the losses depend on the taps. Unlike
-        `tf.gradients`, it creates no operations for the gradients of weights.
+      start: number of operations in the graph before the forward pass.
+      tape: records the operations through which the losses depend on the taps (the
+        tensors for which norm rules request gradients). Unlike `tf.gradients`, the tape
+        creates no operations for the gradients of weights.
       calls: the recorded calls, in the order in which they start.
       unit_of: maps the number of an operation to the layer whose call created it (the
         innermost one, if calls are nested).
@@ -115,7 +116,7 @@ class Recorder:
         return len(self._graph.get_operations())
 
     def _repeat(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Repeats an argument that all examples share, once per example."""
+        """Returns a tensor that all examples share with one copy per example, [B, ...]."""
         if tuple(tensor.shape[:1]) != (1,):
             tensor = tensor[None]
         size = batches.batch_size(self._data)[1]

@@ -16,7 +16,7 @@ Condition = Callable[[Any, Shapes], bool]
 
 
 def _images(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether all shapes are batches of images; rank 3 is a single image."""
+    """Returns whether all tensors have rank 4; rank 3 would be one image, not a batch."""
     return all(len(shape) == 4 for shape in shapes)
 
 
@@ -31,7 +31,7 @@ def _vectors(layer: Any, shapes: Shapes) -> bool:
 
 
 def _text(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether a text's number of tokens is independent of other texts."""
+    """Returns whether the length of a text's row is independent of the other texts."""
     config = layer.get_config()
     padded = config["output_sequence_length"] is not None
     return padded or config["output_mode"] != "int"

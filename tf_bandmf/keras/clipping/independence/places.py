@@ -48,7 +48,8 @@ class Mixes(Exception):
     """Raised if examples of a batch are combined, or if they cannot be told apart.
 
     Args:
-      reason: clause, or the predicate of a clause about an operation.
+      reason: a clause, or the end of a clause that begins with an operation's name,
+        such as "sums over the batch axis".
       advice: sentences that say what the user can change.
     """
 
@@ -84,10 +85,10 @@ def same(places: Sequence[Place]) -> Place:
 
 
 def row_of(value: Any, place: Place, size: int) -> Any:
-    """Returns the row of a constant, which must be equal for all examples.
+    """Returns the part of a constant for one example; all examples must have the same.
 
     Raises:
-      Mixes: if the rows differ, since results would depend on the position in the
+      Mixes: if the parts differ, since results would depend on the position in the
         batch.
     """
     rows = np.moveaxis(np.asarray(value), place.axis, 0).reshape(size, -1)

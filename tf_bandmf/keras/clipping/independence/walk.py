@@ -145,7 +145,7 @@ class Walk:
             *((backend.random, name, self._draw) for name in _DRAWS),
             (recurrent, "rnn", self._rnn),
             *((module, name, _unseen) for module, name in keras_operations.BRANCHES),
-            # `x.shape` lacks the batch size, so `self.shape` fills it in.
+            # In `x.shape`, the batch size is None; `self.shape` returns the number.
             (keras.ops, "shape", _if_symbolic(self.shape)),
             (keras_operations.ops, "shape", _if_symbolic(self.shape)),
             *(
@@ -165,8 +165,8 @@ class Walk:
         place = len(self.log)
         self.log.append(entry)
         if self.like is not None and list(self.like[place : place + 1]) != [entry]:
-            # Do not compare the calls that follow: the layer that is running now will
-            # be executed on single examples, and the model will be analyzed again.
+            # Do not compare later entries of the log: the layer that is running now
+            # will be executed on single examples, and the model will be analyzed again.
             self.like = None
             raise Mixes("an operation depends on the batch size")
 
@@ -218,10 +218,10 @@ class Walk:
         return None
 
     def _layer(self, layer: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Analyzes a call to a layer.
+        """Analyzes a call to a layer, and returns its symbolic results.
 
-        The code of a layer that is known, or that runs on single examples, is not
-        analyzed.
+        If the layer is known to keep examples apart, or runs on one example at a time,
+        its code is not analyzed.
         """
         before, was_within = list(self.alone), self._is_within_unit
         unit = None if was_within else self.units.get(id(layer))
@@ -246,7 +246,8 @@ class Walk:
             mixes = isinstance(error, Mixes)
             if isinstance(error, Mixes) and error.layer is None:
                 error.layer = layer
-            # If a recorded layer contains this one, that layer handles the error.
+            # If this layer is inside a recorded layer, the outer layer handles the
+            # error.
             is_part = was_within or is_alone or not is_symbolic
             if is_part or (isinstance(layer, keras.Model) and mixes):
                 raise
@@ -326,7 +327,12 @@ class Walk:
         return self._made((None, *rest), leaf.dtype, ROWS)
 
     def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Handles a random draw, which must differ between examples and steps."""
+        """Returns a symbolic tensor for random numbers.
+
+        Raises:
+          CannotOpen: if a parameter of their distribution depends on the example, or if
+            examples might get the same random numbers in every step.
+        """
         given = _bound(original, args, kwargs)
         x = given.pop("inputs", None)
         if not tf.executing_eagerly() or is_array(x):
@@ -388,7 +394,10 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, An
 
 
 def _if_symbolic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a hook that calls `function` instead if an argument is symbolic."""
+    """Returns a hook that calls `function` only if an argument is symbolic.
+
+    Otherwise, the hook calls the original function, which it replaces.
+    """
 
     def hook(original: Any, *args: Any, **kwargs: Any) -> Any:
         leaves = keras.tree.flatten((args, kwargs))
