@@ -34,9 +34,9 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 _EXAMPLES = 5
 # Gradients of single examples count as zero if their norm is at most _ROUNDING times
-# the norm of the batch gradient. They count as the terms of the batch gradient if the
-# angle between the two, and the relative error of the ratio of their norms, are at most
-# _TOLERANCE.
+# the norm of the batch gradient. They count as the terms of the batch gradient if two
+# numbers are at most _TOLERANCE: the angle between them and the batch gradient, and the
+# relative error of the ratio of the norms.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
     "Use a loss that needs only one example, or put the records that the loss compares "
@@ -45,7 +45,10 @@ _WAY_OUT = (
 
 
 def check_loss(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
-    """Refuses a compiled loss that compares examples; warns if it combines examples.
+    """Checks that a compiled loss can be computed for each example separately.
+
+    Warns if the loss of a batch has another gradient than the sum or mean of the losses
+    of its examples.
 
     Args:
       model: a built and compiled model.
@@ -63,7 +66,9 @@ def check_loss(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
 
 
 def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Compares the gradients of a batch's loss with those of its examples' losses.
+    """Compares the gradient of a batch's loss with the gradients of single examples.
+
+    Warns if the batch gradient is neither their sum nor their mean.
 
     Args:
       model: a compiled model.

@@ -178,8 +178,8 @@ class PreActivationRule(LayerRule):
 
     Attributes:
       is_product: True if the layer multiplies matrices. If so, `norms.pinned` is
-        applied to the product: XLA splits the product into parts, and would otherwise
-        store all parts until the gradient of the activation is computed.
+        applied to the product. XLA splits the product into parts. Without `pinned`, it
+        would store all parts until the gradient of the activation is computed.
     """
 
     is_product = False

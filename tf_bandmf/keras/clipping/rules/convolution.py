@@ -52,7 +52,10 @@ def _positive(number: Any) -> Any:
 
 
 class ConvolutionRule(PreActivationRule):
-    """The rule for convolutions: multiplies input patches by output gradients."""
+    """The rule for convolutions.
+
+    Kernel gradients are products of input patches and output gradients.
+    """
 
     kinds = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
@@ -84,7 +87,7 @@ class Convolved(Factor):
         self._terms = elements(gradient.shape[1:-1])
 
     def of_units(self, rows: int) -> Factor:
-        """Sums the gradients of each unit over its rows, as well as over positions."""
+        """Returns one gradient per unit: a sum over the positions of all of its rows."""
         return Convolved(self._layer, self._inputs, self._gradient, rows)
 
     def measure(self) -> Measured:
@@ -106,11 +109,11 @@ class Convolved(Factor):
         return product if self._rows == 1 else product.of_units(self._rows)
 
     def _patches(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns the inputs of each output position: [B, *output spatial, size * C].
+        """Returns the input values on which each output position depends.
 
-        There is one slice for each of the `size` positions of the kernel, in row-major
-        order.
-        `tf.image.extract_patches` returns the same tensor, but is several times slower.
+        The result has the shape [B, *output spatial, size * C]. Its last axis contains
+        the C channels for each of the `size` positions of the kernel, in row-major
+        order. `tf.image.extract_patches` returns the same, but is several times slower.
         """
         layer, paddings, axes, reached = self._layer, [(0, 0)], [], []
         lengths, counts = (inner_sizes(t)[:-1] for t in (inputs, self._gradient))

@@ -1,4 +1,4 @@
-"""Norm rule of layers that normalize each example, and then scale and shift it.
+"""Norm rule of layers that normalize each example, then scale and shift the result.
 
 To get the normalized values, the layer is run without scaling and shifting.
 """

@@ -39,8 +39,8 @@ class PerExampleRule(Rule):
 
     Args:
       alone: True if the layer must run on single examples also in the forward pass.
-        Layers that draw random numbers always do, since the gradient needs the same
-        numbers.
+        Layers that draw random numbers always do, since the gradient must be computed
+        with the random numbers of the forward pass.
     """
 
     runs_again = True
@@ -58,8 +58,8 @@ class PerExampleRule(Rule):
         no_seed = tf.zeros([2], tf.int64)
         with seeds_from(lambda: no_seed), used_generators() as generators:
             if self.alone:
-                # A call in a graph that is never executed shows which generators are
-                # used.
+                # Call the layer in a graph that is never executed, to find out which
+                # random generators it uses.
                 with _explained(call), FuncGraph("one").as_default():
                     one = [
                         tf.compat.v1.placeholder(t.dtype, t.shape[1:]) for t in inputs

@@ -163,7 +163,7 @@ _LARGEST_SCALE = 2**127
 
 
 class Clip(NamedTuple):
-    """The settings with which one pass clips gradients.
+    """The settings for clipping the gradients of one batch.
 
     Attributes:
       groups: the group number of each trainable variable.
