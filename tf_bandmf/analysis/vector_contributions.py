@@ -9,8 +9,8 @@ pattern is
 
 where `G_ij = <u_i, u_j>`. Contributions that are signs (one-dimensional vectors) give
 at most this maximum. The bound `sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds the
-maximum unless signs s_i exist for which all `X_ij s_i s_j` are >= 0. Every vector y gives
-an upper bound:
+maximum unless there are signs s_i for which all `X_ij s_i s_j` are >= 0. Every vector y
+gives an upper bound:
 
     <X, G> <= sum_i y_i + k max(0, -smallest eigenvalue of diag(y) - X).
 

@@ -96,8 +96,8 @@ def mu_from_guesses(
         right = level * share * num_right / num_guesses
         wrong = level * share - right
         for i in range(num_right - 1, -1, -1):
-            # If the mechanism is mu-GDP, an event of probability `right` has at least
-            # probability Phi(Phi^-1(right) - mu) on a neighboring data set.
+            # If the mechanism is mu-GDP, an event of probability `right` has a
+            # probability of at least Phi(Phi^-1(right) - mu) on a neighboring data set.
             least = max(wrong, float(special.ndtr(special.ndtri(right) - mu)))
             right += i / (num_guesses - i) * (least - wrong)
             wrong = least

@@ -61,21 +61,25 @@ class GradientCanaries:
         num_canaries: int | None = None,
         directions: np.ndarray | None = None,
     ) -> GradientCanaries:
-        """Returns canaries that take part as often as the plan's participation permits.
+        """Returns canaries for an audit of a plan.
+
+        If the plan is amplified by sampling, its sampler draws each canary's steps.
+        Otherwise, all canaries have the participation pattern of `worst_pattern`.
 
         Args:
           plan: plan of the run.
           num_parameters: d, the length of the released vectors.
           seed: seed of the sampler, and of the coins that decide which canaries are
             included.
-          num_canaries: m <= d, the number of canaries; None for one per direction.
+          num_canaries: m, the number of canaries, 2 <= m <= d; None for one canary per
+            direction.
           directions: orthonormal directions of the canaries' gradients, one per row;
             None for the unit vectors of the coordinates. Different directions may
             reveal different faults.
 
         Raises:
-          ValueError: if there are more canaries than orthogonal directions, or if the
-            directions are not orthonormal.
+          ValueError: if `num_canaries` is less than 2 or more than the number of
+            directions, or if the directions are not orthonormal.
         """
         most = num_parameters if directions is None else len(directions)
         m = most if num_canaries is None else num_canaries

@@ -214,7 +214,8 @@ def best_number_of_guesses(
 
     Returns:
       An even number in [2, m]. If the expected bound is 0 for every number of guesses,
-      the result is two fifths of m, which can still detect gross faults.
+      the result is about two fifths of m, since that many guesses can still detect
+      gross faults.
     """
     best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
     means, most = np.array([0.5, -0.5]) * signal, abs(signal) + 40.0

@@ -1,4 +1,4 @@
-"""The command line. A command calls a function, whose arguments are the options.
+"""The command line. Each command calls one function with its options as arguments.
 
 Results go to standard output. Error messages go to standard error, in one line.
 

@@ -40,7 +40,7 @@ def sync(path: str) -> None:
 
 
 def remove_unfinished(path: str) -> None:
-    """Removes the temporary file of `replaced`, which remains if a process is killed."""
+    """Removes the temporary file that `replaced` left in a process that was killed."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_unfinished(path))
 

@@ -55,11 +55,11 @@ def audit_run(
 
     Each canary is an example of the training set; a fair coin decides whether it takes
     part. Canaries that do not take part get sample weight 0, as in zero-out adjacency.
-    The white-box auditor knows the model, the data and the
-    strategy, and sees the noisy gradients of all steps. This auditor subtracts the
-    contributions of the other examples, and uses the strategy's matched filter for each
-    canary's clipped gradients to guess which canaries took part. The black-box auditor
-    guesses from the losses of the canaries under the final model. The bounds are those of
+    The white-box auditor knows the model, the data and the strategy, and sees the noisy
+    gradients of all steps. This auditor subtracts the contributions of the other
+    examples, and uses the strategy's matched filter for each canary's clipped gradients
+    to guess which canaries took part. The black-box auditor guesses from the losses of
+    the canaries under the final model. The bounds are those of
     one-run audits (`audit.evaluate`). They are sharper if there are more canaries, and
     if the canaries' gradients are larger and differ more from one another. Examples
     with wrong labels are good canaries.
@@ -165,7 +165,7 @@ class _Observer:
             model.optimizer.apply_noisy(noisy)
 
     def _expected(self, step: int, indices: np.ndarray) -> np.ndarray:
-        """Records the gradients of a step's canaries; returns the expected gradient sum.
+        """Records a step's canary gradients; returns the expected sum of all gradients.
 
         The auditor does not know which canaries took part. Therefore the expected sum
         contains all gradients of other examples, and half of each canary's gradient.
@@ -211,7 +211,7 @@ class _Observer:
         return self._evaluated(scores, confidence, float(np.sqrt(squares.mean())))
 
     def black_box(self, confidence: float) -> AuditResult:
-        """Audits by losses of the final model; a small loss suggests a canary took part."""
+        """Audits by final losses, which are likely smaller for included canaries."""
         rows = tf.nest.map_structure(lambda part: part[self._canaries], self._data)
         ones = np.ones(len(self._canaries), np.float32)
         losses = self._clipped(*rows, ones)[1].numpy().astype(np.float64)

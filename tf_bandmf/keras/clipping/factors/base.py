@@ -28,8 +28,8 @@ from tf_bandmf.keras.clipping.tensors import batches
 # A gradient of an [I, O] kernel is the sum of T outer products (terms). Computing its
 # norm from inner products of the terms costs 2 T^2 (I + O) operations and 2 T^2 floats
 # per example. Forming the gradient costs 2 T I O operations and I O floats, but then
-# the sum over examples is cheap. In measurements, forming the gradient was always faster
-# for variables with at most this number of parameters.
+# the sum over examples is cheap. For variables with at most this number of parameters,
+# forming the gradient was always faster in measurements.
 _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
@@ -94,7 +94,7 @@ class Factor(abc.ABC):
         return Measured(rows, rows, _summed)
 
     def add(self, other: Factor) -> Factor | None:
-        """Returns the sum of two factors as one; None if this class does not support it."""
+        """Returns the sum of two factors as one; None if this is not supported."""
         del other
         return None
 

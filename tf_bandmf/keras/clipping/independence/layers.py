@@ -16,7 +16,7 @@ Condition = Callable[[Any, Shapes], bool]
 
 
 def _images(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether all tensors have rank 4; rank 3 would be one image, not a batch."""
+    """Returns whether all tensors have rank 4; rank 3 would be a single image."""
     return all(len(shape) == 4 for shape in shapes)
 
 

@@ -70,8 +70,8 @@ def map_examples(
       Tensors [B, ...].
 
     Raises:
-      UnsupportedModelError: if the function reads another tensor that may depend on
-        examples.
+      UnsupportedModelError: if the function reads a tensor that is not one of its
+        arguments, but may depend on examples.
       Exception: any exception that the function itself raises.
     """
     specs = tf.nest.map_structure(

@@ -75,7 +75,7 @@ Axes = Callable[[Any, int], Collection[int]]
 
 
 def _told(op: Any, rank: int) -> Collection[int]:
-    """Returns the axes that an operation's attributes name; None stands for all axes."""
+    """Returns the axes that an operation's attributes give; None means all axes."""
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
     if not names:
         raise CannotOpen(f"{type(op).__name__} has no attribute for axes.")
@@ -85,7 +85,7 @@ def _told(op: Any, rank: int) -> Collection[int]:
 
 
 def _padded(op: Any, rank: int) -> Collection[int]:
-    """Returns the axes that `Pad` lengthens; a single pair of widths is for all axes."""
+    """Returns the axes that `Pad` lengthens; a single pair of widths is for all."""
     return {axis for axis, pair in enumerate([*op.pad_width] * rank) if any(pair)}
 
 

@@ -97,9 +97,9 @@ class Walk:
         Args:
           tensor: a tensor, or any other value.
           is_combined: True if the tensor is an operand of an elementwise operation.
-            Only such an operation may use the result of a layer that was called
-            without a batch axis: the training step repeats this result for each
-            example.
+            The training step repeats the result of a layer that was called without
+            a batch axis, for each example. Therefore only an elementwise operation
+            may use this result.
         """
         if id(tensor) in self._shared and not is_combined:
             raise _not_told_apart(self._shared[id(tensor)])

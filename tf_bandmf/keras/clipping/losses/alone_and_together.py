@@ -47,8 +47,8 @@ _WAY_OUT = (
 def check_loss(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
     """Checks that a compiled loss can be computed for each example separately.
 
-    Warns if the loss of a batch has another gradient than the sum or mean of the losses
-    of its examples.
+    Warns if the gradient of a batch's loss is neither the sum nor the mean of the
+    gradients of its examples' losses.
 
     Args:
       model: a built and compiled model.
@@ -68,7 +68,8 @@ def check_loss(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
 def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
     """Compares the gradient of a batch's loss with the gradients of single examples.
 
-    Warns if the batch gradient is neither their sum nor their mean.
+    Warns if the gradient of the batch's loss is neither the sum nor the mean of the
+    gradients of single examples.
 
     Args:
       model: a compiled model.

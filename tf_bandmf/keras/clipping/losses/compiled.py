@@ -27,7 +27,7 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 class _SilentCompileLoss(CompileLoss):
     """A compiled loss without per-output loss trackers.
 
-    These trackers would be updated once per example, inside a vectorized loop.
+    Otherwise, the trackers would be updated for each example, in a vectorized loop.
     """
 
     @property

@@ -200,7 +200,7 @@ class PreActivationRule(LayerRule):
 def of_spread(
     variable: Any, gradient: tf.Tensor, spread: Sequence[int] | None = None
 ) -> dict[int, Factor]:
-    """Returns the factor of a variable that was broadcast and added, such as a bias.
+    """Returns the gradients of a variable that was broadcast and added (a bias).
 
     Args:
       variable: the Keras variable, or None if there is none.

@@ -87,7 +87,7 @@ class Convolved(Factor):
         self._terms = elements(gradient.shape[1:-1])
 
     def of_units(self, rows: int) -> Factor:
-        """Returns one gradient per unit: a sum over the positions of all of its rows."""
+        """Returns one gradient per unit, the sum over all of its rows."""
         return Convolved(self._layer, self._inputs, self._gradient, rows)
 
     def measure(self) -> Measured:

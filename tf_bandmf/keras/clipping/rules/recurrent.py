@@ -86,8 +86,8 @@ class RecurrentRule(LayerRule):
             count = 2 + isinstance(cell, keras.layers.GRUCell)
             last = ops.split(last, count, axis=-1)[0]
             outputs, *noted = ops.split(outputs, count, axis=-1)
-            # Restore the static number of steps, which the loop loses: the method by
-            # which norms are computed depends on it.
+            # The loop loses the static number of steps. Restore it, since the choice of
+            # the method that computes norms depends on it.
             noted = [
                 tf.ensure_shape(part, [None, sequences.shape[1], None])
                 for part in noted

@@ -33,10 +33,10 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     reader_of,
 )
 
-# The gradients of variables with at most this many elements are concatenated, and norms
-# and sums are computed from the result. A network has dozens of scales and biases. Each
-# of them would need about twenty operations, which TensorFlow traces and optimizes
-# before the first step.
+# Gradients of variables with at most this many elements are concatenated if they are
+# stored directly. Norms and sums are computed from the result. A network has dozens of
+# scales and biases. Each of them would otherwise need about twenty operations, which
+# TensorFlow traces and optimizes before the first step.
 _SMALL = 512
 
 
@@ -44,11 +44,11 @@ class ClippedGradients(NamedTuple):
     """Result of `clipped_gradient_sums` for a batch of B examples.
 
     Attributes:
-      sums: aligned with `model.trainable_variables`: the sum over examples of
-        min(1, l2_norm_clip / bound) times the example's gradient; float32, in the
-        variable's shape.
+      sums: for each of `model.trainable_variables`, the sum of the clipped gradients;
+        float32, in the variable's shape. With flat clipping, a gradient is multiplied
+        by min(1, l2_norm_clip / bound), where `bound` is an upper bound of its norm.
       norms: [B] float32, measured norms of the unclipped gradients over all variables.
-        Clipping uses upper bounds of these norms, see `factors.norms`.
+        Clipping uses upper bounds instead, see `factors.norms`.
       losses: [B] float32, the per-example losses, sample weights included.
       outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] for
         units of K rows.
@@ -92,8 +92,8 @@ def clipped_gradient_sums(
     For all data, the norm of an example's contribution is at most `l2_norm_clip`, up to
     a relative error of 1e-3. To ensure this, a bound on rounding errors is added to the
     measured norm, so a clipped contribution may be slightly shorter than
-    `l2_norm_clip`. For example, a contribution may be shorter by 0.1% if the gradient is
-    a sum of 128 independent terms, and by 0.8% for 1024 terms.
+    `l2_norm_clip`. For example, a contribution may be shorter by 0.1% if the gradient
+    is a sum of 128 independent terms, and by 0.8% for 1024 terms.
 
     Args:
       model: a built and compiled model.
@@ -286,7 +286,8 @@ def _measured(
 def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[Part]:
     """Measures the gradients of all variables; returns one `Part` for each large variable.
 
-    Except on accelerators, all small variables of a clipping group share one `Part`.
+    Except on accelerators, the small variables of a clipping group share one `Part`, if
+    their gradients are stored directly (`Instantiated`).
 
     Args:
       factors: maps the position of a variable among the trainable variables to the

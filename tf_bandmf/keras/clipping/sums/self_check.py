@@ -39,7 +39,7 @@ _NO_CLIP = 1e30
 
 
 def needs_self_check(model: keras.Model) -> bool:
-    """Returns whether a layer has a rule from the user, or the user vouched for it."""
+    """Returns whether the user vouched for, or gave a rule for, any of the layers."""
     if vouched_classes(model):
         return True
     units = find_units(model, model.trainable_variables)
