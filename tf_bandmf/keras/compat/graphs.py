@@ -42,7 +42,7 @@ def call_flat(concrete: Any, leaves: Iterable[Any]) -> Any:
     """Calls a concrete function with the flattened tensors of its nested arguments.
 
     A call through the public interface compares each argument with the signature again,
-    which takes longer than a small program runs. Leaves that are None are skipped.
+    which takes longer than running a small program. Leaves that are None are skipped.
     Variables are passed by reference.
     """
     tensors = [
@@ -87,7 +87,7 @@ def nodes_of(op: Any) -> Iterator[Any]:
 
 
 def _definition(graph: Any, name: str) -> Any:
-    """Returns a function's definition from a graph or its outer graphs, or None."""
+    """Finds a function's definition in a graph or its outer graphs; None if absent."""
     while graph is not None:
         function = graph._get_function(name)
         if function is not None:
@@ -97,16 +97,17 @@ def _definition(graph: Any, name: str) -> Any:
 
 
 def origin(handle: Any) -> Any:
-    """Returns the outermost handle that nested functions captured as `handle`."""
+    """Returns the handle, outside all functions, that was captured as `handle`."""
     while (outside := captured(handle)) is not None:
         handle = outside
     return handle
 
 
 def captured(tensor: Any) -> Any | None:
-    """Returns the outer tensor that the graph of `tensor` captured as this input.
+    """Returns the outer graph's tensor that was captured as `tensor`.
 
-    Returns None if `tensor` is an argument of the graph, or in no graph.
+    Returns None if `tensor` was not captured: if it is an argument or the result of an
+    operation of its graph, or is in no graph.
     """
     graph = getattr(tensor, "graph", None)
     for external, internal in getattr(graph, "captures", ()):

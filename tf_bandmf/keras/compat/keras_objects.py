@@ -3,8 +3,9 @@
 The private step reads a layer's original variables, which adapters such as LoRA hide,
 and the components of a compiled loss. Keras has no public names for these.
 
-Tests that fail if this breaks: those of its callers, such as `tests/keras/clipping/losses`,
-and `tests/keras/compat/test_keras_objects.py`, for changes that would raise no error.
+Tests that fail if this breaks: the tests of the callers, such as those in
+`tests/keras/clipping/losses`. Changes in Keras that would raise no error are found by
+`tests/keras/compat/test_keras_objects.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def all_layers(
 
 
 def adapted_layers(layer: keras.Layer) -> list[Any]:
-    """Returns the layers whose statistics or vocabulary `adapt` takes from data."""
+    """Returns the layers whose statistics or vocabulary are set by `adapt`."""
     return list(filter(_was_adapted, all_layers(layer)))
 
 
@@ -69,7 +70,7 @@ def added_losses(layer: keras.Layer) -> list[Any]:
 
 
 def takes_training(layer: Any) -> bool:
-    """Returns whether `layer.call` accepts `training`; True for other callables."""
+    """Returns whether `layer.call` accepts `training`; True for non-layers."""
     return getattr(layer, "_call_has_training_arg", True)
 
 
@@ -104,12 +105,12 @@ def compile_loss(model: keras.Model) -> CompileLoss | None:
 
 
 def loss_parts(loss: CompileLoss | None) -> list[Any]:
-    """The losses and loss weights of the outputs; empty until the loss is built."""
+    """The loss and loss weight of each output; empty until the loss is built."""
     return getattr(loss, "_flat_losses", None) or []
 
 
 def copied_loss(source: CompileLoss, copy_class: type[CompileLoss]) -> CompileLoss:
-    """Copies a compiled loss to another class; the copy is built if the source is."""
+    """Returns a copy of class `copy_class`, which is built if `source` is built."""
     copy, not_shared = copy_class(None), ("_metrics", "_tracker")
     vars(copy).update({k: v for k, v in vars(source).items() if k not in not_shared})
     return copy
@@ -126,7 +127,7 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
 
 
 def compiled_arguments(model: keras.Model) -> dict[str, Any]:
-    """The unchanged arguments of `model.compile`; empty if it was not called."""
+    """The arguments as passed to `model.compile`; empty if it was not called."""
     return dict(model._compile_config.config) if model.compiled else {}
 
 
@@ -142,7 +143,7 @@ def build_from(model: keras.Model, batch: Any, outputs: Any = None) -> None:
       model: a built and compiled model.
       batch: inputs, targets and sample weights, tensors [B, ...] or None.
       outputs: the model's outputs for such a batch, as symbolic tensors of any batch
-        size; None if they are not known, so that Keras has to run the model.
+        size; if None, Keras calls the model to find them.
     """
     if outputs is None:
         model._symbolic_build(data_batch=batch)
@@ -216,7 +217,10 @@ def maker_of(tensor: keras.KerasTensor) -> Any:
 
 
 def metric_handles(model: Any) -> set[int]:
-    """Ids of the resource handles of metric variables, even of unbuilt metrics."""
+    """Ids of the resource handles of all metric variables.
+
+    Metrics in the arguments of `compile` are included before Keras builds them.
+    """
     variables = list(model.metrics_variables)
     compiled = getattr(model, "_compile_metrics", None)
     names = "_user_metrics", "_user_weighted_metrics"

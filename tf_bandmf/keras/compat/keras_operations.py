@@ -19,8 +19,8 @@ from keras.src.ops import core, image, linalg, math, nn, numpy
 from keras.src.ops import operation as operation
 from tensorflow.python.ops import cond, control_flow_switch_case, while_loop
 
-# Since Keras 3.16, the backend has its operations in the module `ops`, and its loops in
-# the module `rnn`.
+# Since Keras 3.16, the backend has its operations in the module `ops`, and its
+# recurrent loops in the module `rnn`.
 _BACKEND = getattr(backend, "ops", backend)
 RECURRENT = backend.rnn if inspect.ismodule(backend.rnn) else backend
 # The modules that define Keras' operations and activation functions.
@@ -36,7 +36,7 @@ BRANCHES = (
 
 
 def names_in(code: Any) -> set[str]:
-    """Returns the global names and attributes that a code object uses.
+    """Returns the names of the globals and attributes that a code object uses.
 
     The result includes the names in nested functions.
     """

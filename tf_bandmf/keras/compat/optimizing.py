@@ -25,10 +25,10 @@ from tensorflow.python.eager import context
 
 @contextlib.contextmanager
 def optimized_once() -> Iterator[None]:
-    """Returns a context in which TensorFlow optimizes graphs in one round, in this thread.
+    """Returns a context in which TensorFlow optimizes each graph only once.
 
-    Optimizations that find nothing in a step are turned off. TensorFlow's other settings
-    remain as they are.
+    The context applies to this thread. Optimizations that find nothing in a step are
+    turned off. TensorFlow's other settings remain as they are.
     """
     here = context.context()
     before = here.function_call_options

@@ -1,10 +1,11 @@
 """Replaces functions of other packages temporarily, and only for the calling thread.
 
-Each replacement installs a dispatcher. It calls the replacement in one thread; in all
-other threads, it calls what it replaced: the original function or an earlier dispatcher.
-If a dispatcher's context ends while a later dispatcher is installed, the earlier one
-passes all calls on until the later one is removed. So threads may leave their contexts
-in any order, and the original function is restored at the end.
+A dispatcher takes the place of the function. In the thread that installed it, the
+dispatcher calls the replacement. In all other threads, it calls what was in its place
+before: the original function or an earlier dispatcher. If a dispatcher's context ends
+while a later dispatcher is installed, the earlier one passes all calls on until the
+later one is removed. So threads may leave their contexts in any order, and the original
+function is restored at the end.
 
 Tests that fail if this breaks: `tests/keras/compat/test_patching.py`.
 """
@@ -38,7 +39,7 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
     """
     thread = threading.get_ident()
     with _LOCK:
-        # If the owner inherits the function from its class, `before` is absent.
+        # If the owner inherits the function from its class, `before` is `_ABSENT`.
         before = _place(owner).get(name, _ABSENT)
         original = getattr(owner, name) if before is _ABSENT else before
 
@@ -65,7 +66,7 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
 def all_patched(
     replacements: Iterable[tuple[Any, str, Callable[..., Any]]],
 ) -> Iterator[None]:
-    """Replaces several functions; see `patched` for the parts of each replacement."""
+    """Replaces several functions; each tuple has the arguments of `patched`."""
     with contextlib.ExitStack() as stack:
         for each in replacements:
             stack.enter_context(patched(*each))

@@ -3,8 +3,8 @@
 Clipping needs the gradient of the undivided loss. Gradients must not be summed over
 replicas, since each replica already has the whole noisy gradient.
 
-Tests that fail if this breaks: the weights of two replicas in
-`tests/keras/run/test_distribution.py`.
+Tests that fail if this breaks: those in `tests/keras/run/test_distribution.py` that
+compare the weights of two replicas with those of one.
 """
 
 from __future__ import annotations

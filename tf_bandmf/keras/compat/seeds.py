@@ -26,7 +26,7 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
-    """Folds the iteration numbers of the loops that are being traced into a seed.
+    """Returns a seed that also depends on the iterations of the loops being traced.
 
     Args:
       seed: seed of shape [2].
@@ -34,8 +34,8 @@ def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
         traced, including those around a function.
 
     Raises:
-      RuntimeError: if a `tf.function` is being traced within `outer`: its single trace
-        has one seed.
+      RuntimeError: if a `tf.function` is being traced within `outer`. All calls of that
+        function would have the same seed.
     """
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None and graph is not outer:
@@ -55,7 +55,7 @@ def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
 
 @contextlib.contextmanager
 def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
-    """Collects the seed generators from which layers draw, one entry for each draw."""
+    """Provides a list to which each draw appends the seed generator that it uses."""
     generators: list[keras.random.SeedGenerator] = []
 
     def noted(draw: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -51,7 +51,7 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
 
 
 def _squeeze(original: Callable[[Any], Any], pfor_input: Any) -> Any:
-    """Squeezes axes of the examples, but never the batch axis.
+    """Applies `tf.squeeze` to each example of a batch; the batch axis always stays.
 
     TensorFlow's own conversion may squeeze a batch axis of length 1.
     """
@@ -70,7 +70,7 @@ def _repeated(
     *args: Any,
     **kwargs: Any,
 ) -> tf.Tensor:
-    """Repeats operands of batched matrix products instead of broadcasting them.
+    """Returns `product(x, y)`, after repeating operands that it would broadcast.
 
     On CPUs, TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M,
     K] with a broadcast [1, 1, K, N]: it crashes or returns wrong numbers. Such products

@@ -32,8 +32,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
       every: number of epochs from one evaluation to the next.
 
     Raises:
-      ValueError: before the first step, if the plan has reserved fewer evaluations than
-        remain to be made, or the first record cannot be evaluated.
+      ValueError: before the first step, if the plan has fewer evaluations left than the
+        run would make, or the first record cannot be evaluated.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
         """Raises ValueError if too few evaluations are left, or if they would fail."""
         run = self.model._private_optimizer().run
         left, needed = evaluations_left(run), self.params["epochs"] // self._every
-        # A resumed run repeats some evaluations, which costs nothing.
+        # Only new runs are checked: a resumed run may repeat evaluations that it made
+        # before, and repeating them costs nothing.
         if not run.step and needed > left:
             raise ValueError(
                 f"PrivateEvaluation needs {needed} private evaluations, but the plan has "
@@ -88,7 +89,7 @@ class PrivateEvaluation(keras.callbacks.Callback):
 class PrivacyProgress(keras.callbacks.Callback):
     """Adds `epsilon` (spent) and `steps_left` to the logs of each epoch.
 
-    If the plan has reserved private counts, it also adds `private_clipped`,
+    If the plan has reserved private counts, the callback also adds `private_clipped`,
     `private_zero` and `private_bad`: noisy shares of the examples of all steps so far.
 
     The progress bar, the history, `CSVLogger` and `TensorBoard` show what is in the
@@ -97,8 +98,8 @@ class PrivacyProgress(keras.callbacks.Callback):
         model.fit(batches, callbacks=[tf_bandmf.keras.PrivacyProgress(), TensorBoard(...)])
 
     WARNING: `epsilon` is `plan.epsilon_after(steps)`, which holds for a number of steps
-    that was fixed in advance. A run that is stopped because of its models' performance
-    has the epsilon of the whole plan.
+    that was fixed in advance. If you stop a run because of how its model performs, its
+    epsilon is that of the whole plan.
 
     Args:
       delta: the delta at which epsilon is shown; by default the plan's.

@@ -1,7 +1,7 @@
 """Private counts: noisy shares of clipped, zero and bad examples, released by each step.
 
 An example adds two vectors to a step: its clipped gradient, of norm at most
-`l2_norm_clip`, and a vector of counts with the weight `w` at one coordinate.
+`l2_norm_clip`, and a vector of counts: zeros, or the weight `w` at one coordinate.
 Concatenated, these have a norm of at most `sqrt(clip^2 + w^2)`, for which the plan's
 noise is calibrated. So the counts get the same correlated noise as the gradients, and
 the accounting of the steps covers them, whatever the sampling. Nothing else is
@@ -33,15 +33,15 @@ _CLEARLY, _WORTH_SAYING = 4.0, 0.05
 
 @dataclasses.dataclass(frozen=True)
 class PrivateCounts:
-    """Noisy shares of the examples in all steps so far, which the run releases.
+    """The noisy shares that a run releases, over the examples of all steps so far.
 
     Attributes:
       clipped: share whose gradient was longer than the clip norm.
       zero: share without any gradient: weight 0, a record on which `map` or `parse`
         failed, or a loss that does not depend on the weights.
       bad: share whose loss, label or gradient was not finite or not valid.
-      noise: standard deviation of each share's noise, at this step.
-      steps: number of steps.
+      noise: standard deviation of the noise of a share, equal for all three shares.
+      steps: number of steps so far.
     """
 
     clipped: float
@@ -51,7 +51,7 @@ class PrivateCounts:
     steps: int
 
     def sentence(self) -> str:
-        """Returns a warning about examples that contributed nothing, or "" for few."""
+        """Returns a warning if many examples contributed nothing; otherwise, ""."""
         without = self.zero + self.bad
         noise = math.sqrt(2.0) * self.noise
         if without < max(_CLEARLY * noise, _WORTH_SAYING):
@@ -100,7 +100,7 @@ class Counts:
             )
 
     def coordinates(self, outcomes: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what a batch adds to the counts of a step, as coordinates of its sum.
+        """Returns a batch's weighted counts, to append to its sums of gradients.
 
         Args:
           outcomes: for each example, the index of its outcome in `OUTCOMES`.
@@ -119,15 +119,18 @@ class Counts:
             self._variable.assign_add(noisy / self._weight)
 
     def value(self, steps: int) -> PrivateCounts | None:
-        """Returns the noisy shares after `steps` steps; None without counts or steps."""
+        """Returns the noisy shares after `steps` steps.
+
+        Returns None if the plan has no counts, or `steps` is 0.
+        """
         if not self.size or not steps or self._variable is None:
             return None
         plan = self._plan
         assert plan.expected_batch_size is not None
         sums = np.asarray(tf.convert_to_tensor(self._variable.value), np.float64)
         prefix = workloads.prefix_sum(plan.num_steps)
-        # These are the squared errors of the prefix sums over the steps, for noise of
-        # variance 1.
+        # For each step, the squared error of the sum over all steps up to it, if the
+        # noise has variance 1.
         errors = plan.strategy.per_step_squared_error(prefix)
         unit = math.sqrt(float(errors[steps - 1]))
         noise = plan.noise_stddev * unit / self._weight

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import EXTRAS
 
-# What happened to an example's gradient. "used" means that it was summed unclipped.
+# The possible outcomes for an example's gradient. "used": summed without clipping.
 OUTCOMES = ("used", "clipped", "zero", "bad")
 
 
@@ -49,7 +49,7 @@ def to_tensors(structure: Any) -> Any:
 
 
 def map_tensors(function: Callable[[tf.Tensor], Any], structure: Any) -> Any:
-    """Applies a function to each tensor of a structure, but not to other leaves."""
+    """Replaces each tensor of a structure by `function(tensor)`; other leaves stay."""
     return keras.tree.map_structure(
         lambda leaf: function(leaf) if tf.is_tensor(leaf) else leaf, structure
     )
@@ -72,7 +72,10 @@ def attached_to(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def with_leaves(structure: Any, leaves: Iterable[tf.Tensor]) -> Any:
-    """Returns a structure with its tensors replaced, in the order of `tensor_leaves`."""
+    """Returns a copy of a structure with its tensors replaced by `leaves`.
+
+    The order of `leaves` is that of `tensor_leaves(structure)`.
+    """
     remaining = iter(leaves)
 
     def replaced(leaf: tf.Tensor) -> tf.Tensor:
@@ -93,7 +96,7 @@ def single_examples(structure: Any) -> Iterator[Any]:
 
 
 def specs_of(structure: Any) -> tuple[tf.TensorSpec, ...]:
-    """Returns specs of the tensors [B, ...] in a structure, for any B."""
+    """Returns the specs [None, ...] of the tensors [B, ...] in a structure."""
     return tuple(
         tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
         for leaf in tensor_leaves(structure)
@@ -133,22 +136,26 @@ def num_examples(tensor: tf.Tensor) -> tf.Tensor:
 def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     """Reshapes [B, ...] to [B, *shape]; one size in `shape` may be -1.
 
-    B is never inferred from the other sizes. Otherwise, if a layer set a wrong static
-    shape, parts of an example would become examples, each of them clipped separately.
+    B is never inferred from the other sizes. If it were, a layer that sets a wrong
+    static shape could turn parts of an example into separate examples, and each part
+    would be clipped on its own.
     """
     example = tuple(tensor.shape[1:])
     if len(example) == 1 and example == shape:
         return tensor
     if example == shape:
         return tf.ensure_shape(tensor, [None, *shape])
-    # The batch size must be explicit. `ensure_shape` and a reshape with -1 would not be
-    # safe: TensorFlow may also apply that shape to the tensors before `ensure_shape`,
-    # which then never raises.
+    # The batch size is passed explicitly. `ensure_shape`, followed by a reshape to
+    # [-1, ...], would not be safe: TensorFlow may assume that the input of
+    # `ensure_shape` already has the ensured shape. Then `ensure_shape` never raises.
     return tf.reshape(tensor, [num_examples(tensor), *shape])
 
 
 def split_first(tensor: tf.Tensor, *sizes: Any) -> tf.Tensor:
-    """Splits the first axis: [N * K, ...] to [N, K, ...]; N or K may be -1."""
+    """Splits the first axis into axes of the given sizes; one size may be -1.
+
+    For example, the sizes N and K turn [N * K, ...] into [N, K, ...].
+    """
     return tf.reshape(tensor, [*sizes, *inner_sizes(tensor)])
 
 
@@ -159,8 +166,8 @@ def join_first(tensor: tf.Tensor) -> tf.Tensor:
 
 def inner_sizes(tensor: tf.Tensor) -> Sequence[Any]:
     """Returns the sizes of all axes but the first: integers, or tensors if unknown."""
-    # For static sizes, this avoids `keras.ops.shape`, which creates five operations to
-    # compute B as well.
+    # Static sizes are returned without calling `keras.ops.shape`, which would create
+    # five operations to compute B, too.
     is_static = None not in tuple(tensor.shape[1:])
     return tuple(tensor.shape[1:]) if is_static else keras.ops.shape(tensor)[1:]
 

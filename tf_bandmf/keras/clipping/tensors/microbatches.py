@@ -36,7 +36,7 @@ def in_groups(
 
     leaves = list(map(grouped, batches.tensor_leaves(data)))
 
-    # Tracing the function gives the dtypes of its results, which the loop needs.
+    # Tracing the function gives the dtypes and shapes that the loop needs.
     sum_specs, *result_specs = function.get_concrete_function().structured_outputs
     arrays = [
         tf.TensorArray(spec.dtype, size=groups, element_shape=spec.shape)

@@ -39,5 +39,5 @@ def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
 
 
 def reader_of(variable: Any) -> TableReader | None:
-    """Returns the reader of a table; None if the layer's own variable is read."""
+    """Returns the reader for a table's variable; None if the table has no reader."""
     return _readers.get().get(id(variable))
