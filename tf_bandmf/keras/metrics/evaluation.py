@@ -50,7 +50,7 @@ def evaluate_privately(
     users: Any = None,
     batch_size: int = 256,
 ) -> NoisyMetrics:
-    """Returns noisy metrics of private data, as one of the plan's evaluations.
+    """Returns noisy metrics of private data; spends one of the plan's evaluations.
 
         plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
         ...
@@ -71,7 +71,7 @@ def evaluate_privately(
         metrics has sqrt(q) times the noise of a single metric.
       users: the user of each record, [N], if the plan hides users: the metric is
         the mean over users of the mean over a user's records.
-      batch_size: batch size of the pass over arrays.
+      batch_size: number of records that are evaluated at once, if the data are arrays.
 
     Returns:
       The metrics by name, with `noise`: the standard deviations of their noise.
@@ -81,7 +81,7 @@ def evaluate_privately(
         not taken a step, or the data do not fit.
       UnsupportedModelError: if the model cannot be run on each record by itself.
       InvalidArgumentError: if something else changed the weights since the last step.
-      RuntimeError: within a graph.
+      RuntimeError: if it is called while a graph is traced.
     """
     run = model._optimizer_for_data("evaluate_privately").run
     model._before_use()
@@ -95,7 +95,8 @@ def evaluate_privately(
     sums, count, records = sums_of(model, x, y, asked, users, batch_size)
     described = [metric.describe() for metric in asked]
     noisy = released(run, sums, [str(count), records, *described])
-    # Each of q metrics has vectors of norm <= 1 / sqrt(q), for a total norm of 1.
+    # With q metrics, each metric's vectors have a norm of at most 1 / sqrt(q). So the
+    # concatenated vector of a record has a norm of at most 1.
     unit = math.sqrt(len(asked))
     noise = unit * plan.measurements.noise_multiplier
     values, spreads, start = {}, {}, 0
@@ -122,7 +123,7 @@ def evaluations_left(run: Run) -> int:
 
 
 def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
-    """Adds noise to sums over records, as one of the plan's evaluations.
+    """Adds noise to sums over records; spends one of the plan's evaluations.
 
     Args:
       run: a run of a plan with evaluations.

@@ -37,7 +37,7 @@ def sums_of(
     users: Any = None,
     batch_size: int = 256,
 ) -> tuple[np.ndarray, int, str]:
-    """Returns the sum of the records' vectors.
+    """Returns the sum of the records' vectors, the number of units, and a digest.
 
     The vector of a record concatenates its vectors of all metrics.
 
@@ -150,7 +150,7 @@ def batches_of(
 def function_of(
     model: keras.Model, batch: Any, metrics: Sequence[PrivateMetric]
 ) -> Any:
-    """Returns a compiled function of (x, y, weights): the weighted sum of all vectors.
+    """Returns a compiled function of (x, y, weights): the sum of weighted vectors.
 
     No record affects another record's contribution to the sum.
     """
@@ -182,8 +182,8 @@ def function_of(
         summed.get_concrete_function()
         return summed
 
-    # The metrics are part of the graph, too: a custom metric may mix rows, or fail if there
-    # is more than one row.
+    # The metrics are analyzed together with the model, because a custom metric may mix
+    # rows, or fail if there is more than one row.
     with contextlib.suppress(Exception):
         return traced(lambda x, y: measured_rows(model, x, y, measure))
     return traced(alone)

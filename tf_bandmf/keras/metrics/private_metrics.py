@@ -1,8 +1,10 @@
 """Private metrics, each computed from a noisy sum of vectors, one for each record.
 
 Each record adds a vector of norm at most 1 to a sum, and the sum gets Gaussian noise.
-Numbers in an interval are first mapped linearly to [-1, 1], which halves their noise:
-under zero-out adjacency, a record that is left out adds 0, the middle of the interval.
+Numbers in an interval are first mapped linearly to [-1, 1], not to [0, 1]. In both
+cases, a record adds 1 at most; under zero-out adjacency, leaving the record out means
+that it adds 0. So the noise in the sum is the same. But it is divided by the length of
+[-1, 1], which is 2, so the resulting mean has half of the noise.
 """
 
 from __future__ import annotations
@@ -157,7 +159,7 @@ class PrivateLoss(_Mean):
 
 
 class PrivateMean(_Mean):
-    """The mean of a function of one record, in [0, bound].
+    """The mean, over all records, of a function with values in [0, bound].
 
     Args:
       function: function of the target and the output of one record, without a batch

@@ -90,11 +90,11 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
 
 
 def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
-    """Raises ValueError if the private state file is in a folder that a callback writes.
+    """Raises ValueError if the private state file is in the folder of a callback.
 
     Callbacks' folders are often shared, and `BackupAndRestore` deletes its folder after
-    training. Subfolders of the folder are refused, too, unless the working directory is
-    in the folder.
+    training. Subfolders of a callback's folder are refused, too, unless the working
+    directory is in that folder.
     """
     file, here = pathlib.Path(path).resolve(), pathlib.Path().resolve()
     for callback in each_callback(callbacks):

@@ -34,9 +34,9 @@ _RATE_FACTOR = 4.0
 # For longer plans, the learning rate is not checked: the advised rate depends on the
 # strategy's error, which may take a long time to compute.
 _QUICK_STEPS = 2048
-# Maximum differences from the plan's workload without a warning: in momentum, in the
-# share of a weight that remains after the decay of all steps, and in relative learning
-# rates. Such differences hardly change the error.
+# The largest differences from the plan's workload that cause no warning, because they
+# hardly change the error: in momentum, in the share of a weight that remains after the
+# decay of all steps, and in relative learning rates.
 _MOMENTUM, _SHRINKAGE, _RATE = 1e-3, 0.1, 0.05
 _SCALES = (
     keras.layers.Rescaling,
@@ -185,8 +185,8 @@ def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
       ranges: the ranges that the caller of `Plan.batches` declared for the values.
 
     Raises:
-      ValueError: if the gradients of all examples are zero, or the declared labels contain
-        a class that has no output.
+      ValueError: if all examples would have zero gradients, or the declared labels
+        contain a class that has no output.
     """
     layer, activation, size = _last_layer(model)
     loss, _ = _loss_of(model)

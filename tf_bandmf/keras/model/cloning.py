@@ -25,7 +25,7 @@ def cloned(
       model: a built Sequential or functional model. It and the models within it may be
         private.
       replace: function that returns a layer's replacement; or None, to clone the layer.
-      made: clones that were already made of shared layers, by the ids of the layers.
+      made: maps the ids of layers that were already cloned to their clones.
 
     Returns:
       A `keras.Sequential` or a functional `keras.Model`.
@@ -126,6 +126,7 @@ def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
     made = cloned(model, replaced)
     for layer, other in zip(all_layers(model), all_layers(made), strict=True):
         if not isinstance(layer, keras.Model):
-            # The moving mean and variance, which have no counterpart, come last.
+            # In batch normalization, the moving mean and variance are the last weights.
+            # Group normalization has none, so they are left out.
             other.set_weights(layer.get_weights()[: len(other.weights)])
     return made

@@ -124,8 +124,8 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
       weights that they adapt, as Keras does when it saves.
 
     Raises:
-      TypeError: if the model is not private, or `into` is, or the model's class cannot
-        be recreated.
+      TypeError: if the model is not private, `into` is private, or the model's class
+        cannot be recreated.
       ValueError: if `into` has another architecture.
     """
     if not isinstance(model, PrivateTraining):
@@ -143,7 +143,10 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
 
 
 def _again(model: keras.Model) -> keras.Model:
-    """Returns a new model of the plain class, with new weights; built if `model` is."""
+    """Returns a new model of the plain class, with new weights.
+
+    If `model` is built, the new model is built, too.
+    """
     is_made = type(model) in _PRIVATE_CLASSES.values()
     plain_class = type(model).__bases__[1] if is_made else None
     advice = (
@@ -169,7 +172,8 @@ def _again(model: keras.Model) -> keras.Model:
             plain.build_from_config(config)
         # Keras may mark a model as built although its layers are not, so the weights
         # are counted.
-    # Adapters' weights are not counted, because they are merged into other weights.
+    # With adapters, the numbers of weights cannot be compared: the adapters' weights are
+    # merged into other weights of the plain model.
     adapts = any(getattr(layer, "lora_enabled", False) for layer in all_layers(model))
     if len(plain.weights) < len(model.weights) and not adapts:
         raise TypeError(
@@ -179,7 +183,7 @@ def _again(model: keras.Model) -> keras.Model:
 
 
 def _copy_state(model: keras.Model, plain: keras.Model) -> None:
-    """Copies weights and vocabularies with the methods by which layers save and load.
+    """Copies weights and vocabularies, with the layers' methods to save and load them.
 
     This merges adapters, and recomputes values that depend on weights (as in
     `Normalization`).
@@ -202,8 +206,8 @@ def _copy_state(model: keras.Model, plain: keras.Model) -> None:
         [each for each in _layers(one) if hasattr(each, "save_assets")]
         for one in (model, plain)
     )
-    # If the plain model has different preprocessing layers, they keep their own
-    # vocabularies.
+    # If the two models have different preprocessing layers, the plain model keeps its
+    # own vocabularies.
     if [type(layer) for layer in layers] == [type(other) for other in others]:
         for layer, other in zip(layers, others):
             with tempfile.TemporaryDirectory() as folder:
@@ -287,7 +291,7 @@ def private_class(plain_class: type) -> type:
 
 def _get_config(plain_class: type) -> Any:
     def get_config(self: Any) -> dict[str, Any]:
-        """Returns the plain class' config, with the name of the plain class."""
+        """Returns the names of the plain class and its module, and its config."""
         return {
             _PLAIN: {
                 "module": plain_class.__module__,

@@ -27,7 +27,7 @@ _CHANGING = ("y", "sample_weight", "validation_split", "batch_size")
 
 
 def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
-    """Checks the data of `fit`, and adds class weights to them.
+    """Checks the data of `fit`, and returns them with class weights.
 
     Args:
       plan: plan of the optimizer.
@@ -66,7 +66,10 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def refuse_stream(batches: Any) -> None:
-    """Raises TypeError unless `plan.batches` made the batches, as resuming requires."""
+    """Raises TypeError if the batches are not from `plan.batches`.
+
+    A run on other batches cannot be resumed.
+    """
     if not isinstance(batches, BatchSchedule):
         raise TypeError(
             f"private_state and begin_run(...) need batches from plan.batches(...), found "
@@ -93,7 +96,7 @@ def check_validation(model: Any, fit_arguments: dict[str, Any]) -> None:
 
 
 def check_inputs(model: keras.Model, x: Any) -> None:
-    """For a model with one input, raises ValueError if `x` has another shape."""
+    """Raises ValueError if the model has one input, and `x` does not fit its shape."""
     leaves, inputs = tf.nest.flatten(x), getattr(model, "inputs", None) or []
     if len(leaves) == len(inputs) == 1:
         shape, expected = getattr(leaves[0], "shape", ()), tuple(inputs[0].shape)
@@ -144,7 +147,8 @@ def data_for_keras(model: Any, batches: Any, kwargs: Any, is_resumed: bool) -> A
 
     Args:
       model: private, compiled and built.
-      batches: the batches of the run; or the caller's stream, which is returned.
+      batches: the batches of the run; or the caller's stream, which is returned as it
+        is.
       kwargs: other arguments of `fit`. This function sets `steps_per_epoch` and, for a
         resumed run, `initial_epoch`. It lowers the model's `steps_per_execution` to a
         divisor of the steps per epoch.

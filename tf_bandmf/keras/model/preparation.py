@@ -43,7 +43,8 @@ class Contents(NamedTuple):
       rows: bool [B, K], True where a privacy unit has a row; None if each example is a
         unit. With `rows`, inputs and targets have the shape [B, K, ...].
       shares: the share of the clip norm that each example, or each row, may contribute.
-      count: the number of examples, int32 scalar, if the batch is padded.
+      count: the number of examples without padding, int32 scalar; None if the batch is
+        not padded.
     """
 
     x: Any
@@ -216,8 +217,8 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
       inputs: made-up inputs of several examples.
 
     Raises:
-      UnsupportedModelError: if the model gives an example other outputs in a batch than
-        by itself, and `make_private(alone=...)` does not name all these layers.
+      UnsupportedModelError: if an example's outputs depend on the rest of its batch,
+        and `make_private(alone=...)` does not name all these layers.
     """
     accepted = model._settings.alone
     names = [each.name for each in layers if each.name not in accepted]
@@ -243,7 +244,10 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
 
 
 def _mixes(model: keras.Model, inputs: Any) -> bool:
-    """Returns True if an example has other outputs in a batch than by itself."""
+    """Returns True if an example's outputs depend on the rest of its batch.
+
+    Returns False if the model draws random numbers, because outputs differ then anyway.
+    """
     together = tf.nest.flatten(model(inputs, training=False))
 
     def differ(place: int) -> bool:
@@ -254,8 +258,9 @@ def _mixes(model: keras.Model, inputs: Any) -> bool:
 
     again = tf.nest.flatten(model(inputs, training=False))
     draws_random_numbers = not all(map(_close, together, again))
-    # The last example is needed, too: in a cumulative sum over the batch, or in copies
-    # of the first example, the first output does not depend on the other examples.
+    # Comparing only the first example would not suffice: in a cumulative sum over the
+    # batch, or in copies of the first example, the first output does not depend on the
+    # other examples.
     return not draws_random_numbers and (differ(0) or differ(EXAMPLES - 1))
 
 

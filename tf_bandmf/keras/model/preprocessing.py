@@ -1,9 +1,9 @@
-"""Uses Keras' preprocessing layers as `map` functions, and cuts them off from models.
+"""Uses Keras' preprocessing layers as `map` functions, and splits them from models.
 
 Preprocessing layers (vocabularies, encodings, a `FeatureSpace`) have no trained
 weights. Their output depends on one example at a time, so they can be applied where the
-batches are made: `plan.batches(..., map=encode)`. There, a value for which a layer
-raises does not stop training.
+batches are made: `plan.batches(..., map=encode)`. If a layer raises an error for a
+value there, training goes on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _JOINING = (keras.layers.Concatenate, keras.layers.Flatten, keras.layers.Reshape
 
 
 def of_adapted(used: Iterable[Any]) -> tuple[str, ...]:
-    """Returns the statement's remark on layers that were adapted to data, if any."""
+    """Returns the statement's remark on layers that were adapted to data.
+
+    Returns an empty tuple if there are none.
+    """
     layers = [one for one in used if isinstance(one, keras.layers.Layer)]
     adapted = [inner for layer in layers for inner in adapted_layers(layer)]
     if not adapted:
@@ -71,7 +74,10 @@ class KerasDialect:
         return call
 
     def remarks(self, function: Any) -> tuple[str, ...]:
-        """Returns the remark on layers adapted to data that `function` is or uses."""
+        """Returns the statement's remark on layers that were adapted to data.
+
+        Returns an empty tuple if `function` neither is nor uses such a layer.
+        """
         used = [function]
         if inspect.isfunction(function):
             try:
@@ -83,7 +89,7 @@ class KerasDialect:
         return of_adapted(used)
 
     def seeded(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which layers draw seeds that follow from the example's."""
+        """Returns a context in which layers get their seeds from the example's seed."""
         numbers = itertools.count()
         return seeds_from(
             lambda: tf.random.experimental.stateless_fold_in(seed, next(numbers))

@@ -49,7 +49,7 @@ class PrivateFit:
 
     @property
     def statement(self) -> PrivacyStatement:
-        """The privacy statement of all runs on these data, also of those after this one.
+        """The privacy statement that covers all runs on these data, also later ones.
 
         Raises:
           ValueError: if these runs protect different privacy units; see
@@ -171,8 +171,8 @@ def fit_privately(
     model.compile(private, **compiling)
     history = model.fit(batches, epochs=plan.epochs, verbose=verbose, **fit_arguments)
     to_plain(model, into=released)
-    # Loading the model with Keras' default optimizer, RMSprop, would give a warning,
-    # because RMSprop has no variables before its first step.
+    # SGD avoids a warning when the saved model is loaded. Keras' default optimizer,
+    # RMSprop, would cause it, because it has no variables before its first step.
     released.compile("sgd", **compiling)
     return PrivateFit(released, plan, advice, history, model)
 
