@@ -172,8 +172,8 @@ def _again(model: keras.Model) -> keras.Model:
             plain.build_from_config(config)
         # Keras may mark a model as built although its layers are not, so the weights
         # are counted.
-    # With adapters, the numbers of weights cannot be compared: the adapters' weights are
-    # merged into other weights of the plain model.
+    # With adapters, the numbers of weights cannot be compared: the plain model has no
+    # adapters, since their weights are merged into other weights.
     adapts = any(getattr(layer, "lora_enabled", False) for layer in all_layers(model))
     if len(plain.weights) < len(model.weights) and not adapts:
         raise TypeError(

@@ -212,9 +212,10 @@ class Programs:
         return lambda *args: self._strategy.run(function, args=args)
 
     def _clip_all(self, contents: Contents, scales: Any, seed: Any) -> Any:
-        """Clips a batch at once, or one example at a time.
+        """Clips all examples of a batch at once, and returns the sums.
 
-        The latter happens if `clip` raises, or a replica's share of the batch is empty.
+        Examples are clipped one at a time if `clip` raises, or if a replica's share of
+        the batch is empty.
         """
         if all(map(_size, self._local(contents))):
             clipped = _unless_it_raises(self._clip, contents, scales, seed)
@@ -294,7 +295,7 @@ class Programs:
     def _clipped(
         self, contents: Contents, scales: Any, seed: tf.Tensor
     ) -> ClippedGradients:
-        """Returns the clipped sums of a batch, then its counts, if the plan has any.
+        """Returns the clipped sums of a batch, followed by its counts, if any.
 
         The same seed gives the same result.
         """

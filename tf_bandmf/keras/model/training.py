@@ -82,7 +82,7 @@ class PrivateTraining(BuiltBefore, _Model):
 
         class MyModel(tf_bandmf.keras.extending.PrivateTraining, keras.Model): ...
 
-    `make_private` does this for Sequential and Functional models. Evaluation,
+    `make_private` creates such a class for the model that it gets. Evaluation,
     prediction and saving work as for the plain model.
 
     Formal guarantee: with a `PrivateOptimizer`, the training data reach the weights
@@ -131,8 +131,8 @@ class PrivateTraining(BuiltBefore, _Model):
 
         Raises:
           TypeError, ValueError: if the data are not the plan's, the plan has too few
-            steps left, or the private state file would be in a folder that a callback
-            writes. Nothing was trained then.
+            steps left, or the private state file would be in the folder of a
+            callback. Nothing was trained then.
           RuntimeError: if TensorFlow may round float32 products in this process, which
             would make norms wrong. The message says how to turn rounding off.
           BudgetExceededError, LedgerError: if the ledger of the plan does not allow the
@@ -332,8 +332,8 @@ class PrivateTraining(BuiltBefore, _Model):
             raised if its batch belongs to the step that was taken.
             """
             nonlocal programs
-            # This is repeated, because a callback could have set TensorFlow to round
-            # products.
+            # This check is repeated for each execution, because a callback could have
+            # changed TensorFlow's settings, so that it rounds products.
             prepare_process()
             logs, spec = None, getattr(iterator, "element_spec", None)
             with run.turn, optimized_once():
@@ -358,7 +358,8 @@ class PrivateTraining(BuiltBefore, _Model):
         """Returns the programs of the training step, cached until a setting changes.
 
         Args:
-          batch: a batch, to prepare the programs for steps; None to take no steps.
+          batch: a batch for which the programs are prepared; None if no steps will be
+            taken.
           spec: the specs that all batches match, if they are known.
           applies: True for steps that apply their gradients.
         """
@@ -367,8 +368,8 @@ class PrivateTraining(BuiltBefore, _Model):
         key = bool(self.jit_compile), self._settings, [*map(id, parts)]
         traced = self._training.programs
         if traced is None or traced[0] != key:
-            # The cache keeps these objects alive, so no new object gets one of their
-            # ids.
+            # The cache keeps the objects in `parts` alive, so no new object gets one of
+            # their ids.
             self._training.programs = traced = (key, Programs(self), parts)
         if batch is not None:
             traced[1].prepare(batch, spec, applies)
@@ -452,9 +453,9 @@ class PrivateTraining(BuiltBefore, _Model):
         """Brings the weights of lazy tables up to date; call it between two steps.
 
         With `make_private(tables="lazy")`, the variables of the tables' layers change
-        only when the tables are released. `fit` releases them at the end of each epoch,
-        and `evaluate` and `predict` before they begin. Without lazy tables, this method
-        does nothing.
+        only when the tables are released. `fit` releases them at the end of each epoch;
+        `evaluate` and `predict` release them before they begin. Without lazy tables,
+        this method does nothing.
 
         Raises:
           InvalidArgumentError: if something else changed a table since its last release,
@@ -521,7 +522,7 @@ class PrivateTraining(BuiltBefore, _Model):
         return optimizer.run.statement(unit, remarks)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads weights as Keras does; the run's statement then mentions it."""
+        """Loads weights as Keras does; the run's statement says that it was done."""
         if self.built and isinstance(self.optimizer, PrivateOptimizer):
             # The file may contain the optimizer's variables, so they are created first.
             preparation.build(self)
@@ -534,7 +535,7 @@ class PrivateTraining(BuiltBefore, _Model):
         self._training.were_loaded = True
 
     def set_weights(self, weights: Any) -> None:
-        """Sets weights as Keras does; the run's statement then mentions it."""
+        """Sets weights as Keras does; the run's statement says that it was done."""
         super().set_weights(weights)
         self._training.were_loaded = True
 
@@ -555,7 +556,10 @@ class PrivateTraining(BuiltBefore, _Model):
             return super().save(path, *args, **kwargs)
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """Saves the weights as Keras does, with the same additions as `save`."""
+        """Saves the weights as Keras does; the run can be resumed from the file.
+
+        See `save`.
+        """
         with self._recorded(filepath, args, kwargs) as path:
             return super().save_weights(path, *args, **kwargs)
 

@@ -158,8 +158,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         """Returns the factors that scale the next step's gradients before clipping.
 
         Returns:
-          Float32 tensors in the shapes of the weights. None if the clipping does not
-          scale gradients, or the optimizer is not built yet (all factors are 1 then).
+          Float32 tensors in the shapes of the weights. None if all factors are 1:
+          because the clipping does not scale gradients, or the optimizer is not built.
         """
         if not (self.clipping.scaling and self.built):
             return None
@@ -190,7 +190,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         return self.run.statement(unit, self.clipping.remarks())
 
     def vouch_for_weights(self, reason: str) -> None:
-        """Lets the next step start from weights that something else changed or trained.
+        """Lets the next step start from weights that no private step has computed.
 
         The caller asserts that the change used no private data except gradients that
         already have noise. For example, the weights may come from an earlier step of
@@ -321,7 +321,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: float | None) -> None:
-        # Keras' base class and LossScaleOptimizer set this attribute to None.
+        # None is accepted, because Keras' base class and LossScaleOptimizer set it.
         if value is not None:
             raise AttributeError(
                 "loss_scale_factor cannot be set later: pass it to PrivateOptimizer(...)."
@@ -393,6 +393,7 @@ def check_inner(inner: keras.optimizers.Optimizer) -> None:
     """Checks an inner optimizer, whose settings may have changed since the last check.
 
     Raises:
+      TypeError: if it is not a Keras optimizer.
       ValueError: if the optimizer is private, scales losses or accumulates gradients.
     """
     if not isinstance(inner, keras.optimizers.Optimizer):

@@ -111,10 +111,10 @@ NO_SCHEDULE = -1
 
 
 def facts(batch: Any) -> tf.Tensor:
-    """Returns the numbers by which `checked` recognizes a batch; int64, in a graph.
+    """Returns the numbers by which `checked` recognizes a batch, as one int64 tensor.
 
-    They are the batch's digest; for a batch of a schedule, also its fingerprint, step,
-    plan, schedule, part and number of parts.
+    The first number is the batch's digest. For a batch of a schedule, its fingerprint,
+    step, plan, schedule, part and number of parts follow.
     """
     with tf.device("/CPU:0"):
         if not batches_lib.is_scheduled_batch(batch):
@@ -143,8 +143,8 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
 
     Args:
       run: a run that has begun.
-      parts: the result of `facts` for each part of the batch that a replica of this
-        process takes.
+      parts: the results of `facts`, one for each replica of this process, for the part
+        of the batch that the replica takes.
       step: the coming step.
 
     Raises:
@@ -203,7 +203,8 @@ def _watch(run: Run, digests: Iterable[int], step: int) -> None:
     for digest in digests:
         last, count = run.returned.get(digest, (-math.inf, 0))
         if step == last:
-            # The step was interrupted, and is repeated with the same batch.
+            # The batch has not returned: it belongs to an interrupted step, which is
+            # repeated.
             continue
         run.returned[digest] = step, count + 1
         if step - last < use.min_separation or count >= most:
@@ -271,9 +272,10 @@ def record(run: Run, schedule_id: int) -> None:
 
 
 def refuse_second(run: Run, schedule_id: int) -> None:
-    """Raises RuntimeError if this is a second run, without `additional_run=True`.
+    """Raises RuntimeError if a second run is not announced by `additional_run=True`.
 
-    It also raises if another run used the same secret sample, even with
+    A run is a second one if another run used the same weights or examples. The error is
+    also raised if another run used the same secret sample, even with
     `additional_run=True`.
 
     Args:

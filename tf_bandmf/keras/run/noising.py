@@ -180,10 +180,10 @@ class Noising:
         return Noisy(gradients, [], drawn, counts)
 
     def recent_steps(self, step: Any) -> Any:
-        """Returns the last `key_terms` steps up to `step`, sorted by their remainders.
+        """Returns the last `key_terms` steps up to and including `step`.
 
-        The step at index i has remainder i modulo `key_terms`. Steps before the first
-        are negative.
+        The step at index i has the remainder i modulo `key_terms`. If fewer steps
+        precede `step`, the missing ones have negative numbers.
         """
         terms = self.generator.key_terms
         return step - (step - np.arange(terms)) % terms
@@ -234,7 +234,7 @@ def noisy_mean(
     stddev: float,
     batch_size: float,
 ) -> tf.Tensor:
-    """Divides the noisy sum by the batch size, and rounds to the grid of the noise."""
+    """Returns the noisy mean, rounded to the grid of the noise."""
     # The grid is a power of two, by which float32 divides exactly.
     grid = grid_of(stddev / batch_size)
     return tf.round((total + stddev * noise) / batch_size / grid) * grid
