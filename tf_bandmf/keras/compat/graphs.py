@@ -68,8 +68,8 @@ def forget_gradients(operations: Iterable[Any]) -> None:
 def nodes_of(op: Any) -> Iterator[Any]:
     """Yields the node of an operation, and the nodes of all functions that it calls.
 
-    If no graph around the operation defines a function, its content is unknown, and a
-    node with the function's name stands for it.
+    If neither the operation's graph nor an outer graph defines a function, the nodes of
+    the function are unknown. Then one node with the function's name is yielded instead.
     """
     seen: set[str] = set()
     pending = [op.node_def]

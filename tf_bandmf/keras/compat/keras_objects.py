@@ -110,7 +110,7 @@ def loss_parts(loss: CompileLoss | None) -> list[Any]:
 
 
 def copied_loss(source: CompileLoss, copy_class: type[CompileLoss]) -> CompileLoss:
-    """Returns a copy of class `copy_class`, which is built if `source` is built."""
+    """Returns `source` as a new `copy_class`, which is built if `source` is built."""
     copy, not_shared = copy_class(None), ("_metrics", "_tracker")
     vars(copy).update({k: v for k, v in vars(source).items() if k not in not_shared})
     return copy
@@ -219,7 +219,7 @@ def maker_of(tensor: keras.KerasTensor) -> Any:
 def metric_handles(model: Any) -> set[int]:
     """Ids of the resource handles of all metric variables.
 
-    Metrics in the arguments of `compile` are included before Keras builds them.
+    These include metrics that were passed to `compile` and are not built yet.
     """
     variables = list(model.metrics_variables)
     compiled = getattr(model, "_compile_metrics", None)

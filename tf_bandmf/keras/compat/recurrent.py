@@ -2,7 +2,7 @@
 
 On a GPU, Keras runs LSTM and GRU as one cuDNN operation over all time steps, which
 cannot be analyzed. Within a private step, frozen recurrent layers run step by step, as
-on a CPU. (Trained recurrent layers have their own rule.)
+on a CPU. (Trained recurrent layers have a layer rule.)
 
 Tests that fail if this breaks: `tests/keras/compat/test_recurrent.py`.
 """

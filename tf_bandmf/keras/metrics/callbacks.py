@@ -55,8 +55,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
         """Raises ValueError if too few evaluations are left, or if they would fail."""
         run = self.model._private_optimizer().run
         left, needed = evaluations_left(run), self.params["epochs"] // self._every
-        # Only new runs are checked: a resumed run may repeat evaluations that it made
-        # before, and repeating them costs nothing.
+        # A run that has taken steps is not checked: if it was resumed, it may repeat
+        # evaluations that it made before, and repeating them costs nothing.
         if not run.step and needed > left:
             raise ValueError(
                 f"PrivateEvaluation needs {needed} private evaluations, but the plan has "

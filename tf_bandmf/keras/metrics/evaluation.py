@@ -50,7 +50,7 @@ def evaluate_privately(
     users: Any = None,
     batch_size: int = 256,
 ) -> NoisyMetrics:
-    """Returns noisy metrics of private data; spends one of the plan's evaluations.
+    """Returns noisy metrics of private data; this is one of the plan's evaluations.
 
         plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
         ...
@@ -123,7 +123,7 @@ def evaluations_left(run: Run) -> int:
 
 
 def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
-    """Adds noise to sums over records; spends one of the plan's evaluations.
+    """Returns sums with noise added; this is one of the plan's evaluations.
 
     Args:
       run: a run of a plan with evaluations.

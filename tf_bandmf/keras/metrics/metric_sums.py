@@ -72,7 +72,7 @@ def sums_of(
 
 
 def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
-    """Returns the compiled function that sums `metrics` over a batch, cached.
+    """Returns the compiled function that sums `metrics` over a batch, from a cache.
 
     A new one is compiled when the metrics, the loss, the layers, the weights, or the
     shapes or dtypes of the batch change.

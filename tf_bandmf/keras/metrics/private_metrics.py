@@ -2,9 +2,9 @@
 
 Each record adds a vector of norm at most 1 to a sum, and the sum gets Gaussian noise.
 Numbers in an interval are first mapped linearly to [-1, 1], not to [0, 1]. In both
-cases, a record adds 1 at most; under zero-out adjacency, leaving the record out means
-that it adds 0. So the noise in the sum is the same. But it is divided by the length of
-[-1, 1], which is 2, so the resulting mean has half of the noise.
+cases, a record adds a number of absolute value 1 at most (under zero-out adjacency, a
+record that is left out adds 0), so the sum gets the same noise. But [-1, 1] is twice as
+long as [0, 1], so the noise is half as large in proportion to the interval.
 """
 
 from __future__ import annotations

@@ -119,9 +119,9 @@ def check_passes(
       fit_arguments: arguments of `fit`: `epochs`, `initial_epoch`, `steps_per_epoch`.
 
     Raises:
-      ValueError: if there would be several passes over the dataset, and a pass has
-        fewer steps than the plan's min separation, or there are more passes than the
-        plan's maximum number of participations.
+      ValueError: if there would be several passes over the dataset, and either a pass
+        has fewer steps than the plan's min separation, or the number of passes exceeds
+        the plan's maximum number of participations.
     """
     if not (isinstance(data, tf.data.Dataset) and isinstance(participation, MinSep)):
         return

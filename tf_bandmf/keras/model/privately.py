@@ -108,7 +108,7 @@ def fit_privately(
       metrics: as for `compile`; by default, those that the model is compiled with.
       microbatch_size: as for `make_private`.
       additional_run: True if another run used these data: the statement then covers both.
-      verbose: as for `fit`; 0 also prints no advice.
+      verbose: as for `fit`; if it is 0, the advice is not printed, either.
       **fit_arguments: as for `fit` of private models: `validation_data`, `callbacks`,
         `class_weight`, `private_state`.
 

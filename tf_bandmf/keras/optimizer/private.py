@@ -190,7 +190,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         return self.run.statement(unit, self.clipping.remarks())
 
     def vouch_for_weights(self, reason: str) -> None:
-        """Lets the next step start from weights that no private step has computed.
+        """Lets the next step start from weights that were changed between steps.
 
         The caller asserts that the change used no private data except gradients that
         already have noise. For example, the weights may come from an earlier step of

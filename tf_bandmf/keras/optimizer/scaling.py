@@ -9,17 +9,17 @@ clips it, adds the noise, and divides the noisy mean by s:
     scaled_t = sum over examples of clip(s_t * g)
     noisy_t  = (scaled_t + noise_stddev (C^-1 Z)_t) / (expected_batch_size s_t)
 
-`clip` limits each example's norm to the clip norm; C is the strategy matrix. s_t is
-computed from the optimizer's v, which depends only on the noisy gradients before step t.
-So scaled_t is an adaptive query: it depends on earlier releases. At every step, it has
-the same sensitivity. With Gaussian noise, adaptive queries are as
-private as fixed ones (Denisov et al., 2022, arXiv:2202.08312, theorem 2.1), and
-dividing by s_t is post-processing.
+`clip` limits the norm of each example's scaled gradient to the clip norm; C is the
+strategy matrix. s_t is computed from the optimizer's v, which depends only on the noisy
+gradients before step t. So scaled_t is an adaptive query: it depends on earlier
+releases. At every step, it has the same sensitivity. With Gaussian noise, adaptive
+queries are as private as fixed ones (Denisov et al., 2022, arXiv:2202.08312, theorem
+2.1), and dividing by s_t is post-processing.
 
 In scaled coordinates, correlated noise cancels over the steps. After the division by
 s_t, it cancels less exactly, because s_t changes from step to step. But s_t changes
-only as slowly as v. Adam multiplies the noisy gradients by about s_t again, so the noise
-also cancels in the updates of the weights.
+only as slowly as v. Adam multiplies the noisy gradients by about s_t again, so the
+noise also cancels in the updates of the weights.
 """
 
 from __future__ import annotations
