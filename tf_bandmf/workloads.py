@@ -1,9 +1,9 @@
 """Workloads, which describe how an optimizer adds up noisy gradients in the model.
 
 The model after step `i` contains a weighted sum of the gradients of all steps so far. Row
-`i` of the workload matrix `A` contains the weights. Every workload of this module is
-`A = T^-1 diag(learning_rates)` with a banded Toeplitz `T`, so errors can be computed in
-time O(n) for n steps.
+`i` of the workload matrix `A` contains the coefficients of this sum. In this module,
+`A` always has the form `T^-1 diag(learning_rates)` with a banded Toeplitz matrix `T`.
+Therefore errors can be computed in time O(n) for n steps.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def from_inverse(
     learning_rates: npt.ArrayLike | None = None,
     name: str = "custom",
 ) -> Workload:
-    """Returns the workload of any linear optimizer, from the diagonals of `T`.
+    """Returns the workload of a linear optimizer, given the diagonals of `T`.
 
     Args:
       num_steps: number of steps.

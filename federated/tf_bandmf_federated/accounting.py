@@ -3,12 +3,12 @@
     measured = measure_participation({round: names of the clients})
     guarantee = measured_guarantee(plan, measured)
 
-The record of a run gives the minimum separation b and the maximum number of
-participations k of all devices. The measured guarantee is the guarantee of the plan's
-strategy and noise under MinSep(b, k). arXiv:2306.08153 (section 6, App. K.1) reports a
-production run in the same way. If the measured b is below the number of bands, the
-columns of C for the rounds of one device overlap. The sensitivity then comes from
-Theorem 3 (Alg. 4) of this paper or from a sharper bound; see
+The record of a run determines b, the minimum separation over all devices, and k, the
+maximum number of participations of one device. The measured guarantee is the guarantee
+of the plan's strategy and noise under MinSep(b, k). arXiv:2306.08153 (section 6, App.
+K.1) reports a production run in the same way. If the measured b is below the number of
+bands, the columns of C for the rounds of one device overlap. The sensitivity then comes
+from Theorem 3 (Alg. 4) of arXiv:2306.08153 or from a sharper bound; see
 `tf_bandmf.analysis.sensitivity`.
 
 Scope of the measured guarantee:
@@ -18,8 +18,8 @@ Scope of the measured guarantee:
   "the participation pattern does not change".)
 - Therefore neighboring data sets have the same b and k. However, b and k are computed
   without noise from the participations of all devices, so the guarantee does not cover
-  their publication. The plan's own guarantee, which the devices enforce, does not
-  depend on the measured b and k.
+  their publication. The plan's own guarantee, whose limits the devices enforce, does
+  not depend on the measured b and k.
 - The record must contain every contribution that entered a sum. A record with
   additional entries, such as devices that dropped out, yields a larger epsilon, which
   is also valid.
@@ -86,7 +86,7 @@ class MeasuredParticipation:
 
         Args:
           round_number: round of the participation, from 0.
-          last: round of the client's previous participation.
+          last: round of the client's previous participation; ignored if `count` is 0.
           count: number of the client's earlier participations.
         """
         gaps = [round_number - last] if count else []
@@ -131,7 +131,7 @@ class MeasuredGuarantee:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise standard deviation, divided by the measured sensitivity."""
+        """The noise stddev for clip norm 1, divided by the measured sensitivity."""
         plan = self.plan
         return plan.unit_noise_stddev / self.sensitivity.value
 

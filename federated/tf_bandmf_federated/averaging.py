@@ -1,6 +1,6 @@
-"""A server for federated averaging in NumPy, for engines that only send messages.
+"""A server for federated averaging in NumPy, for frameworks that only send messages.
 
-The engine, for example Flower, provides one function, `exchange`, which sends a round's
+The framework, for example Flower, needs one function, `exchange`, which sends a round's
 model to devices and passes on their answers. This module does everything that the
 guarantee requires. Updates are clipped again and added up as they arrive, with uniform
 weights (`exact_sum`). The noise of the round is added to the sum, no matter which

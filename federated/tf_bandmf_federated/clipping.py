@@ -31,7 +31,7 @@ _DOT = 1 << 13
 
 
 class Bounded(NamedTuple):
-    """An update, and the factor by which it is multiplied before it is added.
+    """An update, and the factor that multiplies it before it is added to a sum.
 
     Attributes:
       update: float32 arrays.
@@ -49,7 +49,7 @@ class Bounded(NamedTuple):
 
 
 def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
-    """Computes the clipping factor of `clip_update` without applying it.
+    """Returns the update with its clipping factor, which is not applied yet.
 
     Args:
       update: arrays of floats, which are converted to float32.
@@ -115,12 +115,12 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
 
 
 def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
-    """Returns the norm five times as fast as `norm_of`; NaN if float32 is too coarse.
+    """Computes the norm five times as fast as `norm_of`; NaN if it is too inaccurate.
 
     Squares are added up in float32, in rows of 64 numbers, with a relative error below
-    64 2^-24 (Higham, cited in `norm_of`). Therefore the relative error of the norm is
-    below 2^-19. The result is NaN if squares that overflow or underflow could make the
-    error larger.
+    64 * 2^-24 = 2^-18 (Higham, cited in `norm_of`). The norm is the square root of the
+    sum, so its relative error is below 2^-19. The result is NaN if squares that
+    overflow or underflow could make the error larger than this.
     """
     total = math.fsum(in_chunks(_quick_squares, arrays))
     size = sum(array.size for array in arrays)

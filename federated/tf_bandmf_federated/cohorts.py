@@ -15,7 +15,8 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import may_take_part
 from tf_bandmf_federated.ledger import Ledger
 
-# The histories of at least this many devices are read from the ledger at a time.
+# The histories of this many devices are read from the ledger at a time: more if a round
+# needs more devices, fewer if no more are available.
 _LOOKED_UP = 2_000
 
 

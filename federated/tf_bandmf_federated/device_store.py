@@ -6,7 +6,7 @@ plan and not to a run, so a second run of the plan continues the first run's rec
 
 | file | contents |
 |---|---|
-| `<plan>.device` | name, participations, last round, its receipt and request digest |
+| `<plan>.device` | name, participations, last round with receipt and request digest |
 | `<plan>.update` | the contribution of the last round, to answer a repeated request |
 
 A participation is recorded before the device trains, so a device that is killed during
@@ -82,7 +82,7 @@ class DeviceStore:
     def begin(
         self, round_number: int, request: str, receipt: str = ""
     ) -> list[np.ndarray] | None:
-        """Counts a participation in a round, and returns when the count is on disk.
+        """Records a participation on disk, or returns the answer to a repeated request.
 
         Args:
           round_number: the round for which the server asks the device.
@@ -90,10 +90,10 @@ class DeviceStore:
           receipt: the server's receipt for this round.
 
         Returns:
-          None if the request is new. In this case, the device must compute its
-          contribution and store it with `keep`. Otherwise, the contribution that was
-          stored for this request, so that the server gets the same answer again and
-          learns nothing new.
+          None if the request is new. The participation is then on disk, and the device
+          must compute its contribution and store it with `keep`. If the request is
+          repeated, the result is the contribution that was stored for it, so that the
+          server gets the same answer again and learns nothing new.
 
         Raises:
           Refused: if the plan does not permit the device to take part in the round, or
@@ -155,7 +155,7 @@ class DeviceStore:
             return [archive[f"a{i}"] for i in range(len(archive.files) - 1)]
 
     def _read(self) -> dict[str, Any]:
-        """Reads the record without a lock, because it is replaced atomically."""
+        """Reads the record without a lock, because writers replace it atomically."""
         content = json.loads(Journal(self._path).read()[0])
         if content["format"] != _FORMAT:
             raise ValueError(

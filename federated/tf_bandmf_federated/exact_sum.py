@@ -6,13 +6,14 @@ is rounded toward zero to an integer multiple of a unit, and the integers are ad
 
     added = trunc(update * factor / unit)
 
-Here, the unit is 2^-24 times the smallest power of two above the clip norm.
+Here, `factor` is the clipping factor of the update, and `unit` is 2^-24 times the
+smallest power of two above the clip norm.
 
 Rounding toward zero does not increase the magnitude of any coordinate, so the
 sensitivity does not increase. An update loses less than one unit in each coordinate.
 The unit depends only on the clip norm: if it depended on the number of devices in a
-round, an additional device would change the rounding of all updates, and neighboring
-sums would differ by more than the device's update.
+round, an additional device would change the rounding of all updates, and the sums of
+neighboring data sets would differ by more than the device's update.
 
 For up to 127 updates, the sum is int32 and takes as much memory as the model. For more
 updates, it is int64 and takes twice as much.
@@ -90,9 +91,10 @@ class ExactSum:
         if self._left == 0:
             raise ValueError("The sum already has its maximum number of updates.")
         self._left -= 1
-        # Rounding the product to float32 increases its norm by less than the margin
-        # that `bound_update` leaves below the clip norm. If the factor is 1, the product
-        # is exact.
+        # `_fold` rounds the products of `scale` and the update to float32. This
+        # increases their norm by less than the margin that `bound_update` leaves below
+        # the clip norm. If the factor is 1, `scale` is a power of two, and the products
+        # are exact.
         scale = np.float32(bounded.factor / self.unit)
         ends = np.cumsum([array.size for array in bounded.update])
         sums = [self.units[n - a.size : n] for n, a in zip(ends, bounded.update)]

@@ -28,10 +28,11 @@ def blocks(start: int, end: int, size: int = BLOCK) -> Iterator[slice]:
 
 
 def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
-    """Calls `work(chunk, ...)` for all chunks of the arrays, in threads, in any order.
+    """Calls `work(chunk, ...)` for all chunks of the arrays, and returns the results.
 
-    The division into chunks does not depend on the number of threads. Threads run in
-    parallel, because NumPy releases the global interpreter lock.
+    The calls run in threads, and the order of the results is unspecified. The division
+    into chunks does not depend on the number of threads. Threads run in parallel,
+    because NumPy releases the global interpreter lock.
 
     Args:
       work: function that takes one chunk from each group. A chunk is a one-dimensional

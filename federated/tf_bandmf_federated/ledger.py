@@ -102,9 +102,9 @@ class RoundRecord:
 
     Attributes:
       round_number: the round, from 0.
-      point: SHA-256 of all entries up to the round's `started` entry. The entries
-        include the digest of the previous state and a random number. The noise of the
-        round is bound to `point`.
+      point: SHA-256 of all entries up to and including the round's `started` entry.
+        The entries include the digest of the previous state and a random number. The
+        noise of the round is bound to `point`.
       measured: the measured participation up to and including this round.
       skipped_because: reason for skipping the round; None for a round with a result.
     """
@@ -182,7 +182,7 @@ class Ledger(contextlib.AbstractContextManager):
             return tuple(name for (name,) in database.execute(_COHORT, [round_number]))
 
     def history(self, names: Sequence[str], round_number: int) -> np.ndarray:
-        """Returns the participations of each device before a round.
+        """Returns each device's last round and number of participations before a round.
 
         Returns:
           int64, shape [names, 2]: the last round in which the device took part (or
@@ -273,7 +273,7 @@ class Ledger(contextlib.AbstractContextManager):
         )
 
     def released(self, round_number: int) -> None:
-        """Records that all releases after a round are complete.
+        """Records that all releases of a round are complete.
 
         Raises:
           ValueError: if a different entry is expected next.

@@ -35,8 +35,9 @@ class RoundNoise:
     round 0.
 
     Args:
-      plan: plan whose strategy generates the noise. If it has a test seed, a key from
-        this seed replaces the key in the state.
+      plan: plan whose strategy determines the noise. If the plan has a test seed, the
+        noise is generated with a key derived from this seed, and not with the key in
+        the state.
       num_parameters: d, the number of parameters.
 
     Raises:
@@ -57,8 +58,8 @@ class RoundNoise:
         )
         shape = [self._generator.memory_vectors, self._generator.shard_size]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
-        # Digests of the rounds whose noise the ring buffer has generated. None means
-        # that the buffer's content is unknown.
+        # The digests of all rounds through which the ring buffer has been advanced.
+        # None means that the buffer's content is unknown.
         self._drawn: np.ndarray | None = np.zeros([0], np.int64)
         # The secret key of the state that was used last.
         self._secret = b""
@@ -184,8 +185,9 @@ class RoundNoise:
     def _from_buffer(self, keys: tf.Tensor, digests: np.ndarray) -> tf.Tensor:
         """Returns the noise of the last round in `digests`, from the ring buffer.
 
-        If the buffer has not generated the noise of some earlier rounds yet, that noise
-        is generated first, in order.
+        The buffer must be advanced through all rounds in order. If earlier rounds are
+        missing, their noise is generated first. If the buffer belongs to other digests,
+        it is rebuilt from round 0.
         """
         drawn, first = self._drawn, 0
         # The buffer's content is unknown until all steps are done.

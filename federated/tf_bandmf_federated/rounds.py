@@ -45,7 +45,7 @@ class Engine(Protocol):
         """Returns the state before round 0 of a new run."""
 
     def no_metrics(self) -> Any:
-        """Returns the metrics of a round without a result, structured as in `run`."""
+        """Returns metrics of a round without a result, structured as those of `run`."""
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
         """Runs a round with the selected devices; returns the new state and metrics.

@@ -1,9 +1,9 @@
 """The registry of strategy families, with one `Family` record per family.
 
-All code outside a family's module (plans, tables, the mechanism "auto", the search for
-bands, the command line and the contract tests) knows the family only by this record. To
-add a family, write a module that ends with `register(Family(...))`, and import it in
-`strategies/__init__.py`.
+All code outside a family's module uses the family only through this record. This holds
+for plans, tables, the mechanism "auto", the search for the number of bands, the command
+line and the contract tests. To add a family, write a module that ends with
+`register(Family(...))`, and import it in `strategies/__init__.py`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _OTHERS = ("column_normalized", "objective", "epsilon", "delta")
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option whose value is a number after the name of a family, as in "bisr:4".
+    """An option whose value follows the name of the family, like the 4 in "bisr:4".
 
     Attributes:
-      name: name of the argument of `Family.build`. If it is "bands", the value is a
-        number of diagonals, and comparisons try powers of two. Any other integer is a
-        number of stored vectors, and comparisons try only the default. A float is a
-        fraction in [0, 1).
+      name: name of the argument of `Family.build` that gets the value. The argument
+        "bands" is a number of diagonals, for which comparisons may try several values.
+        Any other integer argument is a number of stored vectors, for which comparisons
+        try only the default. A float argument is a fraction in [0, 1).
       convert: type of the value: int or float.
       default: default value of an integer option other than "bands".
     """
@@ -60,15 +60,16 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Refinement:
-    """The relation of a slow family to a fast one whose error is slightly larger.
+    """The relation of a slow family to a fast family with a slightly larger error.
 
-    The error of the fast family is at most a few percent larger.
+    The fast family's error is at most a few percent above that of the slow family.
+    Therefore, on workloads without a learning-rate schedule, the mechanism "auto" first
+    tries the fast family. If the fast family's error is far above the smallest error of
+    all families tried, "auto" skips the slow family. Otherwise, under cyclic sampling,
+    the slow family gets as many bands as the fast family has.
 
     Attributes:
-      of: name of the fast family. The mechanism "auto" considers it on workloads
-        without a learning-rate schedule: if the error of the fast family is far above
-        the smallest error, "auto" skips the slow family; otherwise, under cyclic
-        sampling, it gives the slow family as many bands as the fast one has.
+      of: name of the fast family.
       largest_work: maximum `n * bands^2` for which "auto" tries the slow family,
         where n is the number of steps.
     """
@@ -87,14 +88,16 @@ class Family:
       build: function of workload, participation and options that returns the strategy.
         Its signature determines which options it takes, from among `numbers`,
         "epsilon", "delta", "column_normalized" and "objective". All are optional. If
-        `is_optimized`, `build_strategy` always passes "bands".
+        `is_optimized` is True and "bands" is one of `numbers`, `build_strategy` always
+        passes "bands".
       numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
       aliases: other names by which users can request the family.
       auto: rank in the tables of the mechanism "auto" and of `compare`, where a family
         comes after the family that it refines; None if the family is in neither table.
-      banded: the matrix that has few bands. "C" allows amplification by cyclic
-        sampling. "inverse" means `C^-1`, for which the generator regenerates earlier
-        normals instead of storing them. None means neither matrix.
+      banded: which matrix has few bands. "C" means `C`; cyclic sampling amplifies the
+        privacy of such families. "inverse" means `C^-1`; the noise generator then
+        regenerates earlier normal variates instead of storing noise vectors. None means
+        neither matrix.
       is_optimized: True if `build` optimizes numerically. Results are then cached, and
         more bands (up to the min separation) never increase the error.
       refinement: relation to a faster family. Compared with it, this family has a
@@ -133,8 +136,9 @@ class Family:
         """True if `build` takes a privacy budget, on which the best strategy depends.
 
         The mechanism "auto" compares such families only if the accountant simulates the
-        amplification. Otherwise, the noise for any budget is proportional to a norm of
-        the matrix, so the best strategy does not depend on the budget.
+        amplification. Otherwise, the required noise is the product of a norm of the
+        matrix and a factor that depends only on the budget. The same strategy is then
+        the best for every budget.
         """
         return "epsilon" in self.options
 
@@ -159,8 +163,8 @@ def register(family: Family) -> Family:
     """Registers a family under its name and its aliases.
 
     Raises:
-      ValueError: if a name is already registered, or if `build` does not take an option
-        of the family.
+      ValueError: if a name is already registered, or if `build` has no argument for one
+        of the options in `numbers`.
     """
     for option in family.numbers:
         if option.name not in family.options:
@@ -263,7 +267,7 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
     An example is "bisr:4". The value is the number of bands, lambda for "lambda_cgd",
     or the number of buffers for "blt"; if it is omitted, the mechanism chooses it.
     "bifr" takes a second value, gamma. The suffix ":normalized" scales the columns of
-    `C` to norm 1. In families that optimize an objective, the suffix ":max" minimizes
+    `C` to norm 1. For families that optimize an objective, the suffix ":max" selects
     the maximum error over all steps (MaxSE) instead of the mean error (RMSE).
 
     Returns:
@@ -337,11 +341,11 @@ def default_bands(workload: Workload, participation: Participation) -> int:
 
 
 def with_best_bands(build: Callable[..., Strategy]) -> Callable[..., Strategy]:
-    """Returns a builder of strategies that can also choose the number of bands.
+    """Returns a function that calls `build`, and can choose the number of bands.
 
     Args:
-      build: function of the workload, the number of bands and `column_normalized` that
-        returns a strategy without optimization.
+      build: function of the workload, the number of bands and `column_normalized`. It
+        computes a strategy without numerical optimization.
 
     Returns:
       A function that can be the `build` of a `Family`. If the number of bands is

@@ -1,12 +1,13 @@
 """Square-root strategies: `C` approximates the square root of the workload matrix.
 
-* BSR keeps the first bands of `C = A^(1/2)`: Kalinin, Lampert, "Banded Square Root
-  Matrix Factorization for Differentially Private Model Training", arXiv:2405.13763.
-* BISR keeps the first bands of `C^-1 = A^(-1/2)`: Kalinin, McKenna, Upadhyay, Lampert,
-  "Back to Square Roots", arXiv:2505.12128.
+* BSR: `C` consists of the first diagonals of `A^(1/2)`. Source: Kalinin, Lampert,
+  "Banded Square Root Matrix Factorization for Differentially Private Model Training",
+  arXiv:2405.13763.
+* BISR: `C^-1` consists of the first diagonals of `A^(-1/2)`. Source: Kalinin, McKenna,
+  Upadhyay, Lampert, "Back to Square Roots", arXiv:2505.12128.
 
-BSR and BISR ignore a learning-rate schedule: `A` is the workload without it, which is a
-Toeplitz matrix.
+BSR and BISR ignore a learning-rate schedule. Here, `A` is the workload matrix for a
+constant learning rate, which is a Toeplitz matrix.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ def of_power(
 
 
 def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
-    """Returns the banded square root: the first `bands` diagonals of `C = A^(1/2)`.
+    """Returns the banded square root: `C` has the first diagonals of `A^(1/2)`.
 
     The noise generator stores `bands - 1` model-sized vectors.
 
     Args:
       workload: the workload, with the matrix A.
       bands: number of diagonals of `C`, 1 <= bands <= n. If it is at most the minimum
-        separation, the columns for one example's participations are orthogonal.
+        separation, the columns of `C` for one example's participations are orthogonal.
       column_normalized: scale the columns of `C` to norm 1.
 
     Raises:
@@ -77,10 +78,10 @@ def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Stra
 
 
 def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
-    """Returns the banded inverse square root: `bands` diagonals of `C^-1 = A^(-1/2)`.
+    """Returns the strategy whose `C^-1` has the first diagonals of `A^(-1/2)`.
 
-    This is Definition 1 of arXiv:2505.12128. The noise generator stores nothing and
-    regenerates `bands - 1` earlier vectors at each step.
+    It is the banded inverse square root, Definition 1 of arXiv:2505.12128. The noise
+    generator stores no vectors. Each step regenerates `bands - 1` earlier vectors.
 
     Args:
       workload: the workload, with the matrix A.

@@ -1,8 +1,8 @@
 """Federated averaging with correlated noise on Flower (1.41, message API).
 
-The server uses the strategy `PrivateFedAvg`. Devices use `private_client_app`, or a
-custom app with `ParticipationMod`. The rules that the server and the devices enforce are
-in modules that do not depend on Flower.
+The server uses the Flower strategy `PrivateFedAvg`. Devices use `private_client_app`,
+or a custom app with `ParticipationMod`. The rules that the server and the devices
+enforce are in modules that do not depend on Flower.
 """
 
 from __future__ import annotations

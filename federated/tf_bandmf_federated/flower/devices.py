@@ -26,8 +26,8 @@ from tf_bandmf_federated.ledger import Ledger
 
 # Log with Flower's own logger.
 log = getLogger("flwr").log
-# After a failed query, the node is queried again after a pause, in seconds. The pause
-# doubles after each failure, up to the longest pause.
+# If a query to a node fails, it is repeated after a pause. These are the first and the
+# longest pause, in seconds. The pause doubles with each failure.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # Pattern of the device names that `DeviceStore` makes.
 _NAME = re.compile("[0-9a-f]{16,64}")
@@ -59,7 +59,7 @@ class Devices:
         self._grid = grid
         self._plan = plan
         self._ledger, self._timeout = ledger, timeout
-        # `present` updates this list, which may contain a million nodes.
+        # The connected nodes; there may be a million. `present` updates this list.
         self.nodes: list[int] = []
         # Maps each usable node to the name of its device.
         self._names: dict[int, str] = {}
@@ -75,8 +75,8 @@ class Devices:
         """Returns the names of the connected devices that have sent their names.
 
         Raises:
-          RuntimeError: if a device has a receipt for a round, but is not in the cohort
-            that the ledger has for this round.
+          RuntimeError: if a device has a valid receipt for a round, but the ledger does
+            not list the device in the cohort of this round.
         """
         self._look()
         return list(self._names.values())
@@ -86,7 +86,7 @@ class Devices:
         return collections.Counter(self._problems.values())
 
     def ask(self, count: int) -> bool:
-        """Asks more nodes for their names.
+        """Asks more nodes for the names of their devices.
 
         Args:
           count: number of queries that should be pending after this call.

@@ -2,8 +2,8 @@
 
 The server sends each selected device a receipt, which only the server's ledger can
 make. The device stores the receipt with its participation record. It sends the receipt
-whenever the server asks for its name, and in each reply to a training request. If the
-ledger does not list the device in the cohort of the receipt's round, then either
+when the server asks for the device's name, and in each reply to a training request. If
+the ledger does not list the device in the cohort of the receipt's round, then either
 another copy of the run issued the receipt, or the server's folder was later replaced by
 an older copy.
 """
@@ -19,7 +19,7 @@ from tf_bandmf_federated.ledger import Ledger
 
 
 def give(ledger: Ledger, devices: Iterable[str], round_number: int) -> dict[str, str]:
-    """Returns each device's receipt for a round that has begun, by device name."""
+    """Maps each device's name to its receipt for a round that has begun."""
     draw = ledger.rounds[round_number].point[:32]
     return {name: _receipt(ledger, name, round_number, draw) for name in devices}
 
@@ -56,5 +56,5 @@ def check(ledger: Ledger, device: str, about: ConfigRecord) -> None:
 
 
 def _receipt(ledger: Ledger, device: str, round_number: int, draw: str) -> str:
-    """Returns a device's receipt for a round whose random number is `draw`."""
+    """Returns a device's receipt for a round whose `point` begins with `draw`."""
     return f"{draw}.{ledger.seal(f'{round_number} {device} {draw}')}"

@@ -51,7 +51,8 @@ _DEFAULT_TIMEOUT = 3600.0
 _ASKED = 1_000
 # A log line shows at most this many characters of a device's answer.
 _SHOWN = 200
-# The server fetches at most this many bytes of updates at a time, or one update.
+# The server fetches updates of at most this many bytes in total at a time. It fetches
+# larger updates one by one.
 _PULLED_BYTES = 1 << 26
 
 
@@ -416,7 +417,7 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """Yields the replies that have arrived. Pulls few at a time to save memory."""
+        """Yields the replies that arrived; fetches few at a time to save memory."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])

@@ -86,14 +86,15 @@ def admitting_process(
 ) -> tff.templates.AggregationProcess:
     """Returns an aggregation process that admits clients only as the plan permits.
 
-    The process is that of `CorrelatedNoiseFactory`, but if a client takes part too early
-    or too often, its update is replaced by exact zeros on the client, before the sum.
-    The measurement `early_clients` counts these clients. Only the devices know their
-    earlier participations, so they send `tags.DEVICE_TAGS` in place of weights.
+    The process is the same as that of `CorrelatedNoiseFactory`, with one exception: if
+    a client takes part too early or too often, it replaces its update by exact zeros
+    before the sum. The measurement `early_clients` counts these clients. Only the
+    devices know their earlier participations, so they send `tags.DEVICE_TAGS` in place
+    of weights.
 
     Args:
       plan: plan with `MinSep` participation. If it is bound to a budget ledger, the
-        caller must reserve its budget there.
+        caller must reserve the run's budget there.
       denominator: the public constant by which the noisy sum is divided.
       value_type: type of an update, a structure of float32 tensors.
 
@@ -144,8 +145,9 @@ def _process(
       plan: plan that determines the noise.
       denominator: the public constant by which the noisy sum is divided.
       size: number of floats in an update.
-      record_of: computation that returns a client's clipped update and its counts. Its
-        arguments are the update, any other value that the client sends, and the round.
+      record_of: computation that returns a client's clipped update, and indicators (0
+        or 1) whose sums are the measurements. Its arguments are the update, the
+        client's tags if it sends any, and the round.
     """
     *sent_types, _ = record_of.type_signature.parameter.children()
     check_fits(plan, size)

@@ -96,7 +96,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return int(_aggregator(state)["round"])
 
     def prepare(self, state: Any, inputs: str) -> Any:
-        """Returns a copy of a state whose next round may be run repeatedly.
+        """Returns a copy of a state, from which the next round may be run repeatedly.
 
         With the same inputs, all runs of the round have the same result, bit for bit.
         This method is for programs, such as `train_model`, that record the start of
@@ -249,7 +249,7 @@ def _name_of(secret: bytes) -> str:
 
 
 def _with_noise(state: Any, noise: Any, round_number: int | None = None) -> Any:
-    """Returns a copy of a state with a new noise state and, if given, a new round."""
+    """Returns a copy of a state with new `noise` and, if given, `round_number`."""
     changed = collections.OrderedDict(_aggregator(state), noise=noise)
     if round_number is not None:
         changed["round"] = np.int64(round_number)
@@ -297,7 +297,8 @@ def build_fed_avg(
     Raises:
       TypeError: if an argument is of the wrong type, or trainable weights are not float32.
       ValueError: if the plan is unsuitable: its participation is not `MinSep`, its
-        batch size differs, or its ring buffer is too large for TFF's state.
+        batch size is not `clients_per_round`, or its ring buffer is too large for TFF's
+        state.
     """
     check_plan(plan)
     denominator = clients_per_round_of(plan, clients_per_round)
@@ -325,7 +326,7 @@ def build_fed_avg(
 
 
 def _initial_weights(model_fn: Model) -> tff.Computation:
-    """Builds the initial weights in the same way as TFF's `build_weighted_fed_avg`."""
+    """Returns a computation that makes initial weights as TFF's own processes do."""
 
     @tff.tensorflow.computation()
     def weights():

@@ -47,11 +47,11 @@ class NoiseInState:
 
     The state contains:
 
-    - `step_keys`, uint64 [num_steps, 2]: 128 bits from the operating system for each
-      round (with ChaCha20 [num_steps, 5], 320 bits). Each round binds its key to
-      `inputs` and to the sum to which the noise is added. The digest of the sum is
-      keyed with `digest_key`. With a test seed, which gives no privacy, the noise
-      depends only on the seed and the round number.
+    - `step_keys`, uint64 [num_steps, 2]: a key of 128 bits for each round, from the
+      operating system. (With ChaCha20: [num_steps, 5], keys of 320 bits.) Each round
+      binds its key to `inputs` and to the sum to which the noise is added.
+      The digest of the sum is keyed with `digest_key`. With a test seed, which gives no
+      privacy, the noise depends only on the seed and the round number.
     - `digest_key`, int32: the secret key of the digests.
     - `inputs`, int64: a number that identifies the inputs of the next round. If it is
       0, the default, the graph draws a random number when it runs. Therefore a round
