@@ -10,10 +10,10 @@ the noise is bound to the sum.
 The file is an SQLite database. Its journal ensures that an entry is written completely
 or not at all, and is on disk before the call returns. It has three tables:
 
-`entries`: one row per entry. Each row includes one SHA-256, of the entry's content, the
-round's cohort and the SHA-256 of the previous entry. The order of entries is fixed:
-`run`; then `finished` and `released` for the initial state, as round -1; then `started`,
-`finished` and `released` for each round.
+`entries`: one row per entry. Each row includes one SHA-256, computed from three things:
+the entry's content, the round's cohort and the SHA-256 of the previous entry. The order
+of entries is fixed: `run`; then `finished` and `released` for the initial state, as
+round -1; then `started`, `finished` and `released` for each round.
 
 | entry | fields |
 |---|---|

@@ -1,9 +1,9 @@
 """A lock that lets only one program at a time use a ledger.
 
 SQLite uses POSIX locks, which a process loses when it closes any descriptor of the
-file, for example after copying the file. Therefore this module locks a second file. It
-also handles forks. Otherwise a forked process would close its copy of the connection on
-exit, and thereby remove the journal that the parent process still writes.
+locked file, for example after copying the file. Therefore this module locks a second
+file. It also handles forks. Otherwise a forked process would close its copy of the
+connection on exit, and thereby remove the journal that the parent process still writes.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class RoundNoise:
     def after(
         self, state: Mapping[str, np.ndarray], total: np.ndarray, point: str
     ) -> OrderedDict[str, np.ndarray]:
-        """Returns the state after a round, which also contains the round's digest.
+        """Adds a round's digest to a state, and returns the state after the round.
 
         The digest is computed from the round number, `total` and `point`. If the plan
         is bound to a budget ledger, the first call reserves the run's budget there.
@@ -170,8 +170,9 @@ class RoundNoise:
     def _parts(self, keys: tf.Tensor, number: int) -> Iterator[tf.Tensor]:
         """Yields a noise vector in parts, for strategies without a ring buffer.
 
-        TensorFlow does not return memory to the operating system, so a noise vector
-        generated in one step would permanently occupy as much memory as the model.
+        TensorFlow does not return memory to the operating system. A noise vector
+        generated as a whole would therefore permanently occupy as much memory as the
+        model.
         Threads generate the next parts in advance.
         """
         step, length = tf.constant(number, tf.int64), self._generator.shard_size

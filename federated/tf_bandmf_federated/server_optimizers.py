@@ -44,7 +44,7 @@ class ServerOptimizer(abc.ABC):
         check_positive("learning_rate", self.learning_rate)
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
-        """Returns `slots` lists of zero arrays with the shapes of the weights."""
+        """Returns `self.slots` lists of zero arrays with the shapes of the weights."""
         return [[np.zeros_like(w) for w in weights] for _ in range(self.slots)]
 
     @abc.abstractmethod
@@ -100,7 +100,8 @@ class ServerAdam(ServerOptimizer):
       learning_rate: factor > 0 by which steps are multiplied.
       beta_1: decay rate of the first moment, in [0, 1).
       beta_2: decay rate of the second moment, in [0, 1).
-      epsilon: the paper's tau, which is added to the square root of the second moment.
+      epsilon: tau in arXiv:2003.00295, which is added to the square root of the second
+        moment.
     """
 
     learning_rate: float = 0.1

@@ -265,10 +265,10 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
     """Reads a mechanism and its options from "name[:value][:normalized][:max]".
 
     An example is "bisr:4". The value is the number of bands, lambda for "lambda_cgd",
-    or the number of buffers for "blt"; if it is omitted, the mechanism chooses it.
-    "bifr" takes a second value, gamma. The suffix ":normalized" scales the columns of
-    `C` to norm 1. For families that optimize an objective, the suffix ":max" selects
-    the maximum error over all steps (MaxSE) instead of the mean error (RMSE).
+    or the number of buffers for "blt" and "amplified". If it is omitted, the mechanism
+    chooses it. "bifr" takes a second value, gamma. The suffix ":normalized" scales the
+    columns of `C` to norm 1. For families that optimize an objective, the suffix ":max"
+    selects the maximum error over all steps (MaxSE) instead of the mean error (RMSE).
 
     Returns:
       The name and the options of the mechanism, for `build_strategy`.

@@ -15,7 +15,7 @@ from tf_bandmf_federated.tff.tags import CARRIED
 def tagged_client_work(
     inner: tff.learning.templates.ClientWorkProcess,
 ) -> tff.learning.templates.ClientWorkProcess:
-    """Wraps client work so that it accepts data sets that `tag_dataset` has tagged.
+    """Wraps client work so that it accepts data sets tagged by `tag_dataset`.
 
     Args:
       inner: client work that trains on examples, with uniform weights. A weight is 1, or

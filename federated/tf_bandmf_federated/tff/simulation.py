@@ -1,4 +1,4 @@
-"""Simulated clients for TFF, with data and with availability in each round.
+"""Simulated clients for TFF: their data, and their availability in each round.
 
 source = SimulatedClients(client_data, plan, availability=diurnal(24, 0.5, 0.05))
 outcome = asyncio.run(train_model(process, source, private_dir="run/private"))

@@ -1,9 +1,9 @@
 """Generates noise from a TFF state that contains round keys and a ring buffer.
 
-In TFF's server computations, the noise must be a pure function, with a dictionary of
-tensors as its state. In each round, TFF sends the state to its worker process and back,
-which takes about 20 times as much memory as the state itself. Therefore a large ring
-buffer raises an error.
+In TFF's server computations, a pure function must compute the noise from a state. The
+state is a dictionary of tensors. In each round, TFF sends it to its worker process and
+back, which takes about 20 times as much memory as the state itself. Therefore a large
+ring buffer raises an error.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class NoiseInState:
 
     - `step_keys`, uint64 [num_steps, 2]: a key of 128 bits for each round, from the
       operating system. (With ChaCha20: [num_steps, 5], keys of 320 bits.) Each round
-      binds its key to `inputs` and to the sum to which the noise is added.
-      The digest of the sum is keyed with `digest_key`. With a test seed, which gives no
-      privacy, the noise depends only on the seed and the round number.
+      binds its key to `inputs` and to the sum to which the noise is added. The digest
+      of the sum is keyed with `digest_key`. With a test seed, which gives no privacy,
+      the noise depends only on the seed and the round number.
     - `digest_key`, int32: the secret key of the digests.
     - `inputs`, int64: a number that identifies the inputs of the next round. If it is
       0, the default, the graph draws a random number when it runs. Therefore a round

@@ -1,4 +1,4 @@
-"""Clips a client's update, or replaces it with zeros if it must not be in the sum."""
+"""Clips updates, replaces excluded updates with zeros, and adds noise to the sum."""
 
 from __future__ import annotations
 
