@@ -52,8 +52,8 @@ class Accountant(abc.ABC):
     A subclass implements `sampled_delta`. The base class computes epsilon and noise
     from it by root finding, and rounds both up.
 
-    `noise_stddev` is the standard deviation of the noise on the raw `C`, for
-    l2_norm_clip = 1.
+    `noise_stddev` is the standard deviation of the entries of Z, for l2_norm_clip = 1 and
+    for `C` as it is, not divided by its sensitivity.
     """
 
     # The claims that this accountant's guarantees may make, as tuples (accountant name,

@@ -99,7 +99,7 @@ def keyed_digest(
 
 
 def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Returns the digest of a varying number of words, including their count.
+    """Returns the digest of any number of words; it covers their count, too.
 
     Args:
       key: from `digest_key`, or the same bits as 64-bit words.

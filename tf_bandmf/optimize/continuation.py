@@ -19,9 +19,9 @@ import numpy as np
 from tf_bandmf.optimize import banded_matrices
 
 _EXPONENT = 1.0 / 3.0
-# A polynomial in `r^(-1/3)` interpolates three known columns, where r is the number of
-# steps from a column to the end. The constant contains the r of these three columns,
-# each divided by the number of known columns.
+# Let r be the number of steps from a column to the end. A polynomial in `r^(-1/3)`
+# interpolates three of the known columns. The constant contains the values of r for these
+# three, as fractions of the number of all known columns.
 _NODES = np.array([0.75, 0.375, 0.1875])
 # The first quarter of the known columns shows how columns at the start of a run deviate
 # from this polynomial.

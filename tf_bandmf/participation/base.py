@@ -108,10 +108,10 @@ class Participation(abc.ABC):
         """Returns a small instance for tests; `num_steps` is a multiple of 4."""
 
     def sampler(self, words: Words) -> Sampler:
-        """Returns the sampler, which draws batches from secret random words.
+        """Returns the sampler, which uses secret random words to draw batches.
 
         Raises:
-          TypeError: if the caller composes the batches.
+          TypeError: if this participation leaves the choice of batches to the caller.
         """
         raise TypeError(self.no_schedule())
 

@@ -327,16 +327,17 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 
 def _calmest(table: Comparison) -> Row | None:
-    """Returns a row with nearly the error of the best row, but less noise per step.
+    """Returns a row whose error is close to the best row's, but with less noise per step.
 
-    Among the rows with nearly this error, it is the row with the least fresh noise per
-    step. The result is None unless its noise is clearly less than the best row's.
-    Less fresh noise is better, because noise that later steps cancel still moves the
-    weights at which gradients are computed.
+    Of all rows whose error is that close, this is the one that adds the smallest amount
+    of fresh noise per step. The result is None if that amount is not clearly smaller
+    than the best row's. A smaller amount is better, because noise that later steps
+    cancel still moves the weights at which gradients are computed.
 
     Only mechanisms with a banded inverse are compared. Their matrices have ones on the
     diagonal, so `noise_stddev` is the fresh noise of each step. The result is also None
-    if the best row has another mechanism, or if the objective is not the mean error.
+    if the best row's mechanism has no banded inverse, or if the objective is not the
+    mean error.
     """
     best = table.best()
     inverse = [row for row in table if row.bands and row.regenerations_per_step]

@@ -247,8 +247,8 @@ class Release:
     def proven(self) -> Release:
         """Returns the release with a guarantee that does not depend on a simulation.
 
-        A run with a simulated epsilon becomes the Gaussian mechanism without
-        amplification that bounds it. All other releases are returned unchanged.
+        A run whose epsilon was simulated is replaced by the unamplified Gaussian
+        mechanism that bounds it. All other releases are returned unchanged.
         """
         is_certain = self.kind != "estimate" and not self.risk
         if is_certain or self.noise_multiplier is None or self.is_gaussian:

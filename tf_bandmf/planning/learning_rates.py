@@ -151,8 +151,8 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     """
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
-            "A learning rate can be computed only for a plan with a batch size, and with "
-            "a workload without learning_rates. Choose the learning rate yourself."
+            "A learning rate is computed only for a plan with a batch size, if its workload "
+            "has no learning_rates. Otherwise, choose the learning rate yourself."
         )
     momentum, clip = plan.workload.momentum or 0.0, plan.l2_norm_clip
     return per_clip_unit(noise_of(plan), num_parameters, momentum, clip, loss) / clip

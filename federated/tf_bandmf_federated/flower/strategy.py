@@ -45,7 +45,8 @@ _PAUSE = 0.05
 # During a round, the server checks at intervals of this many seconds which nodes have
 # disconnected.
 _GONE = 5.0
-# A round ends after this many seconds if `start` gets no timeout, as in Flower.
+# A round ends after this many seconds if no timeout is passed to `start`. Flower has the
+# same default.
 _DEFAULT_TIMEOUT = 3600.0
 # At least this many nodes are asked for their device names.
 _ASKED = 1_000

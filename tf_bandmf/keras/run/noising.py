@@ -235,6 +235,6 @@ def noisy_mean(
     batch_size: float,
 ) -> tf.Tensor:
     """Returns the noisy mean, rounded to the grid of the noise."""
-    # The grid is a power of two, by which float32 divides exactly.
+    # The spacing of the grid is a power of two, so dividing by it is exact in float32.
     grid = grid_of(stddev / batch_size)
     return tf.round((total + stddev * noise) / batch_size / grid) * grid

@@ -372,7 +372,7 @@ class Run:
 
         Args:
           gradients: the noisy gradients.
-          rows: the sums of the lazy tables, by row.
+          rows: for each lazy table, the sums of its rows, without noise.
         """
         with tf.control_dependencies(tf.nest.flatten([gradients, rows], True)):
             if self.tables is not None:
