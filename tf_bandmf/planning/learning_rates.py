@@ -151,7 +151,7 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     """
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
-            "A learning rate is computed only for a plan with a batch size, if its workload "
+            "A learning rate is computed only for a plan with a batch size whose workload "
             "has no learning_rates. Otherwise, choose the learning rate yourself."
         )
     momentum, clip = plan.workload.momentum or 0.0, plan.l2_norm_clip
