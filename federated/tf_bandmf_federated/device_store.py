@@ -70,8 +70,8 @@ class DeviceStore:
     def record(self) -> dict[str, Any]:
         """The record that the device shows to a server.
 
-        Its keys are `device`, `last_round`, `receipt` and `participations`. The name
-        `device` is random, and does not change as long as the folder exists.
+        Its keys are `device`, `last_round`, `receipt` and `participations`. `device` is
+        the device's random name, which does not change as long as the folder exists.
         `last_round` is -1 before the first participation. `receipt` is the server's
         receipt for the last round.
         """

@@ -349,7 +349,7 @@ class Simulator(abc.ABC):
 def _least_variance(
     ratios: np.ndarray, squares: np.ndarray, defensive: float
 ) -> np.ndarray:
-    """Returns the shares of a mixture that minimize the values' second moment, [T].
+    """Returns the shares of a mixture, shape [T], that minimize a second moment.
 
     If draws come from a mixture of T components with these shares, the second moment of
     their values is estimated by `mean(squares / (shares @ ratios))`, which is convex in

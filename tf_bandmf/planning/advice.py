@@ -180,8 +180,8 @@ def advise(
         "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins" (whose
         epsilon is an estimate). A sampling is preferred to the ones before it only if it
         makes over 3% more progress.
-      mechanism: the mechanism, as in `tf_bandmf.plan`. A closed-form mechanism is also
-        used to compare batch sizes.
+      mechanism: as in `tf_bandmf.plan`. If this mechanism has a closed form, batch sizes
+        are compared with it, otherwise with other closed-form mechanisms.
 
     Returns:
       The advice.

@@ -145,8 +145,8 @@ class Release:
         least = "exact" if self.is_gaussian else "bound"
         if self.kind not in ("", *KINDS[KINDS.index(least) :]):
             raise ValueError(
-                f"kind must be one of {', '.join(KINDS)} (exact only for Gaussian events), "
-                f"found {self.kind!r}."
+                f"kind must be one of {', '.join(KINDS)}, found {self.kind!r}. Only the "
+                f"kind of Gaussian events may be 'exact'."
             )
         object.__setattr__(self, "kind", self.kind or least)
 

@@ -228,7 +228,7 @@ def _powers(
     """Returns the powers of a matrix F that lead to `F^n` by repeated squaring.
 
     The computation uses `F^k - I` in place of `F^k`, where I is the identity, because
-    decays close to 1 would lose digits otherwise.
+    precision would otherwise be lost for decays close to 1.
 
     Args:
       change: `F - I`, shape [m, m], where F is the matrix of a recurrence.
@@ -236,8 +236,9 @@ def _powers(
 
     Returns:
       A list with a pair for each binary digit of n, starting with the highest digit;
-      and `F^n - I`. Let k be the number formed by the digits before a digit. The pair
-      for this digit is `(F^k, F^(2 k))` if the digit is 1, else `(F^k, None)`.
+      and `F^n - I`. For each digit, let k be the number formed by the digits that
+      precede it. The digit's pair is `(F^k, F^(2 k))` if the digit is 1, else
+      `(F^k, None)`.
     """
     one, power, powers = np.eye(len(change)), np.zeros_like(change), []
     for digit in f"{num_steps:b}":

@@ -1,12 +1,12 @@
 """`tf.vectorized_map` in graphs that XLA compiles.
 
 In such graphs, TensorFlow's own `vectorized_map` puts the vectorized loop into a separate
-function, from which the gradient of the loop takes shapes. XLA must know shapes at
-compile time, so it would treat all inputs of this function as constants, and recompile
-for each batch. Here, the loop is built in the graph itself.
+function. The gradient of the loop then reads the shapes of this function's tensors. XLA
+must know shapes at compile time, so it would treat all inputs of the function as
+constants, and recompile for each batch. Here, the loop is built in the graph itself.
 
-Tests that fail if this breaks: `tests/keras/clipping/test_options.py` and the cases under
-XLA of `tests/keras/model/test_training.py`.
+Tests that fail if this breaks: `tests/keras/clipping/test_options.py` and the XLA cases in
+`tests/keras/model/test_training.py`.
 """
 
 from __future__ import annotations
