@@ -37,7 +37,7 @@ from tf_bandmf.matrices.threads import one_blas_thread
 # than _LARGEST_EXPONENT, the slower `_log_ratio_by_logs` computes the sums.
 _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
-# The minimum number of columns of C that are multiplied in one operation.
+# Products with C are computed for max(_BLOCK, bands) columns of C at a time.
 _BLOCK = 24
 
 

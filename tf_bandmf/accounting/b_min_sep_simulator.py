@@ -241,9 +241,9 @@ class BMinSepSimulator(Simulator):
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)
         if kept is not None and kept[0][:2] == key[:2]:
-            # The cached draws are for a proposal with other tilts or shares. Choosing
-            # a tilt for each draw always takes the same number of random numbers, so
-            # the generator would return the cached normals again.
+            # The cached draws are for a proposal with other tilts or shares, but their
+            # normals can be reused: `choose` always takes the same number of random
+            # numbers, so the generator would return the same normals again.
             normals, generator.bit_generator.state = kept[1][1], kept[2]
         else:
             normals = generator.standard_normal((number, passes.num_steps))
@@ -273,26 +273,26 @@ def rare_tilts(
     """Returns tilts for large losses if participations are rare.
 
     Let `P` be the distribution of the output with the example, `Q` the distribution
-    without it, and `L = dP/dQ`. Large losses are typical under the distribution whose
-    density relative to `P` is proportional to `L^theta`. A larger theta > 0 gives
-    larger losses. The function approximates this distribution as if the n steps were
-    sampled independently.
+    without it, and `L = dP/dQ`. For theta > 0, large losses are typical under the
+    distribution whose density relative to `P` is proportional to `L^theta`. The larger
+    theta is, the larger these losses are. The function approximates this distribution
+    as if the n steps were sampled independently.
 
     For one step and a standard normal `x`, let
     `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
-    `K(theta) = log E L(x)^(1 + theta)`. In a draw from P, such large losses have a
-    probability of about `exp(-n (theta K'(theta) - K(theta)))`. The function computes
-    the theta for which this probability has the value that the caller chooses (see
-    `rarities`). It then approximates one step of the distribution by a mixture that has
-    the same first two moments. The components are a standard normal distribution and a
-    shifted one. The weight of the shifted one is rounded to q times a power of 2, so
-    that it does not change if the noise changes a little.
+    `K(theta) = log E L(x)^(1 + theta)`. Under P, losses that are typical for theta have
+    a probability of about `exp(-n (theta K'(theta) - K(theta)))`. For each r in
+    `rarities`, the function computes the theta for which this probability is `exp(-r)`.
+    It then approximates one step of the distribution by a mixture that has the same
+    first two moments. The components are a standard normal distribution and a shifted
+    one. The weight of the shifted one is rounded to q times a power of 2, so that it
+    does not change if the noise changes a little.
 
     Args:
       rate: q, the probability that an example takes part at a given step.
       unit: u, the norm of a column of C divided by sigma.
       num_steps: n.
-      rarities: `-log(probability)` for each chosen value of this probability.
+      rarities: the values of r, which determine the probabilities `exp(-r)`.
 
     Returns:
       A list with at most one pair for each rarity. A pair consists of the `scale` of a

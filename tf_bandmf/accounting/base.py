@@ -12,8 +12,8 @@ satisfies `1 / sigma^2 = sum_i 1 / sigma_i^2`, where the `sigma_i` are the noise
 multipliers of the run and of each release (Dong, Roth, Su, 2019, arXiv:1905.02383,
 Corollary 3.3). With amplification, the dominating pair of the run is composed with the
 pairs of the releases (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10). This
-composition holds even though releases occur between the steps of a sampler that
-continues to use its earlier random numbers (Vadhan and Zhang, 2022, arXiv:2207.08335).
+composition holds even if a release occurs between two steps that depend on the same
+random numbers of the sampler (Vadhan and Zhang, 2022, arXiv:2207.08335).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Accountant(abc.ABC):
     A subclass implements `sampled_delta`. The base class computes epsilon and noise
     from it by root finding, and rounds both up.
 
-    `noise_stddev` is the standard deviation of the entries of Z, for l2_norm_clip = 1 and
-    for `C` as it is, not divided by its sensitivity.
+    `noise_stddev` is the standard deviation of the noise in each entry of the released
+    `C x`, for l2_norm_clip = 1. Here `C` is not divided by its sensitivity.
     """
 
     # The claims that this accountant's guarantees may make, as tuples (accountant name,

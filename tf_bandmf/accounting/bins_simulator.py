@@ -281,9 +281,10 @@ class BinsSimulator(Simulator):
 
 
 def factorize(gram: np.ndarray) -> np.ndarray:
-    """Returns `L` with `L L^T = G`, shape [b, b] or [b, rank of G].
+    """Returns `L` with `L L^T = G`.
 
-    If G is diagonal, the result is only the diagonal of L, shape [b]. If G is not
+    If G is diagonal, the result is the diagonal of L, shape [b]. Otherwise the result
+    is L, with the shape [b, b], or [b, rank of G] if G is singular. If G is not
     singular, L is lower triangular and a smooth function of G. Therefore the same
     random numbers give similar draws for similar strategies.
 

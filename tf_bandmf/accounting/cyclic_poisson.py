@@ -189,6 +189,6 @@ class CyclicPoissonAccountant(SampledQueries):
         if sampled <= delta:
             raise ValueError(
                 f"delta must be below {sampled:.3g}, the probability that an example is "
-                f"ever sampled, found {delta:g}, which needs no noise. Use a smaller delta."
+                f"ever sampled, found {delta:g}. Without noise, delta is {sampled:.3g}."
             )
         return super().largest_noise(epsilon, delta)

@@ -84,7 +84,7 @@ def of_event(
 
 
 def _loss_of(query: tilted.Query, interval: float) -> Loss:
-    """Returns a discrete privacy loss that dominates that of the Gaussian queries."""
+    """Returns a discrete loss that dominates the total loss of `query.count` queries."""
     count, laws = query.count, [tilted.Law(query, add=False)]
     if query.probability == 1.0:
         # Gaussian mechanisms compose to a single Gaussian mechanism, whose privacy loss
@@ -102,8 +102,9 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
     """Returns an event's privacy profile (delta as a function of epsilon).
 
     The profile comes from the first of dp-accounting's accountants that supports the
-    event. For zero-out adjacency (`is_replaced` is False), the accountants for
-    add-or-remove adjacency come before the one for dp-accounting's REPLACE_SPECIAL.
+    event. For zero-out adjacency (`is_replaced` is False), the function first tries the
+    accountants for add-or-remove adjacency. It then tries the one for REPLACE_SPECIAL,
+    dp-accounting's name for the replacement of a record by, for example, a zero record.
 
     Raises:
       ValueError: if no accountant supports the event for this adjacency.
