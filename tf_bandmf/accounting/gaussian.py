@@ -6,9 +6,9 @@ normal. This holds even if the gradients are chosen adaptively (arXiv:2202.08312
 Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). This module's functions are for a
 mechanism of sensitivity 1; `base.GaussianAccountant` applies them to a strategy.
 
-Every result is rounded up, and then checked against the delta that `gaussian_delta`
-computes from the privacy loss. Before it is rounded up, this delta equals
-dp-accounting's to the last bit.
+`gaussian_delta` adds a bound on the rounding error to delta. Without this addition, its
+result equals dp-accounting's to the last bit. Epsilon and the calibrated noise are
+rounded up until `gaussian_delta` confirms that they meet the given delta.
 """
 
 from __future__ import annotations

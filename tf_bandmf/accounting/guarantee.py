@@ -56,7 +56,7 @@ class Guarantee:
         checks.check_confidence(self.confidence)
         if self.confidence is not None and self.kind != "bound":
             raise ValueError(
-                f"confidence must be None unless kind = 'bound', found {self.kind!r}."
+                f"confidence must be None unless kind='bound', but kind={self.kind!r}."
             )
 
     @property

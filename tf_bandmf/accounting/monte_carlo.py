@@ -35,8 +35,8 @@ class MonteCarloValue(float):
     estimate may be smaller than the true value.
 
     Attributes:
-      standard_error: standard error of an estimate, computed from its own draws; 0 for
-        a bound.
+      standard_error: standard error of an estimate, computed from the same draws as the
+        estimate; 0 for a bound.
     """
 
     standard_error: float
@@ -99,7 +99,7 @@ class Run:
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
             raise ArithmeticError(
-                f"No draw can exceed the proven bound {largest}, but one has {most}."
+                f"All values must be at most {largest}, the proven bound, found {most}."
             )
         values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
         values = np.minimum(values, largest)
@@ -117,9 +117,9 @@ def betting_upper_bound(
     holds for the mean wealth over several bets. The bound is the value of `mu` above
     which the mean wealth is at least `1 / beta`.
 
-    The bound increases with every value. If the values decrease as epsilon increases,
-    the bound therefore decreases, too. Then no union bound is needed to search for the
-    epsilon at which the bound reaches a given delta.
+    The bound increases with every value. Therefore, if the values decrease as epsilon
+    increases, the bound decreases, too. In this case, a search for the epsilon at which
+    the bound reaches a given delta needs no union bound over the epsilons it tries.
 
     Args:
       values: N independent and identically distributed draws >= 0, shape [N].

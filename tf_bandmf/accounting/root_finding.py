@@ -88,7 +88,7 @@ def near_root(
         if abs(move) <= tolerance:
             return x
     raise ArithmeticError(
-        "Even noise (or an epsilon) near 0 meets the target delta. Use a smaller delta."
+        "Noise (or epsilon) near 0 already meets the target delta. Use a smaller delta."
     )
 
 

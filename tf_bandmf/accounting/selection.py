@@ -90,8 +90,8 @@ def gamma_of_mean(mean: float, shape: float) -> float:
     lower = math.log(_SMALLEST_GAMMA)
     if excess(lower) <= 0.0:
         raise ValueError(
-            f"A mean of {mean:g} is too large for a truncated negative binomial of shape "
-            f"{shape:g}: its gamma is below {_SMALLEST_GAMMA:g}. Use a smaller mean."
+            f"An expected number of {mean:g} runs is too large for the shape eta = "
+            f"{shape:g}: gamma would be below {_SMALLEST_GAMMA:g}. Expect fewer runs."
         )
     log_gamma = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)
     # Gamma is rounded down, because a smaller gamma gives a larger epsilon.

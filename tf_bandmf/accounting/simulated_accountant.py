@@ -58,10 +58,10 @@ class SimulatedAccountant(Accountant):
     Formal guarantee: with a `confidence`, each method returns a bound. In each call,
     the true value exceeds the bound with probability at most `1 - confidence` over the
     randomness of the simulation. The results hold for both directions of zero-out or
-    add-or-remove adjacency: the neighboring data set replaces an example's contribution
-    by zero ("remove"), or zero by a contribution ("add"). If a bound would take too
-    many draws, epsilon and the calibrated noise are computed without amplification by
-    sampling, for the run as one Gaussian mechanism.
+    add-or-remove adjacency. In the direction "remove", an example's contribution becomes
+    zero; in the direction "add", a zero contribution becomes non-zero. If a bound would
+    take too many draws, epsilon and the calibrated noise are computed without
+    amplification by sampling, for the run as one Gaussian mechanism.
 
     Args:
       name: name of the accountant, for guarantees.
@@ -145,8 +145,8 @@ class SimulatedAccountant(Accountant):
         Without a `confidence`, the noise meets two conditions. First, an estimate of
         delta from the draws of the search, plus two standard errors, is at most
         `delta`. Second, an estimate from independent draws is at most `delta`. With a
-        `confidence`, a bound on delta at this confidence is at most `delta`. It is
-        computed from draws that the search did not use.
+        `confidence`, a bound on delta at this confidence is at most `delta`. The bound
+        is computed from draws that the search did not use.
 
         Raises:
           ValueError: on invalid input.
@@ -154,7 +154,7 @@ class SimulatedAccountant(Accountant):
         """
         largest = self.largest_noise(epsilon, delta)
         # A bound exceeds the true delta by about BOUND_SLACK * delta, or by more if the
-        # draws are unlucky. Therefore the search aims at a smaller delta.
+        # draws are unlucky. Therefore the search for a bound aims below `delta`.
         is_estimate = self.confidence is None
         aim = delta if is_estimate else delta / (1.0 + 1.1 * BOUND_SLACK)
         near = min(self.rough_noise_stddev(epsilon, aim), largest)
@@ -230,7 +230,7 @@ class SimulatedAccountant(Accountant):
     def _confirmed(
         self, epsilon: float, delta: float, noise: float, largest: float
     ) -> float:
-        """Returns the noise, increased until it meets the budget for fresh draws.
+        """Returns the noise, increased until fresh draws show that it meets the budget.
 
         If a bound would take too many draws, or if none of _ATTEMPTS noise levels meets
         the budget, the result is `largest`.
