@@ -7,9 +7,9 @@ proposal, a mixture of the target distribution and of tilts. A tilt is the targe
 distribution, modified so that large privacy losses occur more often. The weight of a
 draw is the density of the target distribution relative to the proposal.
 
-A pilot run chooses the proposal for the main run. For an estimate of delta, the
-proposal is the mixture with the smallest variance. For a confidence bound, it is the
-mixture that needs the fewest draws. A confidence bound also needs an upper limit on the
+A pilot run chooses the proposal for the main run. For an estimate of delta, it chooses
+the mixture that gives the estimate the smallest variance. For a confidence bound, it
+chooses the mixture that needs the fewest draws. A bound also needs an upper limit on the
 weights. Tilts with a guaranteed lower bound on their density provide this limit. The
 methods for such tilts have "certain" in their names.
 """
@@ -45,12 +45,12 @@ _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
 # in case the pilot run is misleading.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-# For a bound, `propose_for_bound` tries mixtures of three components:
+# For a bound, `propose_for_bound` tries several ways to divide the draws:
 # - The target distribution gets one of the shares _TARGET_SHARES of the draws.
 # - A tilt from `certain_tilts` gets one of the fractions _CERTAIN_PARTS of the rest.
-# - The mixture with the least variance gets all other draws. In this mixture, the
-#   target distribution has at least the share _LEAST_TARGET.
-# Tilts that would get less than the share _LEAST_KEPT are omitted.
+# - The result of `_least_variance`, a mixture of all tilts, gets all other draws. In
+#   this mixture, the target distribution has at least the share _LEAST_TARGET.
+# Tilts that would get less than the share _LEAST_KEPT in total are omitted.
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01
@@ -189,10 +189,11 @@ class Simulator(abc.ABC):
         """Returns a guaranteed upper bound on `Run.values` for draws from the proposal.
 
         At every privacy loss `l`, the density of the proposal relative to the target
-        distribution is at least `sum_i exp(slope_i l + offset_i)`, with slopes and
-        offsets from `certain_density`. The value of a draw with the loss `l` is
-        largest if the density equals this lower bound. The result is the supremum of
-        these largest values over `l`; it decreases as `epsilon` increases.
+        distribution is at least `sum_i share_i exp(slope_i l + offset_i)`. Slopes and
+        offsets come from `certain_density`; both are 0 for the target distribution. If
+        the density equals this lower bound, a draw with the loss `l` has the largest
+        possible value. The result bounds this value for all `l`, and decreases as
+        `epsilon` increases.
         """
         slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
@@ -349,12 +350,12 @@ class Simulator(abc.ABC):
 def _least_variance(
     ratios: np.ndarray, squares: np.ndarray, defensive: float
 ) -> np.ndarray:
-    """Returns the shares of a mixture, shape [T], that minimize a second moment.
+    """Returns the shares of a mixture, shape [T], that give draws the least variance.
 
-    If draws come from a mixture of T components with these shares, the second moment of
-    their values is estimated by `mean(squares / (shares @ ratios))`, which is convex in
-    the shares. The function minimizes it by multiplicative updates, and keeps the first
-    share >= `defensive`.
+    Each draw has a value (`Run.values`), whose mean is delta for all shares. The second
+    moment of a value is estimated by `mean(squares / (shares @ ratios))`, a convex
+    function of the shares. This estimate is minimized by multiplicative updates, which
+    keep the first share >= `defensive`.
 
     Args:
       ratios: density of each component relative to the mixture of the pilot run, at

@@ -45,7 +45,7 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
 
 
 def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns bounds on the probabilities of consecutive intervals, and their errors.
+    """Returns upper bounds on the probabilities of intervals, and bounds on their excess.
 
     Each tail at `z` has a relative error of at most `2^-51 (8 + z^2)`. It consists of a
     few units in the last place, the rounding of `z^2 / 2`, and the rounding of the
@@ -56,8 +56,8 @@ def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         shape [..., N].
 
     Returns:
-      Upper bounds on the probabilities of the intervals, and bounds on the amounts by
-      which they exceed the true values, both of shape [..., N - 1].
+      Upper bounds on the probabilities of the intervals, and bounds on the differences
+      between these upper bounds and the true values, both of shape [..., N - 1].
     """
     # Importing SciPy is slow, so this module does it only where needed.
     from scipy.special import ndtr

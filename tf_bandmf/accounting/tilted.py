@@ -42,7 +42,7 @@ An error of W therefore causes an error of delta that is proportional to the Che
 bound. The formula holds for any theta and any M > 0.
 
 **Errors.** The transform computes W for a window of N consecutive losses. A bound on
-each of the following errors is added to delta; k queries with equal M are assumed.
+each of the following errors is added to delta. The formulas are for k equal queries.
 
 - Circular convolution moves mass of W from outside the window into it, which only
   increases delta.
@@ -126,9 +126,9 @@ class Law:
 
     @property
     def is_bounded(self) -> bool:
-        """True if losses have the finite lower bound `log(1 - q)`.
+        """True if losses have a finite lower bound (if `add`, a finite upper bound).
 
-        If `add`, this is True if they have the finite upper bound `-log(1 - q)`.
+        The lower bound is `log(1 - q)`, and the upper bound is `-log(1 - q)`.
         """
         return self.query.probability < 1.0 and not self.query.is_replaced
 
@@ -163,8 +163,8 @@ class Law:
         """A bound on the rounding error of the loss at the end of a grid cell.
 
         The method `place` computes the x at this end from `exp(l) - 1 + q`. Where
-        these terms cancel, the error of the sum is the rounding error of q. The error
-        of the loss l is then this error divided by `exp(l) >= 1 - q`.
+        these terms cancel, the error of the sum is the rounding error of q. Division
+        of this rounding error by `exp(l) >= 1 - q` gives the error of the loss l.
         """
         least = 1.0 - self.query.probability if self.is_bounded else 1.0
         return 32.0 * _UNIT * self.drop / least

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# `affine_scan` divides its steps into lanes of _LANE consecutive steps, which run in
-# parallel. Up to _PLAIN steps run sequentially instead.
+# `affine_scan` runs up to _PLAIN steps one after the other. It divides more steps into
+# lanes of _LANE consecutive steps, and the lanes run in parallel.
 _LANE, _PLAIN = 16, 64
 
 

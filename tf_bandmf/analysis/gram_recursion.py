@@ -71,9 +71,9 @@ class _Layout:
     def split(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Splits a banded matrix into diagonal blocks and the blocks to their left.
 
-        Rows that pad the last block are rows of the identity. Entries of `rows` that
-        are left of the matrix have no effect, because the recursion multiplies them by
-        its initial state, which is 0.
+        Rows that pad the last block are rows of the identity. Entries `rows[i, j]` with
+        i < j have no column in M. They have no effect, because the recursion multiplies
+        them by its initial state, which is 0.
 
         Args:
           rows: `M[i, i-j] = rows[i, j]` for the matrix M, shape [n, <= w].

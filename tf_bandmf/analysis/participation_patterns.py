@@ -235,8 +235,8 @@ def fixed_order_maximum(
           (beyond rounding), or only consecutive participations interact. Therefore the
           signs of the contributions can be chosen so that nothing cancels.
         "the b fixed patterns, the best vectors": exact up to a factor of 1 + 1e-8.
-          The value is an upper bound, and contributions that are vectors attain it up
-          to this factor (see `vector_contributions`).
+          The value is an upper bound. Contributions with at least as many dimensions as
+          participations attain it up to this factor (see `vector_contributions`).
         "bound, |X| on the fixed patterns": the maximum sum of `|X|` over a pattern, an
           upper bound. The best vectors were too expensive to compute, or were not
           found.
