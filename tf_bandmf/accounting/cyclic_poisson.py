@@ -188,7 +188,7 @@ class CyclicPoissonAccountant(SampledQueries):
         )
         if sampled <= delta:
             raise ValueError(
-                f"delta must be below {sampled:.3g}, the probability that an example is "
-                f"ever sampled, found {delta:g}. Without noise, delta is {sampled:.3g}."
+                f"delta must be below {sampled:.3g}, found {delta:g}. Without noise, "
+                f"delta is {sampled:.3g}, the probability of ever sampling an example."
             )
         return super().largest_noise(epsilon, delta)

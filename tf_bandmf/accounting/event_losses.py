@@ -84,7 +84,7 @@ def of_event(
 
 
 def _loss_of(query: tilted.Query, interval: float) -> Loss:
-    """Returns a discrete loss that dominates the total loss of `query.count` queries."""
+    """Returns a discrete loss that dominates the loss of all `query.count` queries."""
     count, laws = query.count, [tilted.Law(query, add=False)]
     if query.probability == 1.0:
         # Gaussian mechanisms compose to a single Gaussian mechanism, whose privacy loss

@@ -58,10 +58,10 @@ class SimulatedAccountant(Accountant):
     Formal guarantee: with a `confidence`, each method returns a bound. In each call,
     the true value exceeds the bound with probability at most `1 - confidence` over the
     randomness of the simulation. The results hold for both directions of zero-out or
-    add-or-remove adjacency. In the direction "remove", an example's contribution becomes
-    zero; in the direction "add", a zero contribution becomes non-zero. If a bound would
-    take too many draws, epsilon and the calibrated noise are computed without
-    amplification by sampling, for the run as one Gaussian mechanism.
+    add-or-remove adjacency. In the direction "remove", an example's contribution
+    becomes zero; in the direction "add", a zero contribution becomes non-zero. If a
+    bound would take too many draws, epsilon and the calibrated noise are computed
+    without amplification by sampling, for the run as one Gaussian mechanism.
 
     Args:
       name: name of the accountant, for guarantees.

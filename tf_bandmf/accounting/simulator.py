@@ -9,9 +9,9 @@ draw is the density of the target distribution relative to the proposal.
 
 A pilot run chooses the proposal for the main run. For an estimate of delta, it chooses
 the mixture that gives the estimate the smallest variance. For a confidence bound, it
-chooses the mixture that needs the fewest draws. A bound also needs an upper limit on the
-weights. Tilts with a guaranteed lower bound on their density provide this limit. The
-methods for such tilts have "certain" in their names.
+chooses the mixture that needs the fewest draws. A bound also needs an upper limit on
+the weights. Tilts with a guaranteed lower bound on their density provide this limit.
+The methods for such tilts have "certain" in their names.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ class Simulator(abc.ABC):
 def _least_variance(
     ratios: np.ndarray, squares: np.ndarray, defensive: float
 ) -> np.ndarray:
-    """Returns the shares of a mixture, shape [T], that give draws the least variance.
+    """Returns the mixture shares, shape [T], for which values have the least variance.
 
     Each draw has a value (`Run.values`), whose mean is delta for all shares. The second
     moment of a value is estimated by `mean(squares / (shares @ ratios))`, a convex

@@ -45,7 +45,7 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
 
 
 def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns upper bounds on the probabilities of intervals, and bounds on their excess.
+    """Returns upper bounds on interval probabilities, and how loose they may be.
 
     Each tail at `z` has a relative error of at most `2^-51 (8 + z^2)`. It consists of a
     few units in the last place, the rounding of `z^2 / 2`, and the rounding of the
