@@ -91,7 +91,7 @@ def gamma_of_mean(mean: float, shape: float) -> float:
     if excess(lower) <= 0.0:
         raise ValueError(
             f"An expected number of {mean:g} runs is too large for the shape eta = "
-            f"{shape:g}: gamma would be below {_SMALLEST_GAMMA:g}. Use a smaller number."
+            f"{shape:g}: gamma would be below {_SMALLEST_GAMMA:g}. Use fewer runs."
         )
     log_gamma = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)
     # Gamma is rounded down, because a smaller gamma gives a larger epsilon.
