@@ -1,9 +1,9 @@
-"""The sensitivity of a strategy under a participation.
+"""The sensitivity of a strategy, given the steps in which an example may take part.
 
 The sensitivity of a strategy `C` is `sens(C) = sup ||C u||_F` over all matrices u of
-one example's contributions: row i of u is the contribution to step i, a vector of norm
-at most `l2_norm_clip = 1`, and 0 if the example does not take part (zero-out
-adjacency). A closed form is used only if the coefficients of `C` meet the conditions of
+contributions that the participation allows one example. Row i of u is the contribution
+to step i: a vector of norm at most `l2_norm_clip = 1`, and 0 if the example does not
+take part (zero-out adjacency). A closed form is used only if the coefficients of `C` meet the conditions of
 its theorem. Otherwise the result is an upper bound, and `Sensitivity.is_exact` is
 False.
 """
@@ -63,7 +63,7 @@ def sensitivity(
 
     | `C` | result |
     |---|---|
-    | bands <= b, or one participation | exact: VecSens of column norms^2 (Alg. 5) |
+    | bands <= b, or one participation | exact: maximum sum of column norms^2 (Alg. 5) |
     | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
     | column-normalized DP-lambda-CGD | exact: columns 0, b, 2b, ... (Lemma 8) |
     | binary tree | exact: dynamic program over the tree |

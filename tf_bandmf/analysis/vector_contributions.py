@@ -40,8 +40,8 @@ def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
     Args:
       grams: the Gram matrix X of each pattern, symmetric and positive semidefinite, of
         shape [number of patterns, k, k].
-      lower: the largest squared sensitivity of other patterns, from an earlier call;
-        the returned bounds then include those patterns.
+      lower: the largest squared sensitivity of the patterns of earlier calls; 0 if
+        there are none. The returned bounds hold for those patterns, too.
 
     Returns:
       A lower bound, which some contributions attain, and an upper bound, which no

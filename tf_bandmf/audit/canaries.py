@@ -241,13 +241,12 @@ class GradientCanaries:
         confidence: float = 0.95,
         num_guesses: int | None = None,
     ) -> AuditResult:
-        """Audits one run by its noisy sums, and returns lower bounds on epsilon.
+        """Audits one run from its noisy sums, and returns lower bounds on epsilon.
 
         The bounds from guesses hold without assumptions about the mechanism. The bounds
         from rates treat the canaries as independent trials, which they are if the noise
         conforms to the plan. If the scores are correlated, these bounds may not hold,
-        but then the mechanism does not conform to the plan, either. Correlated scores
-        can increase or decrease the number of correct guesses.
+        but then the mechanism does not conform to the plan, either.
 
         Args:
           released: the noisy sums of only the canaries' gradients; see `scores`.

@@ -9,10 +9,10 @@ stops while an entry is being written, the file ends with part of the entry or w
 zeros. Reading the file removes an incomplete last entry; any other entry with a wrong
 digest raises an error.
 
-An appended entry survives the end of the process. However, disk syncs take at most one
-percent of the run time: after a sync, entries are not synced for 100 times its duration
-(a fraction of a second on a local disk). If the machine fails, the entries since the
-last sync may be lost.
+An appended entry survives the end of the process. If the machine fails, the entries
+since the last disk sync may be lost. Not every entry is synced, so that syncs take at
+most one percent of the run time. If a sync took s seconds, no entry is synced in the
+100 s seconds after it. On a local disk, this is a fraction of a second.
 """
 
 from __future__ import annotations

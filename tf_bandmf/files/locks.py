@@ -29,8 +29,7 @@ class Lock:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             # With `lockf`, a process would lose its lock when it closes any descriptor of
-            # the file, for example after copying the file. The lock of `flock` is also
-            # released if the process is killed.
+            # the file, for example after copying the file.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)

@@ -40,7 +40,7 @@ def sync(path: str) -> None:
 
 
 def remove_unfinished(path: str) -> None:
-    """Removes the temporary file that `replaced` left in a process that was killed."""
+    """Removes the temporary file that remains if a process is killed in `replaced`."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_unfinished(path))
 
