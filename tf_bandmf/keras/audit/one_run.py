@@ -36,7 +36,7 @@ class RunAudit:
         return any(result.contradicts for result in results if result is not None)
 
     def __str__(self) -> str:
-        """Returns a line with the result of each audit."""
+        """Returns a report of several lines with the results of both audits."""
         none = "none: the plan's guarantee assumes that the batches are secret."
         white = self.white_box or none
         return f"Black box: {self.black_box}\nWhite box: {white}"
@@ -59,14 +59,15 @@ def audit_run(
     gradients of all steps. This auditor subtracts the contributions of the other
     examples, and uses the strategy's matched filter for each canary's clipped gradients
     to guess which canaries took part. The black-box auditor guesses from the losses of
-    the canaries under the final model. The bounds are those of
-    one-run audits (`audit.evaluate`). They are sharper if there are more canaries, and
-    if the canaries' gradients are larger and differ more from one another. Examples
-    with wrong labels are good canaries.
+    the canaries under the final model. The bounds are those of one-run audits
+    (`audit.evaluate`). They are sharper if there are more canaries, and if the
+    canaries' gradients are larger and differ more from one another. Examples with wrong
+    labels are good canaries.
 
     An audit takes about as much time as three runs, and stores the noisy gradients of
     all steps in memory. The run spends its budget like any other run. WARNING: the result
-    is a function of the training data.
+    of the audit is not private, because it is computed from the training data without
+    noise.
 
     Args:
       model: a private model, compiled with a PrivateOptimizer, untrained. Layers that draw
@@ -189,7 +190,7 @@ class _Observer:
         return clipped.sums, clipped.losses
 
     def white_box(self, confidence: float) -> AuditResult:
-        """Audits by the scores of the matched filter.
+        """Returns the white-box audit, from the scores of the matched filter.
 
         Let `y` be the noisy sums minus the expected contributions of all other examples.
         A canary with clipped gradients `g` adds the signal `S = C g / noise_stddev` to
@@ -211,7 +212,10 @@ class _Observer:
         return self._evaluated(scores, confidence, float(np.sqrt(squares.mean())))
 
     def black_box(self, confidence: float) -> AuditResult:
-        """Audits by final losses, which are likely smaller for included canaries."""
+        """Returns the black-box audit, from the canaries' losses under the final model.
+
+        The losses of included canaries are likely smaller than those of the others.
+        """
         rows = tf.nest.map_structure(lambda part: part[self._canaries], self._data)
         ones = np.ones(len(self._canaries), np.float32)
         losses = self._clipped(*rows, ones)[1].numpy().astype(np.float64)

@@ -73,8 +73,8 @@ def cleaned(counts: tf.Tensor, tensors: Any) -> Any:
     def rows(rank: int) -> tf.Tensor:
         return tf.reshape(counts, [-1] + [1] * (rank - 1))
 
-    # A scalar zero is broadcast, because TensorFlow would store an array of zeros for each
-    # tensor as a constant of the graph.
+    # A scalar zero is broadcast to each tensor. If arrays of zeros were used instead,
+    # TensorFlow would store them as constants of the graph.
     zero = tf.zeros([])
     return tf.nest.map_structure(
         lambda t: tf.where(rows(t.shape.rank), t, tf.cast(zero, t.dtype)), tensors
@@ -197,7 +197,8 @@ class Product(Factor):
     def measure(self) -> Measured:
         terms, size = self.left.shape[1], math.prod(self.shape)
         if self.left.shape.rank == 2:
-            # In a single outer product, no terms can cancel.
+            # The norm of a single outer product is the product of the norms of its two
+            # vectors.
             pair = norms.pinned(norms.kept(self.left), norms.kept(self.right))
             return Measured(pair, pair, self.summed)
         if prefers_forming(terms, size):
@@ -250,11 +251,11 @@ class Product(Factor):
 
 
 def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
-    """Concatenates the terms of the K rows of each unit.
+    """Concatenates the terms of the K examples of each of U privacy units.
 
     Args:
       tensor: [U * K, T, n] or [U * K, T].
-      rows: K.
+      rows: K, the number of examples per unit.
 
     Returns:
       [U, K * T, n] or [U, K * T].

@@ -118,8 +118,8 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
       Norms [...].
     """
     size, block = tensor.shape[-1], _block(tensor)
-    # XLA fuses conversion, square and sum. Without XLA, each of the three reads all
-    # entries, so they are used only if there is no suitable block size.
+    # XLA fuses conversion, square and sum. Without XLA, each of these three operations
+    # reads all entries. They are then used only if there is no suitable block size.
     if not block:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
         return Norms(squared, squared * (1.0 + 2.0**-20))
@@ -135,9 +135,10 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
 
 
 def _block(tensor: tf.Tensor) -> int:
-    """Returns how many entries of the last axis one operation squares and adds.
+    """Returns the size of the blocks into which a tensor's last axis is split.
 
-    This is the largest divisor of the axis's length up to `_BLOCK`. The result is 0 if
+    The squares of a block are added in float32, and the sums of the blocks in float64.
+    The size is the largest divisor of the axis's length up to `_BLOCK`. It is 0 if
     converting all entries to float64 is faster.
     """
     size = tensor.shape[-1]
@@ -159,7 +160,7 @@ def all_norms(gradients: Sequence[Norms | tuple[tf.Tensor, ...]]) -> list[Norms]
         only the gradients themselves, [B, n].
 
     Returns:
-      Norms [B].
+      `Norms` [B] for each variable.
     """
     vectors = [v for each in gradients if not isinstance(each, Norms) for v in each]
     together = [vector for vector in vectors if _block(vector) == vector.shape[-1]]

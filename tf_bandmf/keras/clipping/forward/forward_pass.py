@@ -102,8 +102,8 @@ def recorded_forward(
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.shape[0] is None:
-        # The batch size is unknown already. XLA would treat the placeholder below as a
-        # constant, and recompile for each batch.
+        # The batch size is already unknown, so the placeholder below is not needed. XLA
+        # would treat it as a constant, and recompile for each batch.
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(
         input=tensor, shape=[None, *tensor.shape[1:]]
@@ -117,7 +117,7 @@ def _refuse_added_losses(model: keras.Model) -> None:
                 f"Layer {layer.name!r} ({type(layer).__name__}) added a loss with "
                 "`add_loss` or an activity regularizer. Such a loss is not per example, "
                 "so its gradient cannot be clipped. Remove the loss, or make its value "
-                "an output of the model with a loss function."
+                "an output of the model, and give this output a loss function."
             )
 
 
@@ -131,8 +131,8 @@ def _check_reads(
     kernel), a part of its gradient would silently be lost.
 
     Raises:
-      UnsupportedModelError: if there is such a read, or if a layer that must run twice
-        draws random numbers that cannot be repeated.
+      UnsupportedModelError: if there is such a read, or if a layer whose rule runs it
+        twice (`Rule.runs_again`) draws random numbers that cannot be repeated.
     """
     owners = {key: variable for variable in variables for key in handles([variable])}
     operations = tf.compat.v1.get_default_graph().get_operations()[recorder.start :]

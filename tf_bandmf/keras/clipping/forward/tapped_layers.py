@@ -31,8 +31,8 @@ def _is_closed(layer: Any) -> bool:
 
     If `TimeDistributed` is built for a known number of steps, it calls its inner layer
     once per step, so these calls can be recorded. They are recorded only if the inner
-    layer contains an `Embedding`. If these calls were not recorded, each example
-    would need gradients for all rows of the table.
+    layer contains an `Embedding`. Otherwise, a gradient of the whole embedding table
+    would be computed for each example.
     """
     if type(layer) is not keras.layers.TimeDistributed:
         return isinstance(layer, _CLOSED)

@@ -116,7 +116,7 @@ class Recorder:
         return len(self._graph.get_operations())
 
     def _repeat(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a copy for each example, [B, ...], of a tensor that they share."""
+        """Repeats a tensor that all examples share, once per example: [B, ...]."""
         if tuple(tensor.shape[:1]) != (1,):
             tensor = tensor[None]
         size = batches.batch_size(self._data)[1]
