@@ -1,4 +1,6 @@
-"""Proof, from the model's structure, that examples are independent (invariant 16).
+"""Proof, from the model's structure, that examples are independent.
+
+This is invariant 16 of `docs/guarantee.md`.
 
 The contribution of an example to the sum may depend only on that example, the weights
 and the step's random numbers. Before the training step is traced,
@@ -12,7 +14,8 @@ and the step's random numbers. Before the training step is traced,
   vectorized if TensorFlow is known to vectorize each operation correctly. Losses are
   executed in the same way, except for a fixed list of losses whose row i depends only
   on example i (`losses.rows`);
-* all other models are refused.
+* the model is refused if code outside of its layers mixes examples, or if the gradients
+  of different examples cannot be told apart in a layer.
 
 The training step that is traced afterwards changes no variables (`state`), and a
 function that runs on one example cannot read the rest of the batch.

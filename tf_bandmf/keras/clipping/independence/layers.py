@@ -31,7 +31,7 @@ def _vectors(layer: Any, shapes: Shapes) -> bool:
 
 
 def _text(layer: Any, shapes: Shapes) -> bool:
-    """Returns whether the length of a text's row is independent of the other texts."""
+    """Returns whether the length of a text's output is independent of other texts."""
     config = layer.get_config()
     padded = config["output_sequence_length"] is not None
     return padded or config["output_mode"] != "int"

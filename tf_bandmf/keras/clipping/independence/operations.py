@@ -75,7 +75,10 @@ Axes = Callable[[Any, int], Collection[int]]
 
 
 def _told(op: Any, rank: int) -> Collection[int]:
-    """Returns the axes that an operation's attributes give; None means all axes."""
+    """Returns the axes along which an operation works, from its attributes.
+
+    If the attribute is None, these are all axes.
+    """
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
     if not names:
         raise CannotOpen(f"{type(op).__name__} has no attribute for axes.")
@@ -85,7 +88,10 @@ def _told(op: Any, rank: int) -> Collection[int]:
 
 
 def _padded(op: Any, rank: int) -> Collection[int]:
-    """Returns the axes that `Pad` lengthens; a single pair of widths is for all."""
+    """Returns the axes that `Pad` lengthens.
+
+    If `pad_width` contains only one pair, the pair applies to all axes.
+    """
     return {axis for axis, pair in enumerate([*op.pad_width] * rank) if any(pair)}
 
 

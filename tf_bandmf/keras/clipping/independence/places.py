@@ -85,7 +85,7 @@ def same(places: Sequence[Place]) -> Place:
 
 
 def row_of(value: Any, place: Place, size: int) -> Any:
-    """Returns the part of a constant for one example; all examples must have the same.
+    """Returns the part of a constant for one example; all parts must be equal.
 
     Raises:
       Mixes: if the parts differ, since results would depend on the position in the

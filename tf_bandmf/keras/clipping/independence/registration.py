@@ -22,8 +22,8 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
 
     WARNING: nothing proves this. The result of such a layer for an example, and the
     gradient of the result, must depend only on that example, the weights and random
-    numbers, for all weights, all other examples and all batch sizes. Otherwise, there
-    is no privacy. The model's `privacy_statement` names the class.
+    numbers. This must hold for all weights, other examples and batch sizes. Otherwise,
+    there is no privacy. The model's `privacy_statement` names the class.
 
     Vouching is necessary only for layers that would otherwise be refused. It saves time
     for layers that would otherwise run on one example at a time.

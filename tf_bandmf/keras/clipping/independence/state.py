@@ -55,7 +55,7 @@ def is_pure(node: Any) -> bool:
 
 
 def side_effects(op: Any) -> set[str]:
-    """Returns the types of the operations with side effects that `op` is or calls."""
+    """Returns the types of operations with side effects, among `op` and its callees."""
     return {node.op for node in nodes_of(op) if not is_pure(node)}
 
 
@@ -69,7 +69,7 @@ def refuse_effects(
     seeds: Collection[int] = (),
     metrics: Collection[int] = (),
 ) -> None:
-    """Refuses operations that write variables or act outside of the graph.
+    """Refuses operations that write variables, read metrics or act outside the graph.
 
     The counter of a random generator may be advanced, but not in a function, loop or
     branch, where the owner of the counter is unknown.
@@ -77,7 +77,8 @@ def refuse_effects(
     Args:
       operations: operations of one graph; functions that they call are searched as well.
       seeds: ids of the handles of random generator counters.
-      metrics: ids of the handles of metric variables, which depend on the data.
+      metrics: ids of the handles of metric variables. Reading them is refused, because
+        they depend on the data.
 
     Raises:
       UnsupportedModelError: for the first such operation. The message contains its

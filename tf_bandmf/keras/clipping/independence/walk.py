@@ -97,9 +97,9 @@ class Walk:
         Args:
           tensor: a tensor, or any other value.
           is_combined: True if the tensor is an operand of an elementwise operation.
-            The training step repeats the result of a layer that was called without
-            a batch axis, for each example. Therefore only an elementwise operation
-            may use this result.
+            If a layer was called without a batch axis, the training step repeats
+            the layer's result for each example. Therefore only elementwise
+            operations may use such a result.
         """
         if id(tensor) in self._shared and not is_combined:
             raise _not_told_apart(self._shared[id(tensor)])
