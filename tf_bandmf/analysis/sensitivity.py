@@ -3,9 +3,9 @@
 The sensitivity of a strategy `C` is `sens(C) = sup ||C u||_F` over all matrices u of
 contributions that the participation allows one example. Row i of u is the contribution
 to step i: a vector of norm at most `l2_norm_clip = 1`, and 0 if the example does not
-take part (zero-out adjacency). A closed form is used only if the coefficients of `C` meet the conditions of
-its theorem. Otherwise the result is an upper bound, and `Sensitivity.is_exact` is
-False.
+take part (zero-out adjacency). A closed form is used only if the coefficients of `C`
+meet the conditions of its theorem. Otherwise the result is an upper bound, and
+`Sensitivity.is_exact` is False.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ digest raises an error.
 
 An appended entry survives the end of the process. If the machine fails, the entries
 since the last disk sync may be lost. Not every entry is synced, so that syncs take at
-most one percent of the run time. If a sync took s seconds, no entry is synced in the
-100 s seconds after it. On a local disk, this is a fraction of a second.
+most one percent of the run time. After each sync, no entry is synced for 100 times as
+long as the sync took: for a fraction of a second on a local disk.
 """
 
 from __future__ import annotations

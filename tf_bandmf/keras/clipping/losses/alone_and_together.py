@@ -35,8 +35,8 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 _EXAMPLES = 5
 # Gradients of single examples count as zero if their norm is at most _ROUNDING times
 # the norm of the batch gradient. They count as the terms of the batch gradient if their
-# angle to the batch gradient is at most _TOLERANCE, and the ratio of the norms is in the
-# range that `_cosine` accepts, with a relative tolerance of _TOLERANCE.
+# angle to the batch gradient is at most _TOLERANCE, and the ratio of the norms is in
+# the range that `_cosine` accepts, with a relative tolerance of _TOLERANCE.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
     "Use a loss that needs only one example, or put the records that the loss compares "
@@ -116,9 +116,10 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
 def _cosine(together: Any, alone: Any) -> float:
     """Returns the cosine between the batch gradient and single examples' gradients.
 
-    The gradients of the single examples are concatenated for this purpose. The cosine is 0 if single examples have no gradients. It is 1 only if their
-    gradients are the terms of the batch gradient, or if nothing can be compared because
-    the batch gradient is zero or not finite.
+    The gradients of the single examples are concatenated. The cosine is 0 if single
+    examples have no gradients. It is 1 only if their gradients are the terms of the
+    batch gradient, or if nothing can be compared because the batch gradient is zero or
+    not finite.
     """
     alone = np.where(np.isfinite(alone), alone, 0)
     length, size = np.linalg.norm(together), np.linalg.norm(alone)

@@ -32,8 +32,8 @@ from tf_bandmf.noise.devices import traced_under_xla
 # Input patches are extracted if an image has at most `_FEW_POSITIONS` positions, or if
 # an output value depends on at most `_FEW_INPUTS` input values.
 _FEW_POSITIONS, _FEW_INPUTS = 64, 36
-# An example is small if its gradient takes fewer multiplications than this. Launching an
-# operation for a small example takes longer than the multiplications.
+# An example is small if its gradient takes fewer multiplications than this. Launching
+# an operation for a small example takes longer than the multiplications.
 _MANY = 1 << 24
 # A grouped convolution computes the gradients only if the product of the numbers of
 # input and output channels is at most this.

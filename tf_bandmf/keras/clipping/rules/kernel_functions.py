@@ -9,8 +9,8 @@ Such a layer is a subclass of a Keras layer that overrides only the property `ke
             return (self._kernel - mean) * keras.ops.rsqrt(variance + 1e-5)
 
 The subclass uses the kernel in the same way as the Keras layer. The gradient of the
-weight is the gradient of the kernel, backpropagated through the property. This step
-needs no convolution, only a few cheap operations on each example's kernel gradient.
+weight is the gradient of the kernel, backpropagated through the property. For each
+example, this step needs no convolution, only cheap operations on the kernel gradient.
 """
 
 from __future__ import annotations
