@@ -2,8 +2,8 @@
 
 Differentiation is vectorized where this is known to be correct. The gradients are exact
 for any layer that does not mix examples. The rule needs memory for one gradient of the
-layer per example. A layer that may mix examples, and its custom gradients, run on one
-example at a time, also in the forward pass.
+layer per example. If a layer may mix examples, its forward pass and its custom gradients
+also run on one example at a time.
 """
 
 import collections
@@ -251,7 +251,8 @@ def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
     """Returns `leaves` in the structure of `outputs`.
 
-    For float tensors, the gradients of the losses are requested (`call.tap`).
+    The rule will receive the gradients of the losses with respect to the float tensors
+    (see `LayerCall.tap`).
     """
     return batches.with_leaves(
         outputs,

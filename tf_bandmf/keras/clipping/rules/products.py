@@ -3,9 +3,10 @@
 The equation `inputs,kernel->outputs` of an einsum has one letter per axis. A letter is
 contracted (in inputs and kernel), new (in kernel and outputs), a position (in inputs
 and outputs) or a group (in all three). The gradient of the kernel is an einsum of the
-inputs and the output gradients, for any order of the letters. Without groups, the
-gradient is stored as a `Product` of these two tensors. Kernels with groups are small
-compared with their inputs, so their gradients are stored directly.
+inputs and the output gradients, for any order of the letters. It is stored as a
+`Product` of these two tensors, unless there is a group, or a letter that is only in the
+inputs. In these cases, the gradient itself is stored. A kernel with groups is small
+compared with its inputs.
 """
 
 from __future__ import annotations
@@ -67,8 +68,7 @@ def product(
     new = [c for c in kernel if c not in letters]
     positions = [c for c in letters[1:] if c in outputs and c not in kernel]
     if len(letters) > 1 + len(positions) + len(contracted):
-        # Gradients are stored directly if a letter is in all three parts (a group), or
-        # only in the inputs.
+        # A letter is in all three parts (a group), or only in the inputs.
         inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         of_kernels = f"{letters},{outputs}->{letters[0]}{kernel}"
         return Instantiated(tf.einsum(of_kernels, inputs, gradient))

@@ -1,12 +1,12 @@
 """Norm rule of `LSTM`, `GRU` and `SimpleRNN`.
 
-The inputs are projected for all time steps in one operation, outside of the loop over
-steps. The gradient of the projection contains the gradients of the gate inputs at each
-step. The gradient of a kernel is a sum over steps: each step adds the outer product of
-its inputs or states with the gradients of its gate inputs. The loop itself is
-`keras.src.backend.rnn`, which supports masks, reversed time and unrolling. Here, the
-loop returns not only the outputs, but also the states before each step, and the reset
-gates of a GRU.
+The inputs of all time steps are multiplied by the kernel in one operation, before the
+loop over steps. Differentiating the losses with respect to the result gives the
+gradients of the gate inputs at each step. The gradient of a kernel is a sum over steps:
+each step adds the outer product of its inputs or states with the gradients of its gate
+inputs. The loop itself is `keras.src.backend.rnn`, which supports masks, reversed time
+and unrolling. In this rule, the loop returns not only the outputs, but also the states
+before each step, and the reset gates of a GRU.
 
 Dropout multiplies the inputs or states of all steps with one mask, which Keras draws
 per example before the loop. There is one mask for all gates, or one per gate; in the
@@ -149,12 +149,13 @@ def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
 
 
 def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Factor:
-    """Returns the factor of a kernel.
+    """Returns the per-example gradients of a kernel, as sums of outer products.
 
     Args:
       lefts: the tensors that the kernel multiplies, [B, T, n]: one for all gates, or
         one per gate. In the second case, each gate has its own terms.
-      gradient: the gradient for the products, [B, T, gates * units].
+      gradient: gradient of the losses with respect to the products, [B, T, gates *
+        units].
       kernel: the Keras variable.
     """
     rights = [gradient]

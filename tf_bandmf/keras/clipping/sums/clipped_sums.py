@@ -121,8 +121,8 @@ def clipped_gradient_sums(
       readers: None; or a mapping from the `id` of a table's variable to the function
         that looks up rows in place of this variable. The sums of these tables are
         `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
-      structure: the result of `forward.structure.structure_of` for such data, if it is
-        already known.
+      structure: the result of `forward.structure.structure_of` for the model and its
+        inputs, if it is already known.
       with_outcomes: False to leave the outcomes out.
 
     Returns:
@@ -284,10 +284,11 @@ def _measured(
 
 
 def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[Part]:
-    """Measures the gradients of all variables; returns one `Part` for each large variable.
+    """Measures the gradients of all variables, and returns them as parts.
 
-    Except on accelerators, the small variables of a clipping group share one `Part`, if
-    their gradients are stored directly (`Instantiated`).
+    Each variable has its own `Part`, with one exception: the small variables of a
+    clipping group share a `Part` if their gradients are stored directly
+    (`Instantiated`). On accelerators, there is no exception.
 
     Args:
       factors: maps the position of a variable among the trainable variables to the

@@ -1,7 +1,7 @@
 """A numerical check of clipping, for rules and layers that cannot be proved correct.
 
-Training runs this check for models with registered rules or vouched layers. It uses
-made-up examples, because a refusal must not depend on any record.
+Training runs this check for models with registered rules, or with layers for which the
+user vouched. It uses made-up examples, because a refusal must not depend on any record.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
     worst = variables[int(np.argmax(errors))]
     raise ClippingMismatchError(
         f"Gradients of examples in a batch differ from those of single examples, most for "
-        f"weight {worst.path!r} (error: {max(errors):.3g}, total size: {size:.3g}). Norms "
-        f"are {norms} in the batch, but {lengths} for single examples. {_CAUSES}"
+        f"weight {worst.path!r} (error {max(errors):.3g}, norm of all gradients {size:.3g}"
+        f"). Norms are {norms} in the batch, but {lengths} for single examples. {_CAUSES}"
     )
 
 

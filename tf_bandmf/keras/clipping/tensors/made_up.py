@@ -22,8 +22,8 @@ def made_up(data: Any, num_examples: int) -> Any:
 
     Floats are in (0.05, 0.95). Integers and strings are 0 and 1, which nearly all
     vocabularies, class counts and masks allow. Images of uint8 have values from 0 to
-    255. All examples of several numbers have the same number of ones, so a mask has
-    the same number of unmasked positions in each example.
+    255. Unless an example is a single number, all examples have the same number of
+    ones, so a mask has the same number of unmasked positions in each example.
 
     Args:
       data: structure of arrays or tensors [B, ...]; None stays None.
