@@ -1,8 +1,8 @@
-"""Names for programs that extend private training in Keras.
+"""Classes and functions for programs that extend private training in Keras.
 
-These are layer rules and their registration, base classes of metrics, errors, and the
-classes of the objects that `make_private`, `fit_privately` and custom training loops
-return.
+This module exports layer rules and their registration, base classes of metrics, errors,
+and the classes of the objects that `make_private`, `fit_privately` and custom training
+loops return.
 """
 
 from tf_bandmf.keras.clipping.factors.base import Factor as Factor

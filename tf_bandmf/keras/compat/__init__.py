@@ -9,7 +9,7 @@ trees of all files. Each file states its purpose, and the tests that fail if it 
     graphs.py          private modules of TensorFlow
     seeds.py           records and replays the draws of Keras' seed generators
     fixed_draws.py     random functions that draw constants, for the self-check
-    keras_operations.py  operations, and functions that get symbolic tensors
+    keras_operations.py  functions to intercept in calls on symbolic tensors
     vectorizing.py     `tf.vectorized_map` under XLA, and with correct matrix products
     optimizing.py      how often TensorFlow optimizes a step's graph
     replicas.py        stops Keras from dividing by replicas and from summing over them

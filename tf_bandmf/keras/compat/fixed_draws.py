@@ -4,7 +4,7 @@ The self-check compares the gradients of a batch with the gradients of single ex
 With ordinary random functions, a layer would draw different masks in the two passes.
 
 Tests that fail if this breaks: `tests/keras/compat/test_fixed_draws.py`, which calls each
-of the functions named here.
+random function of Keras.
 """
 
 from __future__ import annotations

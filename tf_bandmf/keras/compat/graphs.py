@@ -97,7 +97,10 @@ def _definition(graph: Any, name: str) -> Any:
 
 
 def origin(handle: Any) -> Any:
-    """Returns the handle, outside all functions, that was captured as `handle`."""
+    """Returns the original of a handle that one or more nested functions captured.
+
+    A handle that was not captured is returned itself.
+    """
     while (outside := captured(handle)) is not None:
         handle = outside
     return handle

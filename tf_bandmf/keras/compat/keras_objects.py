@@ -110,7 +110,10 @@ def loss_parts(loss: CompileLoss | None) -> list[Any]:
 
 
 def copied_loss(source: CompileLoss, copy_class: type[CompileLoss]) -> CompileLoss:
-    """Returns `source` as a new `copy_class`, which is built if `source` is built."""
+    """Copies `source` to a new `copy_class` object.
+
+    The copy is built if `source` is built.
+    """
     copy, not_shared = copy_class(None), ("_metrics", "_tracker")
     vars(copy).update({k: v for k, v in vars(source).items() if k not in not_shared})
     return copy
@@ -182,7 +185,7 @@ def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     """Returns whether the weight decay of an optimizer would apply to a variable."""
-    # This method exists since Keras 3.16.
+    # Keras 3.16 introduced this method.
     if hasattr(optimizer, "_is_excluded_from_weight_decay"):
         return not optimizer._is_excluded_from_weight_decay(variable)
     return bool(optimizer._use_weight_decay(variable))
@@ -219,7 +222,8 @@ def maker_of(tensor: keras.KerasTensor) -> Any:
 def metric_handles(model: Any) -> set[int]:
     """Ids of the resource handles of all metric variables.
 
-    These include metrics that were passed to `compile` and are not built yet.
+    The result includes the variables of metrics that were passed to `compile` and are
+    not built yet.
     """
     variables = list(model.metrics_variables)
     compiled = getattr(model, "_compile_metrics", None)

@@ -20,8 +20,8 @@ from typing import Any
 
 _LOCK = threading.Lock()
 _ABSENT = object()
-# Maps each dispatcher whose context ended while a later dispatcher was installed to the
-# function that it had replaced.
+# The dispatchers whose contexts ended while a later dispatcher was installed. Each maps
+# to the function that it had replaced.
 _DONE: dict[Any, Any] = {}
 
 

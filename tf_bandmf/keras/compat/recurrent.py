@@ -1,8 +1,8 @@
 """Runs the recurrent layers of Keras without cuDNN.
 
 On a GPU, Keras runs LSTM and GRU as one cuDNN operation over all time steps, which
-cannot be analyzed. Within a private step, frozen recurrent layers run step by step, as
-on a CPU. (Trained recurrent layers have a layer rule.)
+cannot be analyzed. In private training, frozen recurrent layers run one time step after
+another, as on a CPU. (Trained recurrent layers have a layer rule.)
 
 Tests that fail if this breaks: `tests/keras/compat/test_recurrent.py`.
 """

@@ -30,8 +30,8 @@ def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
 
     Args:
       seed: seed of shape [2].
-      outer: only loops inside this graph count; None for all loops that are being
-        traced, including those around a function.
+      outer: only loops inside this graph count. If None, all loops that are being
+        traced count, including loops outside the current function.
 
     Raises:
       RuntimeError: if a `tf.function` is being traced within `outer`. All calls of that

@@ -2,8 +2,8 @@
 
 Differentiation is vectorized where this is known to be correct. The gradients are exact
 for any layer that does not mix examples. The rule needs memory for one gradient of the
-layer per example. If a layer may mix examples, its forward pass and its custom gradients
-also run on one example at a time.
+layer per example. If a layer may mix examples, its forward pass and its custom
+gradients also run on one example at a time.
 """
 
 import collections

@@ -154,8 +154,8 @@ def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Fact
     Args:
       lefts: the tensors that the kernel multiplies, [B, T, n]: one for all gates, or
         one per gate. In the second case, each gate has its own terms.
-      gradient: gradient of the losses with respect to the products, [B, T, gates *
-        units].
+      gradient: [B, T, gates * units], the gradient of the losses with respect to the
+        products of these tensors and the kernel.
       kernel: the Keras variable.
     """
     rights = [gradient]

@@ -132,8 +132,8 @@ def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
     worst = variables[int(np.argmax(errors))]
     raise ClippingMismatchError(
         f"Gradients of examples in a batch differ from those of single examples, most for "
-        f"weight {worst.path!r} (error {max(errors):.3g}, norm of all gradients {size:.3g}"
-        f"). Norms are {norms} in the batch, but {lengths} for single examples. {_CAUSES}"
+        f"weight {worst.path!r} (error: {max(errors):.3g}, norm of all gradients: "
+        f"{size:.3g}). Norms in the batch: {norms}; one by one: {lengths}. {_CAUSES}"
     )
 
 

@@ -26,8 +26,8 @@ from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
-# The minimum share of a group; the maximum is 1 / `_LEAST`. Within these limits, float32
-# can represent the ratio of any two shares.
+# The minimum share of a group; the maximum is 1 / `_LEAST`. Within these limits,
+# float32 can represent the ratio of any two shares.
 _LEAST = 1e-6
 # The gamma of automatic clipping. This value worked in all experiments of Bu et al.
 GAMMA = 0.01
