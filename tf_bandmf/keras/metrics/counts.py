@@ -36,10 +36,10 @@ class PrivateCounts:
     """The noisy shares that a run releases, over the examples of all steps so far.
 
     Attributes:
-      clipped: share whose gradient was longer than the clip norm.
-      zero: share without any gradient: weight 0, a record on which `map` or `parse`
-        failed, or a loss that does not depend on the weights.
-      bad: share whose loss, label or gradient was not finite or not valid.
+      clipped: share of examples whose gradient was longer than the clip norm.
+      zero: share of examples without a gradient: they had weight 0, `map` or `parse`
+        failed on them, or their loss does not depend on the weights.
+      bad: share of examples whose loss, label or gradient was not finite or valid.
       noise: standard deviation of the noise of a share, equal for all three shares.
       steps: number of steps so far.
     """

@@ -6,8 +6,9 @@ evaluations after that step, to the weights and the records, and to the sum itse
 `docs/noise-reuse.md`). So if a run is interrupted and resumed from an earlier step, and
 all of these are the same, it releases the same numbers again, which reveals nothing
 new. If any of them differs, the evaluation gets independent noise, and counts as a new
-one. An evaluation is noted as spent before it is released. All models of a run in one
-process have the same key, and share the list of spent evaluations.
+one. An evaluation is noted as spent before it is released. If a run is resumed with
+another model in the same process, both models have the same key, and share the list of
+spent evaluations.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def evaluate_privately(
     users: Any = None,
     batch_size: int = 256,
 ) -> NoisyMetrics:
-    """Returns noisy metrics of private data; this is one of the plan's evaluations.
+    """Returns noisy metrics of private data; each call is one evaluation of the plan.
 
         plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
         ...
@@ -123,7 +124,7 @@ def evaluations_left(run: Run) -> int:
 
 
 def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
-    """Returns sums with noise added; this is one of the plan's evaluations.
+    """Returns sums with noise added; each call is one evaluation of the plan.
 
     Args:
       run: a run of a plan with evaluations.

@@ -2,8 +2,9 @@
 
 Each record's vector depends on that record alone: either the analysis that the training
 step uses shows that the graph keeps records apart, or the model is called on each record
-by itself. Records that are not finite add a constant, and do not stop the evaluation. Terms
-are multiples of 2^-30, rounded towards zero, so the sums are exact.
+by itself. A record whose vector is not finite adds a constant vector, and does not stop
+the evaluation. Terms are multiples of 2^-30, rounded towards zero, so the sums are
+exact.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def sums_of(
       model: private and built.
       x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`.
       y: targets, arrays [N, ...]; None with a data set.
-      metrics: the metrics; each gets an equal share of the norm.
+      metrics: q metrics. For each metric, the vector of a record has a norm of at most
+        1 / sqrt(q), so the concatenated vector has a norm of at most 1.
       users: None, or the user of each record, [N]: the weights of a user's records add up
         to 1.
       batch_size: batch size for arrays.
@@ -150,9 +152,10 @@ def batches_of(
 def function_of(
     model: keras.Model, batch: Any, metrics: Sequence[PrivateMetric]
 ) -> Any:
-    """Returns a compiled function of (x, y, weights): the sum of weighted vectors.
+    """Returns a compiled function that sums the weighted vectors of a batch of records.
 
-    No record affects another record's contribution to the sum.
+    Its arguments are x, y and the weights of the records. No record affects another
+    record's contribution to the sum.
     """
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch
@@ -194,10 +197,11 @@ def _bounded(
 ) -> tf.Tensor:
     """Clips a metric's vectors to norm 1, and divides them by sqrt(number of metrics).
 
-    Before that, a vector that is not finite is replaced by one of norm `abs(bad)`.
+    Before that, a vector that is not finite is replaced by a vector of norm
+    `abs(metric.bad)`.
 
     Raises:
-      ValueError: if `bad` is not finite, so that its norm has no bound.
+      ValueError: if `metric.bad` is not finite.
     """
     bad = float(metric.bad) / math.sqrt(metric.size)
     if not math.isfinite(bad):

@@ -1,4 +1,4 @@
-"""Private metrics, each computed from a noisy sum of vectors, one for each record.
+"""Private metrics, each computed from a noisy sum of the records' vectors.
 
 Each record adds a vector of norm at most 1 to a sum, and the sum gets Gaussian noise.
 Numbers in an interval are first mapped linearly to [-1, 1], not to [0, 1]. In both
@@ -39,7 +39,7 @@ class Rows:
 
 
 class PrivateMetric(abc.ABC):
-    """A metric that is computed from a noisy sum of vectors, one for each record.
+    """A metric that is computed from a noisy sum, to which each record adds a vector.
 
     Attributes:
       name: name in the results.
@@ -103,8 +103,8 @@ class PrivateAccuracy(_Mean):
 
     With outputs [B, C] and targets [B], [B, 1] or one-hot, the prediction is the class
     with the largest output; with outputs [B] or [B, 1], it is 1 if the output is above
-    the threshold, else 0. For sequences [B, T, C], the accuracy is the mean over T. A
-    record that is not finite counts as wrong.
+    the threshold, else 0. For sequences [B, T, C], the accuracy is the mean over T.
+    Outputs that are not finite count as wrong.
 
     Args:
       threshold: threshold for outputs of one number: 0.5 for probabilities, 0 for

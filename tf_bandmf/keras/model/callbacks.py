@@ -93,8 +93,8 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
     """Raises ValueError if the private state file is in the folder of a callback.
 
     Callbacks' folders are often shared, and `BackupAndRestore` deletes its folder after
-    training. Subfolders of a callback's folder are refused, too, unless the working
-    directory is in that folder.
+    training. A file in a subfolder of a callback's folder is refused, too, unless the
+    callback's folder contains the working directory.
     """
     file, here = pathlib.Path(path).resolve(), pathlib.Path().resolve()
     for callback in each_callback(callbacks):
@@ -109,7 +109,7 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
 
 
 def _folders_of(callback: Any) -> list[pathlib.Path]:
-    """Returns the folders that a callback writes."""
+    """Returns the folders to which a callback writes."""
     folders = [getattr(callback, name, None) for name in ("backup_dir", "log_dir")]
     file = getattr(callback, "filepath", None)
     if isinstance(file, (str, os.PathLike)):

@@ -178,11 +178,12 @@ def _rates(inner: Any, steps: np.ndarray) -> np.ndarray:
 
 
 def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
-    """Refuses a last layer that has too few outputs for its loss.
+    """Refuses a model whose last layer has too few outputs for the loss.
 
     Args:
       model: private, built, compiled.
-      ranges: the ranges that the caller of `Plan.batches` declared for the values.
+      ranges: the ranges of inputs and targets that the caller declared in
+        `Plan.batches`.
 
     Raises:
       ValueError: if all examples would have zero gradients, or the declared labels

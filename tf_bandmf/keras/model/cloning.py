@@ -72,7 +72,7 @@ def _one(layer: Any) -> Any:
 
 
 def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a cloned layer with the original call's arguments, except mask=None."""
+    """Calls a cloned layer with the original call's arguments; omits a mask of None."""
     if kwargs.get("mask", 0) is None:
         del kwargs["mask"]
     return layer(*args, **kwargs)

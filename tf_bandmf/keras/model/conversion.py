@@ -183,9 +183,9 @@ def _again(model: keras.Model) -> keras.Model:
 
 
 def _copy_state(model: keras.Model, plain: keras.Model) -> None:
-    """Copies weights and vocabularies, with the layers' methods to save and load them.
+    """Copies weights and vocabularies by the layers' methods that save and load them.
 
-    This merges adapters, and recomputes values that depend on weights (as in
+    These methods merge adapters, and recompute values that depend on weights (as in
     `Normalization`).
 
     Raises:
@@ -216,7 +216,7 @@ def _copy_state(model: keras.Model, plain: keras.Model) -> None:
 
 
 def _stored(layer: Any) -> dict[str, Any]:
-    """Returns the variables that a layer itself saves, without the layers inside it."""
+    """Returns the variables that a layer saves, without those of layers inside it."""
     store: dict[str, Any] = {}
     if layer.built:
         layer.save_own_variables(store)
@@ -291,7 +291,7 @@ def private_class(plain_class: type) -> type:
 
 def _get_config(plain_class: type) -> Any:
     def get_config(self: Any) -> dict[str, Any]:
-        """Returns the names of the plain class and its module, and its config."""
+        """Returns the plain class' config, with the names of the class and module."""
         return {
             _PLAIN: {
                 "module": plain_class.__module__,

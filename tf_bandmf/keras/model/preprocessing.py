@@ -2,8 +2,8 @@
 
 Preprocessing layers (vocabularies, encodings, a `FeatureSpace`) have no trained
 weights. Their output depends on one example at a time, so they can be applied where the
-batches are made: `plan.batches(..., map=encode)`. If a layer raises an error for a
-value there, training goes on.
+batches are made: `plan.batches(..., map=encode)`. If a layer in `map` raises an error
+for an example, the example contributes nothing, and training goes on.
 """
 
 from __future__ import annotations

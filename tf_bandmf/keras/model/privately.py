@@ -102,8 +102,8 @@ def fit_privately(
       delta: budget, in [1e-20, 1); below 1 / N.
       epochs: number of passes over the data; choose as many as your compute allows.
       plan: a plan for x, instead of epsilon, delta and epochs.
-      optimizer: "sgd", with momentum, or "adam", with advised arguments; or a Keras
-        optimizer.
+      optimizer: "sgd" or "adam", with advised arguments (for "sgd", also momentum); or
+        a Keras optimizer.
       loss: as for `compile`; by default, the loss that the model is compiled with.
       metrics: as for `compile`; by default, those that the model is compiled with.
       microbatch_size: as for `make_private`.
@@ -171,8 +171,8 @@ def fit_privately(
     model.compile(private, **compiling)
     history = model.fit(batches, epochs=plan.epochs, verbose=verbose, **fit_arguments)
     to_plain(model, into=released)
-    # SGD avoids a warning when the saved model is loaded. Keras' default optimizer,
-    # RMSprop, would cause it, because it has no variables before its first step.
+    # With SGD, the saved model is loaded without a warning. If it were saved with an
+    # unused RMSprop, Keras' default, Keras would warn that the file lacks variables.
     released.compile("sgd", **compiling)
     return PrivateFit(released, plan, advice, history, model)
 

@@ -17,8 +17,9 @@ class StepSettings:
     Attributes:
       microbatch_size: number of examples whose gradients are in memory at the same
         time; None for the whole batch.
-      tables: which embedding tables get the noise of a row when the row is read:
-        "dense" for none, "lazy" for all, or names of layers.
+      tables: "dense" if all rows of embedding tables get noise in each step, "lazy" if
+        a row gets its noise only when it is read; or the names of the layers with lazy
+        tables.
       alone: names of layers that may run on batches of one example, even if that
         changes their results.
 

@@ -83,9 +83,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
       inner_optimizer: a Keras optimizer (instance, name or config).
       plan: the `tf_bandmf.Plan` of the run.
       name: optional name.
-      keep_normals: True to keep the last normals in memory instead of redrawing them,
-        for strategies with a banded inverse. The noise is the same, but it takes less
-        time and more memory (see `plan.memory`).
+      keep_normals: True to store the standard normals of the last steps instead of
+        generating them again in each step, if the strategy has a banded inverse. The
+        noise is the same, but it takes less time and more memory (see `plan.memory`).
       loss_scale_factor: a power of two, such as 1024, for layers that compute in float16
         (mixed_float16): losses are multiplied by it before the backward pass, and
         gradients are divided by it before they are clipped. It is constant, unlike the
@@ -158,8 +158,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         """Returns the factors that scale the next step's gradients before clipping.
 
         Returns:
-          Float32 tensors in the shapes of the weights. None if all factors are 1:
-          because the clipping does not scale gradients, or the optimizer is not built.
+          Float32 tensors in the shapes of the weights. None, which means factors of 1,
+          if the clipping does not scale gradients, or the optimizer is not built.
         """
         if not (self.clipping.scaling and self.built):
             return None
@@ -407,9 +407,9 @@ def check_inner(inner: keras.optimizers.Optimizer) -> None:
     if any(getattr(inner, name, None) for name in names):
         raise ValueError(
             "inner_optimizer must not set gradient_accumulation_steps or "
-            "loss_scale_factor: each step of the plan has its own noise, and gradients are "
-            "scaled back before they are clipped. Instead, call make_private(model, "
-            "microbatch_size=...) or PrivateOptimizer(..., loss_scale_factor=...)."
+            "loss_scale_factor. Instead of the first, call make_private(model, "
+            "microbatch_size=...). Instead of the second, call PrivateOptimizer(..., "
+            "loss_scale_factor=...), which unscales gradients before they are clipped."
         )
 
 
