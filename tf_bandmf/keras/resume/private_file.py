@@ -11,15 +11,15 @@ Resuming is safe. An interrupted run repeats the steps that it had taken after i
 checkpoint. The noise of a step is bound to the step's point, a digest of all sums and
 batches up to that step (see `tf_bandmf.keras.run.secrets`). If a repeated step is the
 same as before, it gets the same noise, and nothing new is released. If it differs, it
-gets independent noise. The same holds if the file is copied or restored from an old
-backup, the process is forked, or the machine is restored from a snapshot: the same
-noise is never added to different sums.
+gets independent noise. Therefore the same noise is never added to different sums, even
+if the file is copied or restored from an old backup, the process is forked, or the
+machine is restored from a snapshot.
 
-All other checks protect the accounting: a run has one plan, one data set in one order,
-and weights that only accounted training changed. The file records the point of each
-step before anything of the step is released (see `tf_bandmf.files.journal`). A repeated
-step whose point differs from the recorded point is refused, because its independent
-noise would begin a second run.
+All other checks protect the accounting. A run must keep its plan, its data set and the
+order of the data, and only training that the plan accounts for may change its weights.
+The file records the point of each step before anything of the step is released (see
+`tf_bandmf.files.journal`). A repeated step whose point differs from the recorded point
+is refused, because its independent noise would begin a second run.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class PrivateFile(Secret):
             )
         step, state = run.iterations, run.secrets
         if state.step == step and state.key.secret_bytes() == key.secret_bytes():
-            # The process that began the run already has its state.
+            # This process already has the state of the run.
             return schedule
         if header["weights"].get(str(step)) != _weights_digest(self._model):
             steps = ", ".join(header["weights"])
@@ -150,8 +150,8 @@ class PrivateFile(Secret):
                 f"{self.path} does not record these weights at step {step}, and a run must "
                 f"not repeat its noise with other weights. Load a checkpoint of one of the "
                 f"steps {steps}, saved with its optimizer by model.save, BackupAndRestore, "
-                f"model.save_weights or ModelCheckpoint. To restart at step 0, make the "
-                f"same initial weights: keras.utils.set_random_seed(seed)."
+                f"model.save_weights or ModelCheckpoint. To restart at step 0, create "
+                f"the same initial weights with keras.utils.set_random_seed(seed)."
             )
         kept = header["buffer_step"]
         memory = [one for name, one in self._arrays.items() if name != "buffer"]
@@ -169,7 +169,7 @@ class PrivateFile(Secret):
         state = SecretState(run.noising, key, run.plan, start, buffer, points)
         state.replay(step)
         run.adopt(state, memory)
-        # The run may start from these weights: the file records that they belong to it.
+        # The file records that these weights belong to the run, so the run may start.
         run.start()
         run.close_seal()
         for name in _OF_RUN:
@@ -179,7 +179,7 @@ class PrivateFile(Secret):
         return schedule
 
     def _read(self) -> HiddenArray:
-        """Reads the file; returns each step's point, int64, or 0 if it is not recorded."""
+        """Reads the file; returns each step's point (a digest), int64; 0 if unknown."""
         try:
             content, entries = self._file.read()
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
@@ -214,14 +214,14 @@ class PrivateFile(Secret):
         return together
 
     def write(self) -> None:
-        """Replaces the file with the last recorded state and the current notes."""
+        """Writes the recorded state, and the run's current points and `notes`, to the file."""
         notes = {name: sorted(values) for name, values in self.run.notes.items()}
         self._header["notes"] = notes
         stream = io.BytesIO()
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
-        # The points of later steps stay in the file if the run was resumed from an
-        # earlier step.
+        # If the run was resumed from an earlier step, the points of the later steps are
+        # kept.
         points = self.run.secrets.points()
         arrays: Any = self._arrays
         np.savez(stream, header=header, points=points, **arrays)

@@ -83,9 +83,10 @@ class LazyTables(Secret):
     # The methods below create the tables, and detect changes to them.
 
     def begin(self, memory: Sequence[np.ndarray] = ()) -> None:
-        """Creates the tables' keys and states, once the run has its secrets.
+        """Creates the tables' keys and states.
 
-        The layers' variables must hold the last release.
+        The run must already have its secrets, and the layers' variables must hold the
+        last release.
 
         Args:
           memory: for a resumed run, `LazyTable.memory` of each table.
@@ -101,8 +102,8 @@ class LazyTables(Secret):
         with tf.init_scope():
             self._keys = tf.Variable(keys.copy().view(np.int64), trainable=False)
             self._digest_key = tf.Variable(digests.copy(), trainable=False)
-            # The digest of the next step also depends on these numbers, the digests of
-            # the last release and of SGD's options.
+            # The digests of the last release and of SGD's options. They are part of the
+            # input of each step's digest.
             basis = tf.zeros([len(self.variables) + 1], tf.int64)
             self._basis = tf.Variable(basis, trainable=False)
             self._jumps = Jumps(system, run.plan.num_steps, step)
@@ -122,7 +123,7 @@ class LazyTables(Secret):
         self._note_release()
 
     def _note_release(self) -> None:
-        """Stores the step of the last release, and digests to detect later changes."""
+        """Stores the step of the last release, and the digests that detect changes."""
         self._released = self._run.step
         self._seal = [digest_of([variable]) for variable in self.variables]
         update = update_of(self._run.inner_optimizer, self.variables[0])
@@ -141,8 +142,9 @@ class LazyTables(Secret):
     def read(self, x: Any, rows: tf.Tensor | None, step: tf.Tensor) -> None:
         """Adds the noise that rows have missed since they were last read.
 
-        If the run was resumed, and had released its tables at this step, the release is
-        repeated first. After a release, the rows are loaded from the layers' variables.
+        If the run had released its tables at this step before it was resumed, the
+        release is repeated first. If the last release was at this step, the weights are
+        first loaded from the layers' variables.
 
         If this method, `apply` or `release` is interrupted, the run cannot continue:
         rows may have a gradient sum without its noise, or have their noise twice.
@@ -160,8 +162,8 @@ class LazyTables(Secret):
         due = [at for at in self._run.notes["releases"] if self._released < at <= now]
         if due and min(due) < now:
             raise RuntimeError(
-                f"This resumed run is at step {now}, but missed step {min(due)}, at which "
-                f"its tables were released before and must be released again. Use the same "
+                f"Before it was resumed, this run released tables at step {min(due)}, "
+                f"but has now skipped that release, and is at step {now}. Use the same "
                 f"steps_per_execution as before, or resume from the newest checkpoint."
             )
         if due:
@@ -215,7 +217,7 @@ class LazyTables(Secret):
         return tf.cast(tf.convert_to_tensor(rate), tf.float64)
 
     def row_sums(self, sums: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-        """Adds up the entries of each row, and drops those with a negative row number.
+        """Adds up the sums of each table row, and drops negative row numbers.
 
         Args:
           sums: for each table, the clipped sums by row; a row may occur several times.
@@ -289,7 +291,7 @@ class LazyTables(Secret):
         """Brings all rows up to date, and writes them into the layers' variables.
 
         Raises:
-          InvalidArgumentError: if something else has changed the variables.
+          InvalidArgumentError: if other code has changed the variables.
         """
         if self._released == self._run.step:
             return
