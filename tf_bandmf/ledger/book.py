@@ -116,7 +116,7 @@ class Ledger:
                 there["budget"] = vars(chain.budget)
                 if there != body:
                     raise ValueError(
-                        f"Data set {name!r} already exists, with {there}, found {body}. "
+                        f"Data set {name!r} already exists, with {there}, not {body}. "
                         f"Use another name, or change only the budget: set_budget(...)."
                     )
         return self.balance(name)
@@ -222,7 +222,7 @@ class Ledger:
 
         The run is then charged only for the steps that it took; see
         `Plan.epsilon_after`. It keeps the cost of its whole plan if the accounting
-        needs a simulation, or if the balance would otherwise increase.
+        needs a simulation, or if the charge for those steps would be higher.
 
         WARNING: use this only if the number of steps does not depend on private data,
         for example after a crash or at a deadline. If a run was stopped because of its
@@ -403,8 +403,8 @@ def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
 def _named(plan: Plan, run: str) -> str:
     """Returns the words that name a run in an error message.
 
-    If the plan's epsilon is an estimate, they add that the run's cost is computed
-    without amplification.
+    If the plan's epsilon is an estimate, the words also say that the run's cost is
+    computed without amplification.
     """
     return f"{run} (an estimate, unamplified)" if plan.kind == "estimate" else run
 

@@ -110,11 +110,12 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
 def recorded(release: Release, dataset: Dataset) -> Release:
     """Converts a release to bounds that an entry of a ledger can store.
 
-    A simulated bound is kept, with the probability that it does not hold.
+    A simulated bound is kept, with the probability that it does not hold. An estimate
+    is replaced by a proven bound, if one is known.
 
     Raises:
-      ValueError: if the release is an estimate, has no guarantee for the data set's
-        adjacency, or has no meaningful epsilon.
+      ValueError: if the release is an estimate without a known bound, has no guarantee
+        for the data set's adjacency, or has no meaningful epsilon.
     """
     one = release.proven() if release.kind == "estimate" else release
     if one.kind == "estimate":

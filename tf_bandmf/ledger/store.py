@@ -69,8 +69,8 @@ class Store:
     Raises:
       ValueError: if the URL has another form.
       ImportError: if the PostgreSQL driver is missing.
-      LedgerError: if the database contains other tables, or if it contains no ledger
-        and `create` is False.
+      LedgerError: if the database contains no ledger, and either contains other tables
+        or `create` is False.
     """
 
     def __init__(self, url: str, create: bool) -> None:
@@ -96,9 +96,10 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Transaction]:
-        """A context manager for a transaction of one thread.
+        """A context manager for a transaction.
 
-        The writes are stored when the `with` block ends.
+        Other threads of the process wait until the `with` block ends. Its writes are
+        stored at the end of the block.
 
         Raises:
           LedgerError: if the database cannot be used.
@@ -138,11 +139,11 @@ class Transaction:
     writes: bool
 
     def refuse_others(self, create: bool) -> None:
-        """Creates the tables in an empty database, and rejects other databases.
+        """Creates the tables in an empty database, unless there is a ledger already.
 
         Raises:
-          LedgerError: if there are other tables, or if there are no tables and `create`
-            is False.
+          LedgerError: if the database contains no ledger, and either contains other
+            tables or `create` is False.
         """
         run, dialect = self.connection.exec_driver_sql, self.connection.dialect.name
         if create and dialect == "postgresql":
@@ -212,7 +213,7 @@ class Transaction:
         if (head.number, head.digest) != (len(chain.entries) - 1, chain.digest):
             raise DamagedLedgerError(
                 f"Ledger entries of data set {name!r} are missing or were changed, up to "
-                f"{head.number}-{head.digest[:16]}. Restore the database from a backup."
+                f"entry {head.number}-{head.digest[:16]}. Restore the database backup."
             )
         return chain
 

@@ -167,8 +167,8 @@ class RowBanded(Banded):
 
     def solve(self, x: np.ndarray) -> np.ndarray:
         x = check_operand(x, self.num_rows)
-        # BLAS expects one row per diagonal. The rows are shifted, so each column of the
-        # array contains a column of the matrix.
+        # BLAS expects an array with one row per diagonal, in which each column contains
+        # a column of the matrix.
         return filters.solve_banded(columns_from_rows(self.rows), x)
 
     def column_norms(self) -> np.ndarray:

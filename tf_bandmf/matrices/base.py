@@ -135,7 +135,7 @@ class LowerTriangular(abc.ABC):
         column = self.toeplitz_column()
         if column is None:
             raise TypeError(f"{type(self).__name__} lacks gram_diagonal. Use to_dense.")
-        # Both columns i and i + offset are nonzero only from row i + offset on.
+        # Above row i + offset, column i + offset is zero, and so are the products.
         return np.cumsum(column[: self.num_rows - offset] * column[offset:])[::-1]
 
     def exact_squared_sensitivity(
@@ -226,8 +226,8 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     return KINDS[kind](**fields)
 
 
-# The maximum number of steps in a run. With more steps, random keys and tables would take
-# gigabytes of memory and minutes of computation.
+# The maximum number of steps in a run. With more steps, the noise keys and other arrays
+# with an entry per step would take gigabytes of memory and minutes of computation.
 LARGEST_NUM_STEPS = 10_000_000
 
 

@@ -79,10 +79,11 @@ def tree_gram(num_steps: int) -> np.ndarray:
 class _Choices:
     """Placements of a fixed number of participations in one interval of steps.
 
-    Positions are counted from the interval's first step. Suppose that an earlier
-    participation, outside the interval, forbids participations before position `a`.
-    Then a placement is possible if `a <= latest`. The first participation after the
-    interval is then possible `max(earliest, a + shift)` steps after the interval's end.
+    Suppose that an earlier participation, before the interval, allows participations
+    only from position `a` on, where position 0 is the interval's first step. Then a
+    placement is possible if `a <= latest`. After the placement, participations are
+    allowed from position `max(earliest, a + shift)` on, where position 0 is the first
+    step after the interval.
 
     Attributes:
       shift: the `shift` of this formula, in steps; the same for all placements.

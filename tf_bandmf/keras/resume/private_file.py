@@ -214,7 +214,7 @@ class PrivateFile(Secret):
         return together
 
     def write(self) -> None:
-        """Writes the recorded state, and the run's current points and `notes`, to the file."""
+        """Writes the recorded state to the file, with the current points and notes."""
         notes = {name: sorted(values) for name, values in self.run.notes.items()}
         self._header["notes"] = notes
         stream = io.BytesIO()
