@@ -139,7 +139,7 @@ class Transaction:
     writes: bool
 
     def refuse_others(self, create: bool) -> None:
-        """Creates the tables in an empty database, unless there is a ledger already.
+        """Checks that the database is a ledger; creates the tables if it is empty.
 
         Raises:
           LedgerError: if the database contains no ledger, and either contains other

@@ -81,9 +81,9 @@ class _Choices:
 
     Suppose that an earlier participation, before the interval, allows participations
     only from position `a` on, where position 0 is the interval's first step. Then a
-    placement is possible if `a <= latest`. After the placement, participations are
-    allowed from position `max(earliest, a + shift)` on, where position 0 is the first
-    step after the interval.
+    placement is possible if `a <= latest`. The next participation after the interval is
+    then allowed from position `max(earliest, a + shift)` on, where position 0 is the
+    first step after the interval.
 
     Attributes:
       shift: the `shift` of this formula, in steps; the same for all placements.

@@ -1,4 +1,4 @@
-"""A keyed digest of a sum of gradients; the key of the sum's noise depends on it.
+"""A keyed digest of a gradient sum; the key of the sum's noise depends on the digest.
 
 The digest uses only integer operations. On a CPU, it is computed by matrix products and
 without XLA, because XLA would take half a second to compile it. On other devices, XLA
@@ -12,9 +12,9 @@ is hashed to two values, each with its own 64-bit keys `k`:
 The values of two different blocks are independent and uniform (Dietzfelbinger,
 "Universal hashing and k-wise independent random variables via integer arithmetic",
 STACS 1996), so two blocks agree in both values with probability 2^-64. The values of
-all blocks are hashed again with other keys, until few are left. Pieces of a vector are
-hashed separately, with the same keys. The values that are left of all pieces form one
-last block. It has its own keys, and its two values are the digest.
+all blocks are hashed again with other keys, until few remain. Pieces of a vector are
+hashed separately, with the same keys. The remaining values of all pieces form one last
+block. This block has its own keys, and its two values are the digest.
 
 Therefore two different inputs of the same lengths, chosen without the key, have the
 same digest with probability at most `COLLISION = LEVELS * 2^-64`, below 3e-19. If the
@@ -83,8 +83,8 @@ def keyed_digest(
     Args:
       key: from `digest_key`, or the same bits as 64-bit words.
       value: float32 vector of static shape [size], or a list of pieces of a vector.
-        The digest of the pieces differs from that of the whole vector. A vector or
-        piece may be copied, unless its size is a multiple of `BLOCK`.
+        The digest of the pieces differs from that of the whole vector. Padding may copy
+        a vector or piece whose size is not a multiple of `BLOCK`.
       more: the integers, int32, of static shape [count]. `count` plus the number of
         pieces must be at most 256.
 
@@ -93,7 +93,7 @@ def keyed_digest(
     """
     pieces = [value] if tf.is_tensor(value) else list(value)
     digest = _digest if device_kind() == "CPU" else _compiled_digest
-    # All pieces together fill at most half of the last block.
+    # Up to 128 pieces together fill at most half of the last block.
     most = BLOCK // (2 * len(pieces))
     return digest(key, pieces, [] if more is None else more, most)
 
@@ -125,8 +125,8 @@ def _digest(
       key: from `digest_key`, or the same bits as 64-bit words.
       pieces: vectors, each of which is first hashed to a few numbers.
       more: int32 numbers that go directly into the last block.
-      most: each piece is hashed repeatedly, until at most this many numbers are left of
-        it, or until all levels are used, which leaves two numbers.
+      most: each piece is hashed repeatedly, until at most this many numbers remain. If
+        all levels are needed, two numbers remain.
     """
     words = key if key.dtype.size == 8 else tf.reshape(key, [-1, 2])
     shape = [LEVELS, 1 + BLOCK, _VALUES]
@@ -134,7 +134,7 @@ def _digest(
     left = [_hashed(keys, _long(piece), most) for piece in pieces]
     last = tf.concat([*left, _long(more)], axis=0)
     if last.shape[0] > BLOCK:
-        raise ValueError("Pass at most 256 pieces and integers in all to one digest.")
+        raise ValueError("Pass at most 256 pieces and integers together to a digest.")
     return tf.cast(_hashed_blocks(keys[-1], last), tf.int32)
 
 
@@ -142,15 +142,15 @@ _compiled_digest = shared_function(_digest, jit_compile=True)
 
 
 def _hashed(keys: Sequence[tf.Tensor], numbers: tf.Tensor, most: int) -> tf.Tensor:
-    """Returns what is left of numbers after they are hashed to at most `most` numbers.
+    """Hashes numbers until at most `most` numbers remain, and returns these.
 
-    Two numbers are left if all levels are needed, or if the length of `numbers` is
+    Two numbers remain if all levels are needed, or if the length of `numbers` is
     unknown while tracing.
 
     Args:
       keys: the key of each level, int64, shape [1 + BLOCK, 2].
       numbers: int64, shape [size].
-      most: maximum number of numbers in the result.
+      most: hashing ends when at most this many numbers remain.
     """
     for level in range(LEVELS - 1):
         size = numbers.shape[0]

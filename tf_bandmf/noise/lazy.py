@@ -13,8 +13,8 @@ with a fresh standard normal `z[t]` and the weight's sum `s[t]` of clipped gradi
     x[t] = P(l, t) x[l] + L(l, t) g,      P(l, t) = F[t-1] ... F[l],
     L L^T = Q(l, t) = sum over l <= i < t of  P(i+1, t) G[i] G[i]^T P(i+1, t)^T,
 
-with a vector `g` of fresh standard normals, as long as `x`. This distribution is
-exact: `x` is a Markov process, so sampling it only when it is read, each time
+with a vector `g` of fresh standard normals of the same length as `x`. This distribution
+is exact: `x` is a Markov process, so sampling it only when it is read, each time
 conditioned on the last sampled state, gives the same distribution as sampling it at all
 times. The sampling times may depend on all earlier samples. `docs/proofs.md` contains
 the proof and the consequences for released values.

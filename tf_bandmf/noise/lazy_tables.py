@@ -23,8 +23,8 @@ from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.shared import shared_function
 
 # The approximate numbers of normals that one operation generates in a training step and
-# in a release. So many normals fit into the processor's cache. A training step
-# generates at most about _STEP_NUMBERS normals that it does not need.
+# in a release. The normals of one operation fit into the processor's cache. A training
+# step generates at most about _STEP_NUMBERS normals that it does not need.
 _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
 # The number of blocks of normals that are reserved for each table under a key that
 # tables share. It is larger than any table needs.
@@ -76,8 +76,8 @@ class Jumps:
         # with momentum, the velocity.
         self._entered = int(np.count_nonzero(system.rate[0, :, m + 1]))
         self._decays = bool(np.any(system.rate[:, 0, 0]))
-        # The matrices are variables because an update program cannot capture other
-        # tensors from outside.
+        # The matrices are variables because an update program can capture variables,
+        # but no other tensors.
         self._system = [tf.Variable(part, trainable=False) for part in system]
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
@@ -360,11 +360,11 @@ def _in_parts(
     """Calls `part` for the indices 0, ..., count - 1, in this order.
 
     Args:
-      part: function of an index that returns a tuple with the next index.
+      part: body of a loop. It takes an index and returns a tuple with the next index.
       count: number of calls.
 
     Returns:
-      A tensor that depends on all calls.
+      `count` as a tensor, which is computed only after all calls.
     """
     start = (tf.constant(0),)
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]

@@ -109,7 +109,8 @@ class Regeneration(Recurrence):
 class KeptNormals(Recurrence):
     """Computes the same noise as `Regeneration`, but from stored normals.
 
-    The two agree to float precision. Row `i % memory_vectors` of the buffer is `z[i]`.
+    The noise of the two classes agrees to float precision. Row `i % memory_vectors` of
+    the buffer is `z[i]`.
     """
 
     def __init__(self, rows: _Rows) -> None:
