@@ -1,15 +1,15 @@
 """Extrapolation of a banded strategy's columns from few to many steps.
 
 A column of the optimal strategy depends on the number r of steps from the column to the
-end. Its entries are the coefficients of a polynomial `C(z)`. For prefix sums, the roots
-of `C(z)` near the unit circle cause a part of the error that decreases like `1 / r`. By
-a heuristic argument, `|C(z)|^2` therefore has minima of order `r^(-2/3)` on the unit
-circle, and the column is a smooth function of `r^(-1/3)`. A polynomial in `r^(-1/3)`
-extrapolates this function from the known columns to the columns before them. The first
-columns deviate from the function periodically, for about `n^(1/3)` periods, where n is
-the number of steps; the period is the number of bands. With 16 bands, the mean squared
-error of columns extrapolated from 4,096 to 16,384 steps was 0.004% above the minimum.
-The error of the best Toeplitz strategy is 0.25% above the minimum.
+end. Its entries are the coefficients of a polynomial `C(z)`. A part of the error comes
+from the roots of `C(z)` near the unit circle. For prefix sums, this part decreases like
+`1 / r`. By a heuristic argument, `|C(z)|^2` therefore has minima of order `r^(-2/3)` on
+the unit circle, and the column is a smooth function of `r^(-1/3)`. A polynomial in
+`r^(-1/3)` extrapolates this function from the known columns to the columns before them.
+The first columns deviate from the function periodically, for about `n^(1/3)` periods,
+where n is the number of steps; the period is the number of bands. With 16 bands, the
+mean squared error of columns extrapolated from 4,096 to 16,384 steps was 0.004% above
+the minimum. The error of the best Toeplitz strategy is 0.25% above the minimum.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
     stretch = (num_steps / fewer) ** _EXPONENT
     wide = min(int(begins * stretch), num_steps)
     # The first known columns equal the polynomial times `ratio`, which oscillates with
-    # period `bands`. The result deviates from the polynomial for `stretch` times as
-    # many periods. Its period p is interpolated between the two known periods that are
-    # next to p / stretch.
+    # period `bands`. In the result, the oscillation lasts for `stretch` times as many
+    # periods: period number p of the result is interpolated between the two known
+    # periods whose numbers are next to p / stretch.
     period, place = np.divmod(np.arange(wide), bands)
     before = np.floor(period / stretch)
     share = period / stretch - before
@@ -69,7 +69,7 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
 
 
 def _smooth(columns: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Interpolates the columns at _NODES by a polynomial in `r^(-1/3)`.
+    """Evaluates the polynomial in `r^(-1/3)` that interpolates the columns at _NODES.
 
     Args:
       columns: known columns, shape [bands, m].

@@ -54,14 +54,15 @@ def tfp_optimizer() -> Any:
 
 
 class _Certificate:
-    """The certified gap of an optimization, computed only if it may meet its tolerance.
+    """The certified gap of an optimization.
 
-    Computing the gap takes as long as several iterations. The gap decreases approximately
-    like the square of the gradient, so the gradient predicts it.
+    Computing the gap takes as long as several iterations, so it is computed only if it
+    may be near or below its tolerance. The gap decreases approximately like the square
+    of the gradient, so the gradient predicts it.
 
     Args:
       gap: function that computes the gap at a position; None if there is no certificate.
-      tolerance: tolerance of the gap.
+      tolerance: the optimization may end if the gap is at most this value.
 
     Attributes:
       value: the last computed gap.

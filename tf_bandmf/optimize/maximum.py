@@ -40,7 +40,7 @@ _ALIKE = 3e-4
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
 # A function that minimizes `SmoothMaximum`. Its arguments are the initial variables, the
-# options, and optionally a function that returns the certified gap at some variables.
+# options, and optionally a function that returns the certified gap at given variables.
 Minimize = Callable[..., OptimizationResult]
 # A function of a strategy's variables and of the steps' weights. It returns a lower
 # bound on the weighted mean error that holds for all strategies, and the errors of the

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # the one on the right.
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
 # The maximum change of a coefficient in the first step. If the descent starts from the
-# square root of the workload, a longer step would leave the region of stable inverses.
+# square root of the workload, a longer step would lead to a matrix whose inverse has
+# exponentially growing entries.
 _FIRST_STEP = 0.05
 # A descent ends if the log squared error decreases by less than one of these tolerances
 # in 20 iterations. With DRAFT, the final error is within about 0.3% of the minimum
@@ -54,8 +55,8 @@ def optimize(
     times the squared sensitivity. For coefficients of `C`, the squared sensitivity is
     computed as the squared norm of the sum of the columns `0, b, ..., (k - 1) b`, where
     `b` is the min separation and `k` the number of participations. If Theorem 1 of
-    arXiv:2601.22334 does not apply, the computed value is only a lower bound. The scale
-    of `C` does not matter, so the leading coefficient is fixed at 1.
+    arXiv:2601.22334 does not apply, this norm is only a lower bound on the sensitivity.
+    The scale of `C` does not matter, so the leading coefficient is fixed at 1.
 
     Args:
       workload: the workload.

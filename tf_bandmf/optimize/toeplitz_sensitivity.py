@@ -22,6 +22,9 @@ The maximizer `G = mu (diag(y) - X)^-1`, where `y` are the Lagrange multipliers 
 In all other cases, the exact value is unknown or too expensive to compute. The module
 then uses an upper bound: the squared sensitivity of a Toeplitz majorant of `C`, as in
 `analysis.sensitivity.upper_bound`.
+
+`SquaredSensitivity.of_coefficients` is an exception: for coefficients of `C`, it always
+uses the columns 0, b, ..., (k - 1) b.
 """
 
 from __future__ import annotations
@@ -85,8 +88,8 @@ class SquaredSensitivity:
 
         The coefficients are those of `C` or, if `inverse` is True, of `C^-1`. For
         coefficients of `C`, the value is the squared norm of the sum of the columns 0, b,
-        2b, ..., which is only a lower bound if the coefficients are not positive and
-        decreasing.
+        2b, .... It is exact if the coefficients are positive and decreasing, and
+        otherwise possibly only a lower bound.
         """
         # SciPy is imported here because the import is slow.
         from scipy.signal import lfilter

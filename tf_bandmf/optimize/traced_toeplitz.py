@@ -73,11 +73,12 @@ class TracedError:
     def minimize(
         self, descend: maximum.Minimize, start: np.ndarray, options: Options
     ) -> OptimizationResult:
-        """Minimizes the objective over the coefficients after the leading 1.
+        """Minimizes the objective times the squared sensitivity.
 
         Args:
-          descend: function that minimizes the objective times the squared sensitivity.
-          start: initial values of these coefficients, shape [p - 1].
+          descend: function that minimizes the result of `__call__` times the squared
+            sensitivity. For the maximum of the errors, it is called once per order.
+          start: initial values of the coefficients after the leading 1, shape [p - 1].
           options: stopping rules.
         """
         if self._smooth is None:
