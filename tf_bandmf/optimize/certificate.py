@@ -162,7 +162,7 @@ def _diagonals(rows: np.ndarray) -> dict[int, np.ndarray]:
 
 
 def _moved(diagonal: np.ndarray, offset: int) -> np.ndarray:
-    """Returns an array whose entry `i` is `diagonal[i + offset]`, or 0 if there is none."""
+    """Returns an array with `diagonal[i + offset]` at `i`, or 0 if there is none."""
     result = np.zeros_like(diagonal)
     if offset >= 0:
         result[: diagonal.size - offset] = diagonal[offset:]

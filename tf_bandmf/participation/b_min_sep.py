@@ -61,8 +61,8 @@ class BMinSepSampling(Cyclic):
         from tf_bandmf.accounting.b_min_sep import check_size
 
         if self.num_parts > 1:
-            # Check two bands: a strategy with one band needs no separation, and more
-            # bands permit fewer steps.
+            # The accounting of strategies with more bands permits fewer steps. The
+            # check is for two bands, because one band would need no separation.
             check_size(num_steps, 2)
 
     def accountant(

@@ -39,8 +39,8 @@ class Participation(abc.ABC):
       is_amplified: True if the accountant relies on the randomness of the sampler.
       is_simulated: True if the accountant uses a simulation. Its result is then an
         estimate, or a bound if a `confidence` is passed.
-      bound_name: name of the default accountant if its guarantee is only a bound even
-        where the sensitivity is exact; otherwise None.
+      bound_name: None if the default accountant is exact for an exact sensitivity. If
+        its guarantee is always just a bound, the accountant's name.
     """
 
     kind: ClassVar[str]

@@ -34,7 +34,7 @@ class Cyclic(Participation):
             raise ValueError(
                 f"num_parts must be <= num_examples / batch_size = "
                 f"{self.num_examples // self.batch_size}, found {self.num_parts}: each "
-                f"part must contain a batch, or several batches for amplification."
+                f"part must contain at least one batch, and more for amplification."
             )
 
     def separation(self) -> int:

@@ -57,7 +57,7 @@ _LARGEST_RUN = 200_000
 # Batches smaller than this have no advantage, even without privacy (Masters and Luschi,
 # 2018, arXiv:1804.07612).
 _SMALLEST_BATCH = 32
-# Limits on the model's expected improvement, as a share of the improvement without
+# Thresholds of the model's expected improvement, as a share of the improvement without
 # privacy: a share below _NOTHING is reported as "nothing", a share below _LITTLE as
 # "little".
 _NOTHING, _LITTLE = 0.2, 0.7

@@ -56,9 +56,9 @@ def plan(
     participations that this library samples (`CyclicPoisson`, `Poisson`,
     `CyclicFixedSize`, `BMinSepSampling`, `BallsInBins`).
 
-    Formal guarantee: a run of at most `num_steps` steps of the plan's training step, on
-    batches that respect the participation, is (epsilon, delta)-DP under the adjacency
-    that the plan states. This assumes ideal real arithmetic, a secret noise key, and a
+    Formal guarantee: a run of at most `num_steps` training steps of the plan, on batches
+    that respect the participation, is (epsilon, delta)-DP under the adjacency that the
+    plan states. This assumes ideal real arithmetic, a secret noise key, and a
     sampler with secret random numbers. If `Plan.kind` is "estimate", epsilon is only an
     estimate.
 
@@ -68,12 +68,13 @@ def plan(
         the best one. To use less memory, name a mechanism from
         `compare(max_memory_vectors=...)`. `Plan.choice` contains the comparison and the
         reason for the choice; the logger "tf_bandmf" reports progress at level INFO. A
-        name may have parameters: "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4",
-        "bsr:4:normalized" (columns of norm 1) or "banded:max" (minimizes the largest
-        error of a step instead of the mean; also "auto:max"); see
+        name is "identity" (DP-SGD), for example, or has parameters: "lambda_cgd:0.9",
+        "bisr:4", "bsr:4:normalized" (columns of norm 1) or "banded:max" (minimizes the
+        largest error of a step instead of the mean; also "auto:max"); see
         `strategies.registry.parse`. Omitted parameters are chosen to minimize the
-        error, with amplification if the sampling has it; the number of bands is then at
-        most 32 and at most the minimum separation b of an example's participations.
+        error, with amplification if the sampling has it. If the number of bands is
+        omitted, at most 32 bands are used, and usually no more than the minimum
+        separation b of an example's participations.
       epsilon: epsilon of the budget, > 0; requires delta.
       delta: delta of the budget, in [1e-20, 1). A value of 1 / num_examples or more
         triggers a warning.
@@ -125,8 +126,8 @@ def plan(
     elif _is_open(name, options, data, epsilon):
         if epsilon is None:
             raise ValueError(
-                "Pass epsilon instead of noise_multiplier: epsilon is needed to choose "
-                "omitted parameters of the mechanism, and num_parts of cyclic sampling. "
+                "Pass epsilon instead of noise_multiplier. Omitted parameters of the "
+                "mechanism, and num_parts of cyclic sampling, are chosen for an epsilon. "
                 "Or pass all parameters of the mechanism, and num_steps with a "
                 "participation as sampling (such as CyclicPoisson with num_parts)."
             )
@@ -180,8 +181,8 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     goal = text.strip().split(":")[1:]
     if goal not in ([], ["max"]):
         raise ValueError(
-            f'mechanism must be "auto" or "auto:max", found {text!r}: "auto" chooses all '
-            f'parameters. To set parameters, name a mechanism, as in "bisr:16".'
+            f'"auto" chooses all parameters: only "auto" and "auto:max" are possible, '
+            f'found {text!r}. To set parameters, name a mechanism, as in "bisr:16".'
         )
     return "auto", {"objective": "max"} if goal else {}
 
