@@ -56,9 +56,9 @@ def plan(
     participations that this library samples (`CyclicPoisson`, `Poisson`,
     `CyclicFixedSize`, `BMinSepSampling`, `BallsInBins`).
 
-    Formal guarantee: a run of at most `num_steps` training steps of the plan, on batches
-    that respect the participation, is (epsilon, delta)-DP under the adjacency that the
-    plan states. This assumes ideal real arithmetic, a secret noise key, and a
+    Formal guarantee: a run of at most `num_steps` training steps of the plan, on
+    batches that respect the participation, is (epsilon, delta)-DP under the adjacency
+    that the plan states. This assumes ideal real arithmetic, a secret noise key, and a
     sampler with secret random numbers. If `Plan.kind` is "estimate", epsilon is only an
     estimate.
 
@@ -126,8 +126,8 @@ def plan(
     elif _is_open(name, options, data, epsilon):
         if epsilon is None:
             raise ValueError(
-                "Pass epsilon instead of noise_multiplier. Omitted parameters of the "
-                "mechanism, and num_parts of cyclic sampling, are chosen for an epsilon. "
+                "Pass epsilon instead of noise_multiplier. Omitted parameters of a "
+                "mechanism, and num_parts of cyclic sampling, are chosen for epsilon. "
                 "Or pass all parameters of the mechanism, and num_steps with a "
                 "participation as sampling (such as CyclicPoisson with num_parts)."
             )

@@ -8,11 +8,11 @@
 
 `plan("auto")` and `advise` choose from these tables. The errors measure only the noise,
 per coordinate, for `l2_norm_clip = 1`, and do not depend on the absolute learning rate.
-With amplification, the required noise depends not only on the strategy's sensitivity:
-fewer bands (arXiv:2306.08153, Appendix F.4) and a smaller lambda (arXiv:2601.22334,
-section 5.1) gain more from amplification. The sampling's accountant then computes the
-noise of each row only to within one percent (`is_rough`); a plan recomputes the noise
-of the chosen row at full accuracy.
+With amplification, the required noise depends on more than the strategy's sensitivity,
+because strategies with fewer bands (arXiv:2306.08153, Appendix F.4) or a smaller lambda
+(arXiv:2601.22334, section 5.1) gain more from amplification. To save time, the noise of
+each row is then computed only to within one percent (`is_rough`); a plan recomputes the
+noise of the chosen row at full accuracy.
 """
 
 from __future__ import annotations
@@ -274,8 +274,8 @@ def compare(
       max_memory_vectors: maximum number of model-sized vectors that the noise may store
         between steps. By default, the maximum is 31 if this function chooses the number
         of bands or buffers; if a name specifies this number ("bsr:64"), there is no
-        maximum. The number of vectors that a step regenerates has the same maximum,
-        but it may be up to 31 in any case.
+        maximum. The number of vectors that a step regenerates may be as large as this
+        maximum, or 31 if that is more.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
@@ -466,8 +466,8 @@ class Search:
         is_certain = use.is_amplified and not use.is_simulated
         if (self.data.is_cyclic or is_certain) and family.banded != "C":
             raise ValueError(
-                f"The C of {name} is not banded, but {use.sampling or type(use).__name__} "
-                f"amplifies only mechanisms with a banded C. Use balls-in-bins sampling."
+                f"{use.sampling or type(use).__name__} amplifies only mechanisms with "
+                f"a banded matrix C, and {name} has none. Use balls-in-bins sampling."
             )
         if self._is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
@@ -505,10 +505,11 @@ class Search:
         return row(bisect.bisect_left(every[:-1], True, key=rises))
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
-        """Returns parameters of the family `name`, a refinement of the family `of`.
+        """Returns the parameters with which to try `name`, a refinement of `of`.
 
-        With cyclic sampling, the result contains the number of bands, as in the row of
-        the family `of`. Otherwise, the result is empty.
+        A refinement is a slower family with a slightly smaller error. With cyclic
+        sampling, it uses as many bands as the row of the family `of`, so the result
+        contains this number. Otherwise, the result is empty.
 
         Raises:
           ValueError: if the error of the family `of` is more than 10% above the
@@ -520,14 +521,17 @@ class Search:
         excess = self._value(coarse[0]) / min(map(self._value, self._rows))
         if excess > _REFINEMENT:
             raise ValueError(
-                f"{name} has at most a few percent less error than {coarse[0].mechanism}, "
-                f"whose error is {100.0 * (excess - 1.0):.3g}% above that of the best "
-                f"mechanism. To use {name} anyway, pass {name!r}."
+                f"{name} was not tried: it has at most a few percent less error than "
+                f"{coarse[0].mechanism}, whose error is {100.0 * (excess - 1.0):.3g}% "
+                f"above the smallest error. To use {name} anyway, pass {name!r}."
             )
         return {"bands": coarse[0].bands} if self.data.is_cyclic else {}
 
     def _most_bands(self, family: Family) -> int:
-        """Returns the maximum number of bands that memory, run and sampling permit."""
+        """Returns the maximum number of bands for which the search builds a strategy.
+
+        It is limited by memory, the number of steps, the sampling and the run time.
+        """
         n, limit, sampling = self.workload.num_steps, self._limit, self.data.sampling
         if family.banded == "inverse":
             limit = max(MEMORY_VECTORS, limit)
@@ -543,9 +547,9 @@ class Search:
         return max(most, 1)
 
     def _sizes(self, family: Family) -> list[int]:
-        """Returns the numbers of bands to try.
+        """Returns the numbers of bands to try, or the number of buffers.
 
-        If the family has no bands, the result is one number of buffers.
+        For a family without bands, the result contains a single number of buffers.
 
         Raises:
           ValueError: if no number is possible.

@@ -12,8 +12,8 @@
 
 Gaussian mechanisms compose exactly: their composition is one mechanism with
 `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary
-3.3). This holds even if the choice of later runs depends on the results of earlier
-runs.
+3.3). This holds even if later runs depend on the results of earlier runs, as long as
+all noise multipliers are fixed in advance.
 
 Every other release is represented by a privacy loss that dominates it (Zhu, Dong, Wang,
 2022, arXiv:2106.08567, Theorem 10). The exact privacy loss is used if it is known: for
@@ -73,9 +73,10 @@ _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
 # delta is at most `_ROUNDING`, according to a measurement with 450 queries. These
 # transforms are not used for deltas up to `_SMALLEST`.
 _ROUNDING, _SMALLEST = 1e-12, 2e-12
-# For deltas below this, different queries are composed with tilted transforms, whose
-# errors are relative to delta. For larger deltas, dp-accounting's transforms are
-# accurate enough, and take a quarter of the time of tilted transforms.
+# For deltas below this, queries that differ in noise or sampling are composed with
+# tilted transforms, whose errors are relative to delta. For larger deltas,
+# dp-accounting's transforms are accurate enough, and take a quarter of the time of
+# tilted transforms.
 _TILTED = 1e-7
 
 
@@ -145,8 +146,8 @@ class Release:
         least = "exact" if self.is_gaussian else "bound"
         if self.kind not in ("", *KINDS[KINDS.index(least) :]):
             raise ValueError(
-                f"kind must be one of {', '.join(KINDS)}, found {self.kind!r}. Only the "
-                f"kind of Gaussian events may be 'exact'."
+                f"kind must be one of {', '.join(KINDS)}, found {self.kind!r}. Only "
+                f"events of Gaussian mechanisms without sampling can be 'exact'."
             )
         object.__setattr__(self, "kind", self.kind or least)
 
@@ -695,8 +696,8 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
     return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
 
-# The cache saves time because a ledger often composes releases that differ in only one
-# run.
+# The cache saves time because a ledger often composes the same releases again, with
+# only one run changed.
 @functools.lru_cache(maxsize=64)
 def _loss_of(part: Release, replaced: bool, interval: float, count: int) -> Loss:
     """Returns a privacy loss that dominates `count` composed copies of a release."""

@@ -6,9 +6,9 @@ number of weights, and k >= 1 the ratio of the clip norm to the typical gradient
 
     rate * clip norm = c / (sqrt(s) * (1 + k s sqrt(d) / 12))       SGD, momentum 0.9
 
-The constant c is 0.08. For a squared error, c is 0.05, because the curvature of this
-loss does not decrease with the error: some models for which c = 0.05 is best diverge at
-c = 0.16.
+The constant c is 0.08. For a squared error, c is 0.05: the curvature of this loss does
+not decrease with the error, so training diverges if the rate is too large. For some
+models, c = 0.05 is best, and training diverges with c = 0.16.
 
 The formula combines two limits. With little noise, the curvature of the loss limits the
 rate, and the best rates are proportional to 1 / sqrt(s). If the norm of the noise, s
@@ -25,7 +25,7 @@ adapters of a language model, in `benchmarks/utility/results`;
 `benchmarks/advice/fit.py` computes how much worse the rule is than the best rates.
 `benchmarks/advice/run.py` tests the rule on tabular data, texts and photos. The value c
 = 0.05 and the clip norm for binary classification were chosen on the 20 tabular data
-sets in the README of `benchmarks/advice`.
+sets in `benchmarks/README.md`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _USUAL_NORM = 1.7
 # The learning rate of Adam, for every clip norm; see `benchmarks/advice`.
 RATE_OF_ADAM = 0.02
 # _HALF is the progress divided by sqrt(d) at which training improves a model half as
-# much as without privacy. SPREAD is the standard deviation of measured improvements, as
-# shares of the improvement without privacy, around the fitted curve. Both constants are
-# from the tables in the README of `benchmarks/advice`.
+# much as without privacy. SPREAD is the standard deviation of the differences between
+# measured and expected shares; see `expected_share`. Both constants are from the tables
+# in `benchmarks/README.md`.
 _HALF = 0.12
 SPREAD = 0.14
 # The moving average of the weights spans this fraction of the steps.
@@ -126,8 +126,8 @@ def per_clip_unit(
 def progress(rate: float, num_steps: int) -> float:
     """Returns how far the weights can move in a run, at most `rate * num_steps`.
 
-    SGD with momentum beta makes steps of full length only after about 1 / (1 - beta)
-    steps, so a short run moves less than the learning rate times the number of steps.
+    SGD with momentum 0.9 makes steps of full length only after about 10 steps, so the
+    weights move less than the learning rate times the number of steps.
 
     Args:
       rate: the learning rate for gradients that are divided by the clip norm.
@@ -151,8 +151,8 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     """
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
-            "A learning rate is computed only for a plan with a batch size whose workload "
-            "has no learning_rates. Otherwise, choose the learning rate yourself."
+            "A learning rate is computed only if the plan has a batch size, and its "
+            "workload has no learning_rates. Otherwise, choose a rate yourself."
         )
     momentum, clip = plan.workload.momentum or 0.0, plan.l2_norm_clip
     return per_clip_unit(noise_of(plan), num_parameters, momentum, clip, loss) / clip

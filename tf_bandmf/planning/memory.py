@@ -74,9 +74,8 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
 def bands_that_fit(num_bytes: int, num_parameters: int) -> int:
     """Returns the maximum number of bands of `C` whose ring buffer fits into memory.
 
-    A ring buffer stores `bands - 1` vectors. According to arXiv:2405.15913, 1 GB holds 64
-    vectors for 4 million parameters (section 3.1), 128 vectors for a 64th of 128 million
-    parameters (3.2), and 4096 vectors for a 64th of 4 million parameters (3.3).
+    A ring buffer stores `bands - 1` vectors of 32-bit numbers. The result agrees with
+    the numbers of vectors in arXiv:2405.15913, sections 3.1 to 3.3.
 
     Args:
       num_bytes: size of the memory in bytes.
