@@ -151,7 +151,7 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     """
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
-            "A learning rate is computed only if the plan has a batch size, and its "
+            "A learning rate is computed only for a plan with a batch size, if its "
             "workload has no learning_rates. Otherwise, choose a rate yourself."
         )
     momentum, clip = plan.workload.momentum or 0.0, plan.l2_norm_clip
