@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 _FORMAT = 1
 # The relative amount by which a calibrated noise multiplier is rounded up.
 _ROUNDING = 5e-10
-# The tolerance for differences between saved and recomputed numbers, because versions
-# of NumPy and SciPy differ in rounding.
+# The tolerance for differences between saved and recomputed numbers. Such differences
+# occur because versions of NumPy and SciPy differ in rounding.
 _RELATIVE_TOLERANCE = 1e-6
 _CLIP_RANGE = (1e-10, 1e10)
 # The fields of a plan that are objects, with the functions that restore them from a
@@ -72,10 +72,11 @@ def stated(guarantee: Guarantee) -> dict[str, Any]:
 def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
     """Divides a calibrated noise level by the sensitivity to get the noise multiplier.
 
-    The multiplier is rounded up by a relative 5e-10. Therefore its product with the
-    sensitivity is at least the calibrated noise. Computed epsilons are rounded up by
-    only a relative 1e-10. Therefore an epsilon that is later computed from the
-    multiplier does not exceed the budget.
+    The multiplier is rounded up by a relative 5e-10, so its product with the
+    sensitivity is at least the calibrated noise. Computed epsilons are rounded up, too,
+    but only by a relative 1e-10, and the additional noise reduces epsilon by more.
+    Therefore an epsilon that is later computed from the multiplier does not exceed the
+    budget.
     """
     return noise_stddev / sensitivity * (1.0 + _ROUNDING)
 
@@ -92,9 +93,9 @@ class Plan:
       strategy: the strategy, with a matrix C for `num_steps` steps.
       participation: the steps at which one example may take part.
       l2_norm_clip: zeta, the bound on the l2 norm of each example's gradient.
-      noise_multiplier: sigma, the noise standard deviation divided by the sensitivity
-        (for l2_norm_clip = 1), even if an accountant with amplification scales the
-        noise differently.
+      noise_multiplier: sigma, the noise standard deviation at l2_norm_clip = 1, divided
+        by `sensitivity`. This definition also holds for accountants with amplification,
+        which do not compute epsilon from the sensitivity.
       epsilon, delta: the guarantee, computed by `accountant`.
       expected_batch_size: the public constant that divides the noisy sum of clipped
         gradients; None if the code that uses the plan has its own divisor.
@@ -181,8 +182,8 @@ class Plan:
     def batch_size(self) -> float | None:
         """The planned batch size; None if the plan does not fix a batch size.
 
-        Some batches may be smaller. The noisy sum is divided by the mean batch size,
-        `expected_batch_size`.
+        The actual sizes of batches may differ from it. The noisy sum is divided by
+        the constant `expected_batch_size`.
         """
         return getattr(self.participation, "batch_size", self.expected_batch_size)
 
@@ -191,7 +192,8 @@ class Plan:
         """The number of epochs after which `fit` has made all steps of the plan.
 
         Raises:
-          TypeError: if the caller makes the batches.
+          TypeError: if the library has no schedule for the plan's participation, so the
+            caller must make the batches.
         """
         return -(-self.num_steps // self.participation.steps_per_epoch)
 
@@ -257,7 +259,7 @@ class Plan:
 
     @property
     def unamplified_noise(self) -> float:
-        """The noise multiplier of the run, seen as one Gaussian mechanism.
+        """The noise multiplier of one Gaussian mechanism that is as private as the run.
 
         The value is for zero-out adjacency, without amplification by sampling. It
         covers the steps and the reserved private evaluations.
@@ -315,8 +317,8 @@ class Plan:
             return dataclasses.replace(self, measurements=Measurements(float(counts)))
         base = self.accounting()
         # `unit` is the noise multiplier sigma of a Gaussian mechanism that spends the
-        # whole budget, measured as `1 / sigma^2`. The evaluations get the share
-        # `metrics` of it.
+        # whole budget. All evaluations together get the share `metrics` of
+        # `1 / sigma^2`.
         unit = gaussian.calibrate_noise_stddev(self.epsilon, self.delta)
         noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
         kept = Measurements(float(counts), evaluations, noise)
@@ -344,7 +346,7 @@ class Plan:
                 f"only BallsInBins and BMinSepSampling have. Use this plan as it is."
             )
         if self.measurements != Measurements():
-            raise ValueError("Call bounded() before reserve(), found a reservation.")
+            raise ValueError("Call bounded() before reserve(), not after reserve().")
         return self._with_noise_of(self.accounting(confidence))
 
     def _with_noise_of(self, accountant: Accountant, **changes: Any) -> Plan:
@@ -445,10 +447,10 @@ class Plan:
         `rdp.RdpAccountant().compose(plan.dp_event()).get_epsilon(delta)`.
 
         A run with a fixed order of examples is one `GaussianDpEvent`. Cyclic Poisson
-        sampling is `ceil(n / b)` Poisson-sampled Gaussian events. Cyclic sampling
-        without replacement is `ceil(n / b)` sampled Gaussian events, for replace-one
-        adjacency. For a shuffled order, the method returns the event of a fixed order,
-        because shuffling is at least as private.
+        sampling, with n steps and b parts of the data, is `ceil(n / b)` Poisson-sampled
+        Gaussian events. Cyclic sampling without replacement is `ceil(n / b)` sampled
+        Gaussian events, for replace-one adjacency. For a shuffled order, the method
+        returns the event of a fixed order, because shuffling is at least as private.
 
         Raises:
           ValueError: if dp-accounting has no event for the participation, as for
@@ -546,9 +548,9 @@ class Plan:
           x: array or nested structure of arrays with first dimension `num_examples`; or
             TFRecord files, as `sampling.TFRecordExamples`; or any object with a length
             and with items `x[i]`, each an example with its targets. Only with
-            `sampling="fixed-order"`, x may also be a `tf.data.Dataset`, a
-            `keras.utils.PyDataset`, or a function that returns an iterator: a data set
-            that yields examples with their targets, and is read in its own order.
+            `sampling="fixed-order"`, x may also be a data set that yields examples with
+            their targets and is read in its own order: a `tf.data.Dataset`, a
+            `keras.utils.PyDataset`, or a function that returns an iterator.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
           padded: True to pad all batches to one constant size, with zeros of sample
@@ -577,8 +579,8 @@ class Plan:
             caller must make the batches; or if `map` is neither a function of one
             example nor a layer.
           ValueError: if the number of examples differs from the plan's number, or if
-            examples are overlapping windows of one time series and the plan has the
-            default unit.
+            examples are overlapping windows of one time series and the plan's unit is
+            one training example.
         """
         from tf_bandmf.sampling import BatchSchedule
         from tf_bandmf.sampling.changes import warn_of_example_weights
@@ -588,9 +590,9 @@ class Plan:
             warn_of_example_weights(sample_weight)
         elif self.unit == ONE_EXAMPLE:
             raise ValueError(
-                "The privacy unit must be one user if users is given, but the plan's unit "
-                "is one training example. Pass tf_bandmf.plan unit='one user', the number "
-                "of users as num_examples, and users per step as batch_size."
+                "With users, the plan's unit must be one user, found one training "
+                "example. Pass unit='one user' to tf_bandmf.plan, the number of users "
+                "as num_examples, and the number of users per step as batch_size."
             )
         use: Any = self.participation
         if not use.has_schedule:

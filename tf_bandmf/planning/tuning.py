@@ -102,13 +102,15 @@ def tuning_cost(
     The number of runs must be drawn at random by `TuningCost.draw_trials`.
 
     Epsilon is computed from a single trial's epsilon as a function of delta (Koskela,
-    Redberg and Wang, 2024, arXiv:2402.06701). In 180 of 180 settings, the result was
-    smaller than the epsilon computed from the trial's Renyi DP (Papernot and Steinke,
-    2022, arXiv:2110.03620, Theorem 2). If the accounting needs a simulation
-    ("balls-in-bins", "b-min-sep"), the function uses the simulated bounds of a plan
-    with a `confidence`, and the result has this confidence. The theorems do not cover
-    estimates, so a plan without a `confidence` is treated as one Gaussian mechanism
-    without amplification, and `TuningCost.remark` says so.
+    Redberg and Wang, 2024, arXiv:2402.06701). In a comparison over 180 settings, the
+    result was always smaller than the epsilon computed from the trial's Renyi DP
+    (Papernot and Steinke, 2022, arXiv:2110.03620, Theorem 2).
+
+    If the accounting needs a simulation ("balls-in-bins", "b-min-sep"), the function
+    uses the simulated bounds of a plan with a `confidence`, and the result has this
+    confidence. The theorems do not cover estimates, so a plan without a `confidence` is
+    treated as one Gaussian mechanism without amplification, and `TuningCost.remark`
+    says so.
 
     WARNING: the score by which the best trial is chosen must be a function of the
     trial's releases and of public data. If the score is the accuracy on training data,
@@ -117,9 +119,9 @@ def tuning_cost(
     Args:
       plan: plan of each trial. Trials differ in hyperparameters that the plan does not fix.
       expected_trials: E[K], the expected number of trials, in [1, 10**6].
-      distribution: distribution of K: "geometric"; "logarithmic", which costs less and
-        varies more; or eta >= 0, the shape parameter of a truncated negative binomial
-        distribution, which varies less for larger eta.
+      distribution: distribution of K: "geometric"; "logarithmic", which costs less
+        than "geometric", but varies more; or eta >= 0, the shape parameter of a
+        truncated negative binomial distribution, which varies less for larger eta.
       delta: delta of the result; by default the plan's delta.
 
     Raises:
@@ -197,6 +199,7 @@ def _bounded(plan: Plan, delta: float) -> float:
 
     Raises:
       ValueError: if a bound with amplification would take too many draws.
+        `tuning_cost` uses the error's message as `TuningCost.remark`.
     """
     assert plan.confidence is not None
     confidence = 1.0 - (1.0 - plan.confidence) / _FEW_DELTAS

@@ -213,8 +213,9 @@ def strategy_matrix(
       axes: axes to draw on; by default, the axes of a new figure.
 
     Returns:
-      The axes. Independent noise is added to `C G`, where row j of G is the gradient of
-      step j. Entry [i, j] is the weight of this gradient in row i of `C G`.
+      The axes. The mechanism adds independent noise to `C G`, where row j of G is the
+      gradient of step j. Entry [i, j] of C is the weight of this gradient in row i of
+      `C G`.
 
     Raises:
       ImportError: if matplotlib is not installed.
