@@ -1,7 +1,7 @@
-"""Changes to rows that lie outside declared ranges, or that have class weights.
+"""Changes to examples by declared ranges and by class weights.
 
 A declared range is public: `fit` may compare it with the model before the first step,
-and a record outside the range contributes nothing to a run. A class weight scales the
+and an example outside the range contributes nothing to a run. A class weight scales the
 contribution of an example, and depends only on the example's target.
 """
 
@@ -120,12 +120,12 @@ def warn_of_example_weights(sample_weight: Any) -> None:
 class ClassWeights:
     """Scales the contribution of each example by the weight of its class.
 
-    If the largest weight is above 1, all weights are divided by it, because a weight
-    above 1 would be undone by clipping. An example's loss is multiplied by its weight
-    w, and its gradient is clipped to w times the clip norm, so its contribution is w
-    times the contribution without weights. The guarantee is the same. The cost is a
-    smaller signal: classes with small weights contribute less while the noise stays the
-    same.
+    If the largest weight is above 1, all weights are divided by it, because no example
+    may contribute more than the clip norm. An example's loss is multiplied by its
+    weight w, and its gradient is clipped to w times the clip norm, so its contribution
+    is w times the contribution without weights. The guarantee is the same. The cost is
+    a smaller signal: classes with small weights contribute less while the noise stays
+    the same.
 
     Args:
       class_weight: dictionary from class numbers to weights, finite and >= 0. A missing
@@ -164,14 +164,18 @@ class ClassWeights:
         )
 
     def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
-        """Returns the rows with their sample weights and shares of the clip norm."""
+        """Returns the rows with the weights that multiply losses and clip norms.
+
+        `SAMPLE_WEIGHT` multiplies an example's loss, and `SHARE` its clip norm. If the
+        rows have sample weights, only `SAMPLE_WEIGHT` contains them as a factor.
+        """
         targets: Any = content.get(TARGETS)
         given: Any = content.get(SAMPLE_WEIGHT)
         rank = targets.shape.rank if tf.is_tensor(targets) else None
         if rank not in (1, 2):
             raise ValueError(
                 "With class_weight, y must be class numbers (shape [N]) or one-hot targets "
-                "(shape [N, classes]). For others, pass sample_weight to plan.batches."
+                "(shape [N, classes]). Otherwise, pass sample_weight to plan.batches."
             )
         if given is not None and not (tf.is_tensor(given) and given.shape.rank == 1):
             raise ValueError(

@@ -22,7 +22,7 @@ from tf_bandmf.sampling.identity import INPUTS, TARGETS, bytes_of
 from tf_bandmf.sampling.sources import named_parts, said_of, with_weights
 
 # Allowed stateful ops: they only read, print, raise an error, or call functions. The
-# ops of such functions are checked, too.
+# ops in the called functions are checked, too.
 _READING = frozenset(
     "Assert Case If LookupTableFindV2 LookupTableSizeV2 PrintV2 ReadVariableOp "
     "ResourceGather ResourceGatherNd StatefulPartitionedCall VariableShape "
@@ -58,8 +58,8 @@ def remarks_on(functions: Iterable[Any]) -> tuple[str, ...]:
 class Mapped:
     """Applies a function to each row, each time an example is read.
 
-    An example on which the function fails becomes a row of zeros with weight 0. If the
-    function can fail, batches have sample weights.
+    An example on which the function fails becomes a row of zeros with weight 0.
+    Therefore batches of mapped examples always have sample weights.
 
     Args:
       function: function of one example, without a batch axis: `function(x)` returns a

@@ -92,7 +92,7 @@ class Trials:
     and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric, truncated to a block of L
     trials. Both numbers are looked up in tables of 64-bit cut points, which are
     computed with 128 bits. The tables contain gaps up to about `5 / q`. A longer gap
-    continues with another gap, because geometric gaps are memoryless.
+    is drawn in several pieces, which is correct because geometric gaps are memoryless.
 
     Because cut points are rounded, q is multiplied by 1 - 2^-26. Conditional on the
     earlier trials, a trial then succeeds with probability q (1 - 2^-26), up to a

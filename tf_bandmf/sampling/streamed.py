@@ -113,8 +113,8 @@ class StreamedExamples(ExampleSource):
                 f"The data set raised an error at example {place}, or in the block of "
                 f"examples that begins there ({said_of(error)}), so the positions of later "
                 f"examples are unknown. Catch the error in the code that reads an example, "
-                f"or pass an object with len(x) and x[i] instead of this data set: of such "
-                f"an object, examples that cannot be read are replaced by zeros."
+                f"or pass an object with len(x) and x[i] instead of this data set: "
+                f"then examples that cannot be read are replaced by zeros."
             ) from None
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
