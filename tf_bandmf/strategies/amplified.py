@@ -2,11 +2,11 @@
 
 Other families minimize the error at sensitivity 1, or at column norm 1. With
 amplification by balls-in-bins sampling, however, the noise that a privacy budget needs
-depends on the whole Gram matrix of the bins, and the best strategies for epsilon = 1
-and epsilon = 8 differ. Therefore this family minimizes the product of error and needed
-noise. Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (arXiv:2410.06266) published
-such an optimization for banded Toeplitz `C`. For banded inverses, arXiv:2505.12128,
-section 6, mentions this optimization as an open problem.
+depends on more than a norm of `C`, and the best strategies for epsilon = 1 and
+epsilon = 8 differ. Therefore this family minimizes the product of the error and the
+noise that the budget needs. Choquette-Choo, Ganesh, Haque, Steinke and Thakurta
+(arXiv:2410.06266) published such an optimization for banded Toeplitz `C`. For banded
+inverses, arXiv:2505.12128, section 6, mentions this optimization as an open problem.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _LARGEST_LOGIT = 14.0
 # The number of simulated draws per direction of adjacency in the search.
 _DRAWS = 1_500
 # The maximum number of rounds, the maximum number of iterations in a round, and the
-# maximum change of a logit in a round. The change is limited because the draws of a
-# round are accurate only for strategies near the start of the round.
+# maximum change of a logit in a round. The change is limited because a round uses
+# importance sampling, which is precise only for strategies near the round's first one.
 _MOST_ROUNDS, _ITERATIONS, _REACH = 8, 4, 1.0
 # The step of finite differences in a logit. A round continues after an iteration that
 # decreased the objective by at least the fraction _PRECISION. The search continues
@@ -77,11 +77,10 @@ def optimized_amplified(
       objective: "mean" for the RMSE, "max" for the MaxSE.
 
     Returns:
-      The strategy, with convergence information in its diagnostics. Each round of the
-      search computes the noise from its own draws, and does not increase the product of
-      error and this noise. The noise of a plan is computed from mostly different draws.
-      Therefore the strategy's product in a plan may be slightly larger than that of
-      `blt`. Equal arguments give equal strategies.
+      The strategy, with convergence information in its diagnostics. The search and a
+      plan simulate the noise from different draws. Therefore, in a plan, the strategy's
+      product of error and noise may be slightly larger than that of `blt`. Equal
+      arguments give equal strategies.
 
     Raises:
       ValueError: if an argument is out of range, or the budget is missing.

@@ -45,8 +45,9 @@ def optimized_banded_inverse(
 
     The noise generator stores nothing and regenerates `bands - 1` earlier vectors at
     each step. The function minimizes the product of the error and the sensitivity. The
-    result is never worse than the starting point, BISR. The function uses the exact
-    sensitivity in each of these cases, and otherwise an upper bound:
+    result is never worse than the starting point, BISR. Let n be the number of
+    steps, b the min separation, and k the maximum number of participations. The
+    sensitivity is exact in each of these cases, and otherwise an upper bound:
 
     - `k = 1`
     - The first column of `C` has no negative entries and does not increase from row b
@@ -55,8 +56,7 @@ def optimized_banded_inverse(
 
     Args:
       workload: the workload. A learning-rate schedule is taken into account.
-      participation: participation that determines the min separation b and the maximum
-        number k of participations.
+      participation: participation that determines b and k.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.

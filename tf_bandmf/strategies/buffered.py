@@ -42,12 +42,13 @@ def blt(
     """Returns the BLT strategy with the smallest error for up to `num_buffers` buffers.
 
     The first column of `C` is positive and decreasing, so the sensitivity under
-    min-separation is exact (arXiv:2601.22334, Theorem 1). The decays of the buffers are
-    optimized; `decays_of` defines the variables. L-BFGS with exact gradients minimizes
-    the logarithm of the error, which is not convex, for 1, 2, ... buffers in turn. Each
-    search starts from the previous optimum, with a new buffer added at several
-    positions. The search ends early if another buffer gives no improvement, which is
-    common with many participations. Each evaluation costs O(d^3 log n).
+    min-separation is exact (arXiv:2601.22334, Theorem 1). The variables of the
+    optimization determine the buffers' decays; see `decays_of`. L-BFGS with exact
+    gradients minimizes the logarithm of the error, which is not convex, for 1, 2, ...
+    buffers in turn. Each search starts from the previous optimum, with a new buffer
+    added at several positions. The search ends early if another buffer gives no
+    improvement, which is common with many participations. Each evaluation costs
+    O(d^3 log n).
 
     Args:
       workload: the workload. The strategy does not depend on its learning-rate
@@ -193,11 +194,11 @@ def _recurrence(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a linear recurrence that generates a power series in x.
 
-    The series is `prod (1 - z x) / prod (1 - p x)` over zeros z and poles p (in 1 / x).
-    The recurrence `s[t + 1] = F s[t]` generates the coefficients of the series. The
-    factors are applied one after another, each to the result of the previous factor,
-    and the state has an entry for each factor. If poles and zeros interlace, this
-    method avoids cancellation.
+    The series is `prod (1 - z x) / prod (1 - p x)`. As a function of the variable
+    `1 / x`, it has the zeros z and the poles p. The recurrence `s[t + 1] = F s[t]`
+    generates the coefficients of the series. The factors are applied one after another,
+    each to the result of the previous factor, and the state has an entry for each
+    factor. If poles and zeros interlace, this method avoids cancellation.
 
     Args:
       poles: `1 - p` for each pole p.

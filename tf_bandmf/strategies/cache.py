@@ -2,8 +2,8 @@
 
 The key of an entry is a fingerprint of everything that determines the strategy:
 workload, participation, family, options, and the version of the library. A wrong entry
-cannot weaken a guarantee, because a plan computes sensitivity, error and noise from its
-own matrix. Entries that cannot be read are ignored.
+cannot weaken a guarantee, because a plan computes sensitivity, error and noise from the
+matrix that it uses. Entries that cannot be read are ignored.
 
 The environment variable `TF_BANDMF_CACHE` can name another directory. The value "off"
 turns the cache off.

@@ -53,7 +53,9 @@ def optimized_lambda_cgd(
     column_normalized: bool = False,
     objective: str = "mean",
 ) -> Strategy:
-    """Returns the DP-lambda-CGD strategy with the smallest error without amplification.
+    """Returns the DP-lambda-CGD strategy with the smallest error.
+
+    The error is computed without amplification by sampling.
 
     Args:
       workload: the workload.

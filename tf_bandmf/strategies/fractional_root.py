@@ -56,7 +56,9 @@ def optimized_bifr(
     column_normalized: bool = False,
     objective: str = "mean",
 ) -> Strategy:
-    """Returns the gamma-BIFR strategy with the smallest error without amplification.
+    """Returns the gamma-BIFR strategy with the smallest error.
+
+    The error is computed without amplification by sampling.
 
     Args:
       workload: the workload.

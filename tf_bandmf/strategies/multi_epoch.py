@@ -211,7 +211,7 @@ def _optimize(
     Lagrange multiplier for the diagonal blocks of Y; for those of X, the multiplier is
     `D^-1/2 L D^-1/2`. Unless `equal_column_norms` is True, the column norms are
     optimized, too: at the optimum, the diagonal of `D^-1/2 L D^-1/2` is constant within
-    each position in the epoch. Damped steps converge to these norms.
+    each position in the epoch. Damped steps converge to norms with this property.
 
     Returns:
       X, its squared error, the relative gap, and the number of iterations.

@@ -65,8 +65,8 @@ class Refinement:
     The fast family's error is at most a few percent above that of the slow family.
     Therefore, on workloads without a learning-rate schedule, the mechanism "auto" first
     tries the fast family. If the fast family's error is far above the smallest error of
-    all families tried, "auto" skips the slow family. Otherwise, under cyclic sampling,
-    the slow family gets as many bands as the fast family has.
+    all families tried, "auto" skips the slow family. Otherwise, "auto" also tries the
+    slow family, under cyclic sampling with as many bands as the fast family has.
 
     Attributes:
       of: name of the fast family.
@@ -169,8 +169,8 @@ def register(family: Family) -> Family:
     for option in family.numbers:
         if option.name not in family.options:
             raise ValueError(
-                f"The family {family.name!r} lists {option.name!r} in its numbers. "
-                f"Add an argument named {option.name} to its build function."
+                f"The family {family.name!r} lists {option.name!r} in its numbers, but "
+                f"its build function has no argument named {option.name}. Add it."
             )
     taken = set(names()) & {family.name, *family.aliases}
     if taken:

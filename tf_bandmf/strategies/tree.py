@@ -7,8 +7,8 @@ from tf_bandmf.matrices import dyadic_tree
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 
-# The maximum number of steps. It is limited because the strategy and its Gram matrix
-# are stored as dense matrices.
+# The maximum number of steps. A limit is necessary because the strategy and its Gram
+# matrix are stored as dense matrices.
 _LARGEST_NUM_STEPS = 20_000
 
 
