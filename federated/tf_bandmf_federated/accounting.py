@@ -18,11 +18,11 @@ Scope of the measured guarantee:
   "the participation pattern does not change".)
 - Therefore neighboring data sets have the same b and k. However, b and k are computed
   without noise from the participations of all devices, so the guarantee does not cover
-  their publication. The plan's own guarantee, whose limits the devices enforce, does
-  not depend on the measured b and k.
+  their publication. The plan's own guarantee does not depend on the measured b and k.
+  It holds for the plan's limits, which the devices enforce.
 - The record must contain every contribution that entered a sum. A record with
-  additional entries, such as devices that dropped out, yields a larger epsilon, which
-  is also valid.
+  additional entries, such as those of devices that dropped out, yields a larger
+  epsilon, which is also valid.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class MeasuredParticipation:
       max_participations: maximum number of participations of one client; 0 if no client
         took part.
       num_participations: total number of participations over all clients and rounds.
-      skipped_rounds: numbers, counted from 0, of the rounds that have no result
-        although clients took part. The counts above include these rounds.
+      skipped_rounds: the rounds, numbered from 0, that have no result although clients
+        took part. The counts above include these rounds.
     """
 
     num_rounds: int

@@ -2,10 +2,11 @@
 
 The framework, for example Flower, needs one function, `exchange`, which sends a round's
 model to devices and passes on their answers. This module does everything that the
-guarantee requires. Updates are clipped again and added up as they arrive, with uniform
-weights (`exact_sum`). The noise of the round is added to the sum, no matter which
-devices answered, and the result is divided by a constant. Memory holds the model, one
-update, and the sum, which takes at most twice as much memory as the model.
+guarantee requires. Devices have clipped their updates. As each update arrives, this
+module clips it again and adds it to the sum, with uniform weights (`exact_sum`). The
+noise of the round is added to the sum, no matter which devices answered, and the result
+is divided by a constant. Memory holds the model, one update, and the sum, which takes
+at most twice as much memory as the model.
 """
 
 from __future__ import annotations
@@ -82,8 +83,7 @@ class FederatedAveraging:
 
     Attributes:
       plan: plan of the run.
-      settings: the settings that, together with the plan, identify the run, as plain
-        Python values.
+      settings: plain Python values that, together with the plan, identify the run.
 
     Raises:
       TypeError: if a weight is not float32.
@@ -207,8 +207,8 @@ class FederatedAveraging:
     def no_metrics(self) -> collections.OrderedDict:
         """Returns the metrics of a round without a result: `skipped` is 1, the rest 0.
 
-        In other rounds, `clipped_again` is the number of updates that arrived with a
-        norm above the clip norm, although devices should have clipped them.
+        In a round with a result, `clipped_again` is the number of updates that arrived
+        with a norm above the clip norm, although devices should have clipped them.
         """
         names = (
             "available eligible selected reported refused late failed contributing "

@@ -15,8 +15,8 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import may_take_part
 from tf_bandmf_federated.ledger import Ledger
 
-# The histories of this many devices are read from the ledger at a time: more if a round
-# needs more devices, fewer if no more are available.
+# The histories of at least this many devices are read from the ledger at a time, or of
+# all remaining devices if fewer remain.
 _LOOKED_UP = 2_000
 
 
@@ -56,9 +56,10 @@ class Cohorts:
       enough: minimum number of eligible devices to look for, even if fewer devices are
         selected.
       wait: function of the numbers of available and of eligible devices. If it returns
-        True, devices are looked up again. The function may sleep or raise an error.
+        True, `present` is called again, and devices are selected anew. The function may
+        sleep or raise an error.
       search: function that is called while devices of an interrupted round are missing.
-        If it returns True, they are looked up again.
+        If it returns True, `present` is called again.
       seed: seed of the selection; the privacy guarantee does not depend on it.
 
     Raises:

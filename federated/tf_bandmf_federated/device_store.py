@@ -6,7 +6,7 @@ plan and not to a run, so a second run of the plan continues the first run's rec
 
 | file | contents |
 |---|---|
-| `<plan>.device` | name, participations, last round with receipt and request digest |
+| `<plan>.device` | name; participations; last round, its receipt, digest of its request |
 | `<plan>.update` | the contribution of the last round, to answer a repeated request |
 
 A participation is recorded before the device trains, so a device that is killed during
@@ -45,7 +45,7 @@ class DeviceStore:
     Args:
       folder: folder that no other device uses, created with mode 0700. A device that
         loses the folder becomes a new device, with a new name and a new privacy budget.
-        Therefore keep the folder as long as the device's data.
+        Therefore keep the folder for as long as the device keeps its data.
       policy: the plan's policy.
 
     Raises:
