@@ -65,7 +65,7 @@ _NO_ROUND = -1
 # SQLite waits this many seconds for another connection to be closed.
 _WAIT = 1.0
 # With these settings, SQLite writes a transaction to disk before the transaction ends.
-# The connection locks the file from its first access until it is closed, even against
+# From its first access until it is closed, the connection locks the file, even against
 # other connections of this process, so the journal needs no shared memory. `ledger_lock`
 # explains why there is a second lock.
 _PRAGMAS = (
@@ -88,8 +88,8 @@ CREATE TABLE participations (
 CREATE TABLE states (
     number INTEGER PRIMARY KEY, name TEXT, dtype TEXT, shape TEXT, content BLOB)""",
 )
-# Of a device's participations before a given round, this query returns the round of the
-# last one (`NEVER` if there is none), and the number of participations.
+# For the rounds before a given round, this query returns the last round in which a
+# device took part (`NEVER` if there is none), and the number of its participations.
 _HISTORY = """
 SELECT ifnull(max(round), -1), count(*) FROM participations WHERE device = ? AND round < ?
 """

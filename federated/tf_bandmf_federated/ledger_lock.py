@@ -17,7 +17,7 @@ from tf_bandmf.files.locks import Lock
 
 
 class LedgerLock:
-    """A lock on `<path>.lock`, which also checks that the ledger's files stay in place.
+    """Locks `<path>.lock`, and checks that the ledger's files stay in place.
 
     Args:
       path: path of the ledger.
@@ -50,7 +50,7 @@ class LedgerLock:
         _LOCKS.add(self)
 
     def watch(self) -> None:
-        """Records which files the connection has open, for a comparison by `check`."""
+        """Records which files the connection has open, so that `check` can compare."""
         self._numbers = self._file_numbers()
 
     def check(self) -> None:

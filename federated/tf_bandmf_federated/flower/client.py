@@ -175,8 +175,8 @@ def private_client_app(
       policy: the plan's policy.
       store: folder for the device's record, or a function that maps Flower's context to
         that folder, as for `ParticipationMod`.
-      mods: further mods, which run inside the `ParticipationMod`, so their output is
-        clipped or dropped.
+      mods: further mods. They run inside the `ParticipationMod`, which clips the update
+        and drops all other records.
     """
     mod = ParticipationMod(policy, store)
     return mod.install(ClientApp(mods=[mod, *mods]))

@@ -65,8 +65,8 @@ class Devices:
         self._names: dict[int, str] = {}
         # Maps each unusable node to the reason why it is unusable.
         self._problems: dict[int, str] = {}
-        # Maps each node whose query failed to the time of the next query, and to the
-        # length of the pause if that query fails, too.
+        # Maps each node whose query failed to the time of its next query, and to the
+        # length of the pause that follows if the next query also fails.
         self._failed: dict[int, tuple[float, float]] = {}
         # Maps the id of each unanswered query to the node and the time of the query.
         self._asked: dict[str, tuple[int, float]] = {}

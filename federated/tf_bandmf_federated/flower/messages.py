@@ -11,8 +11,9 @@
 | its reply | `REPLY` | `plan`, `device`, `last_round`, `receipt`, `participations` |
 
 `problem` is "" if the device took part, "refused: ..." if the device's record forbids
-the participation, and "failed" if the app raised an error. Nothing else leaves a
-device: training metrics, for example, would be exact values without noise.
+the participation, and "failed" if the app raised an error. A device sends nothing else.
+For example, it sends no training metrics, because they would be exact values without
+noise.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Receipts for rounds, which let a server detect rounds that its ledger lacks.
 
-The server sends each selected device a receipt, which only the server's ledger can
-make. The device stores the receipt with its participation record. It sends the receipt
-when the server asks for the device's name, and in each reply to a training request. If
-the ledger does not list the device in the cohort of the receipt's round, then either
-another copy of the run issued the receipt, or the server's folder was later replaced by
-an older copy.
+The server sends each selected device a receipt, computed with the secret key in the
+server's ledger. The device stores the receipt with its participation record. It sends
+the receipt when the server asks for the device's name, and in each reply to a training
+request. If the ledger does not list the device in the cohort of the receipt's round,
+then either another copy of the run issued the receipt, or the server's folder was later
+replaced by an older copy.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ def check(ledger: Ledger, device: str, about: ConfigRecord) -> None:
             f"A device has this server's receipt for round {number}, but the ledger in "
             f"private_dir ({len(ledger.rounds)} rounds) does not say that the device took "
             f"part. Either private_dir is an old copy, such as a backup, or another "
-            f"program continues the run from a copy. Together, both would spend more "
-            f"than the plan permits. Restore the newest private_dir, or begin a new run "
-            f"with a new plan and new device stores."
+            f"program continues the run from a copy. Two copies of a run would spend "
+            f"more than the plan permits. Restore the newest private_dir, or begin a new "
+            f"run with a new plan and new device stores."
         )
 
 
 def _receipt(ledger: Ledger, device: str, round_number: int, draw: str) -> str:
-    """Returns a device's receipt for a round whose `point` begins with `draw`."""
+    """Returns a device's receipt for a round.
+
+    `draw` is the beginning of the round's `RoundRecord.point`.
+    """
     return f"{draw}.{ledger.seal(f'{round_number} {device} {draw}')}"
