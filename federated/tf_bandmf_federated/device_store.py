@@ -6,7 +6,7 @@ plan and not to a run, so a second run of the plan continues the first run's rec
 
 | file | contents |
 |---|---|
-| `<plan>.device` | name; participations; last round, its receipt, digest of its request |
+| `<plan>.device` | name; participations; last round, its receipt and request digest |
 | `<plan>.update` | the contribution of the last round, to answer a repeated request |
 
 A participation is recorded before the device trains, so a device that is killed during

@@ -12,13 +12,13 @@ from tf_bandmf.planning.statement import PrivacyStatement
 def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
     """Returns a plan's participation, after checking that devices can enforce it.
 
-    Only `MinSep` fits devices that take part when they are available: their separation
-    and number of participations can be enforced, but they are not a random sample, so
-    privacy is not amplified.
+    Only `MinSep` fits devices that take part when they are available. Their separation
+    and number of participations can be enforced. However, they are not a random sample,
+    so there is no privacy amplification by sampling.
 
     Args:
-      plan: plan whose steps are rounds and whose examples are clients, which gives
-        user-level privacy.
+      plan: plan whose steps are rounds and whose examples are clients. Its guarantee is
+        therefore user-level.
       num_rounds: number of rounds to run; None to skip this check.
 
     Raises:

@@ -74,8 +74,8 @@ def write_report(
       The guarantee that the report states.
 
     Raises:
-      TypeError, ValueError: in the same cases as `measured_guarantee`. No file is
-        written then.
+      TypeError, ValueError: in the same cases as `measured_guarantee`. In these cases,
+        no file is written.
     """
     actual = measured_guarantee(plan, measured, delta)
     text = _markdown(actual, operator)

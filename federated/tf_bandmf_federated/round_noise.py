@@ -142,7 +142,7 @@ class RoundNoise:
     def after(
         self, state: Mapping[str, np.ndarray], total: np.ndarray, point: str
     ) -> OrderedDict[str, np.ndarray]:
-        """Adds a round's digest to a state, and returns the state after the round.
+        """Returns the state after a round: a copy of `state` with the round's digest.
 
         The digest is computed from the round number, `total` and `point`. If the plan
         is bound to a budget ledger, the first call reserves the run's budget there.
@@ -172,8 +172,7 @@ class RoundNoise:
 
         TensorFlow does not return memory to the operating system. A noise vector
         generated as a whole would therefore permanently occupy as much memory as the
-        model.
-        Threads generate the next parts in advance.
+        model. Threads generate the next parts in advance.
         """
         step, length = tf.constant(number, tf.int64), self._generator.shard_size
 

@@ -2,9 +2,9 @@
 
 They follow Reddi et al., 2021, arXiv:2003.00295, Algorithm 2. Each step's direction is
 the noisy mean of the updates, so everything that an optimizer computes from it is
-post-processing. The noise of different rounds cancels as planned only if the model is
-linear in the directions, as with SGD and momentum. With Adam and Yogi, correlated noise
-is a heuristic.
+post-processing. The noise of different rounds cancels as planned only if the weights
+are a linear function of the directions, as with SGD and momentum. With Adam and Yogi,
+correlated noise is a heuristic.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ def check(ledger: Ledger, device: str, about: ConfigRecord) -> None:
             f"private_dir ({len(ledger.rounds)} rounds) does not say that the device took "
             f"part. Either private_dir is an old copy, such as a backup, or another "
             f"program continues the run from a copy. Two copies of a run would spend "
-            f"more than the plan permits. Restore the newest private_dir, or begin a new "
-            f"run with a new plan and new device stores."
+            f"more than the plan permits. Restore the newest private_dir, or begin a "
+            f"new run with a new plan and new device stores."
         )
 
 

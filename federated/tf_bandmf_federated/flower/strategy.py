@@ -337,7 +337,7 @@ class PrivateFedAvg(Strategy):
         return awaits
 
     def _warn_of_too_few(self) -> None:
-        """Warns before round 0 if too few nodes are connected for the min separation."""
+        """Warns before round 0 if the min separation needs more connected nodes."""
         b, connected = self._participation.min_separation, len(self._devices.nodes)
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(

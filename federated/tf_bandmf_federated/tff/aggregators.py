@@ -87,8 +87,8 @@ def admitting_process(
     """Returns an aggregation process that admits clients only as the plan permits.
 
     The process is the same as that of `CorrelatedNoiseFactory`, with one exception: if
-    a client takes part too early or too often, it replaces its update by exact zeros
-    before the sum. The measurement `early_clients` counts these clients. Only the
+    a client takes part too early or too often, the client's update is replaced by exact
+    zeros before the sum. The measurement `early_clients` counts these clients. Only the
     devices know their earlier participations, so they send `tags.DEVICE_TAGS` in place
     of weights.
 

@@ -24,7 +24,7 @@ def tagged_client_work(
     Returns:
       Client work that passes the `DEVICE_TAGS` in place of a weight. The tags named in
       `CARRIED` are the same in all elements of a client's data, and are read from the
-      first element. If a client has no data, these tags are `NEVER`.
+      first element. If a client has no data, each of the three tags is `NEVER`.
     """
     state_type, weights_type, examples_type = inner.next.type_signature.parameter
     example_type = examples_type.member.element

@@ -56,9 +56,9 @@ Model = Union[
 class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     """A `LearningProcess` with a plan, which computes each round at most once.
 
-    Use `build_fed_avg` to build a process. Its `next` is a TFF computation. Called with
-    a state that holds concrete values, `next` raises ValueError if this object has
-    already computed a result for the round.
+    Use `build_fed_avg` to build a process. Its `next` is a TFF computation. It raises
+    ValueError if this object has already computed a result for the round of the state.
+    The check needs the state's values, so it does not happen while TFF traces `next`.
 
     Attributes:
       plan: plan of the run.
@@ -142,7 +142,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return _with_noise(state, after, current + 1)
 
     def begin(self, state: Any) -> tuple[bytes, int] | None:
-        """Checks that `next` may compute a result from a state.
+        """Checks that `next` may run a round; returns the run and the round, or None.
 
         If the plan is bound to a budget ledger, the first call for a run reserves the
         run's budget there.
@@ -268,10 +268,11 @@ def build_fed_avg(
     """Builds a process for federated averaging with correlated noise.
 
     A client trains on its data, and clips its update, the change of the weights, to the
-    plan's clip norm. The server adds up the updates with uniform weights, adds a row of
-    `C^-1 Z` and divides by a constant. If a client takes part too early or too often,
-    or if its update is not finite, its update is replaced by exact zeros, and the
-    client is counted in the metrics. Rounds without clients also get noise.
+    plan's clip norm. The server adds up the updates with uniform weights, adds
+    `stddev * (C^-1 Z)[round]`, and divides by a constant. If a client takes part too
+    early or too often, or if its update is not finite, its update is replaced by exact
+    zeros, and the client is counted in the metrics. Rounds without clients also get
+    noise.
 
     Formal guarantee: the model weights of all rounds, and everything computed from
     them, are (epsilon, delta)-DP as the plan states, if the clients' tags are truthful

@@ -122,8 +122,8 @@ class SimulatedClients:
         """Raises ValueError if there are too few clients for rounds of this size.
 
         A client may take part at most once in any b consecutive rounds, and at most k
-        times in total. This method checks only these two limits. In some rounds, too
-        few clients may be available nevertheless.
+        times in total. This method checks only these two limits. Even if it raises no
+        error, too few clients may be available in some rounds.
         """
         b = min(self.participation.min_separation, num_rounds)
         k = self.participation.participations(num_rounds)

@@ -2,8 +2,8 @@
 
 In TFF's server computations, a pure function must compute the noise from a state. The
 state is a dictionary of tensors. In each round, TFF sends it to its worker process and
-back, which takes about 20 times as much memory as the state itself. Therefore a large
-ring buffer raises an error.
+back, which takes about 20 times as much memory as the state itself. Therefore a plan
+whose ring buffer is large is rejected.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from tf_bandmf_federated.eligibility import NEVER, contradicts_itself
 
 CARRIED = ("last_round", "participations", "round")
 # The types of the values that a client passes to the aggregator with its update.
-# `round` is `NEVER` if the client has no data. `weight` is 0 if the client's update was
-# not finite, in which case TFF sends zeros, and 1 otherwise.
+# `round` is `NEVER` if the client has no data. `weight` is 1 if the client's update was
+# finite. If it was not, TFF sends zeros instead of the update, and `weight` is 0.
 DEVICE_TAGS = collections.OrderedDict(
     **dict.fromkeys(CARRIED, np.int32),
     weight=np.float32,

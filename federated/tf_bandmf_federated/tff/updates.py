@@ -36,8 +36,8 @@ def is_early(
 def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Operation:
     """Returns an assertion that a client's data are tagged for this round.
 
-    A program that reuses the tags of another round does not update the participation
-    records, and so does not enforce the separation.
+    A program that reuses tags may pass an outdated participation record. The separation
+    would then not be enforced.
 
     Raises:
       InvalidArgumentError: at run time, if the data are tagged for another round.
