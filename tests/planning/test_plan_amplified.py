@@ -50,11 +50,11 @@ def test_balls_in_bins_is_an_estimate_or_a_bound_and_says_so():
 def test_no_accountant_can_be_asked_about_another_sampler():
     config = cyclic().to_config()
     config["participation"] = tf_bandmf.CyclicFixedSize(M, 100, 8).to_config()
-    with pytest.raises(ValueError, match="The accountant must be"):
+    with pytest.raises(ValueError, match="The guarantee must be"):
         tf_bandmf.Plan.from_config(config)
     config = bins().to_config()
     config["kind"] = "exact"
-    with pytest.raises(ValueError, match="The accountant must be"):
+    with pytest.raises(ValueError, match="The guarantee must be"):
         tf_bandmf.Plan.from_config(config)
 
 

@@ -29,12 +29,12 @@ import scipy.sparse
 from tf_bandmf import matrices
 from tf_bandmf.matrices.threads import one_blas_thread
 
-# A forward pass rescales its sums so that they do not overflow or underflow. One
-# rescaling costs as much as b steps, so sums are rescaled only every b / 4 steps. This
-# period is limited to the range from _LEAST_PERIOD to _LARGEST_PERIOD. It is shorter if
-# the sum `free` of `_log_total_of` could fall below exp(-_LARGEST_DECAY), or if sums
-# could grow by exp(_LARGEST_GROWTH). If the absolute value of an exponent is larger
-# than _LARGEST_EXPONENT, the slower `_log_ratio_by_logs` computes the sums.
+# `_log_total_of` rescales its sums so that they do not overflow or underflow. As
+# rescaling costs as much as b steps, it happens only every b / 4 steps. This period is
+# limited to the range from _LEAST_PERIOD to _LARGEST_PERIOD. The period is shorter if
+# the sums could otherwise fall by a factor of exp(_LARGEST_DECAY) or grow by a factor
+# of exp(_LARGEST_GROWTH). If an exponent is larger than _LARGEST_EXPONENT in absolute
+# value, the slower `_log_ratio_by_logs` computes the sums.
 _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
 # Products with C are computed for max(_BLOCK, bands) columns of C at a time.
@@ -73,7 +73,7 @@ class Passes:
         self.mean = self._outputs(np.full((1, n), rate))[0]
 
     def largest_squared_norm(self) -> float:
-        """Returns the maximum of `|m_S|^2` over all possible sets S."""
+        """Returns the maximum squared norm of one example's effect on the output."""
         largest = np.zeros(self.num_steps + self.separation)
         for t in range(self.num_steps - 1, -1, -1):
             taken = self.squares[t] + largest[t + self.separation]
@@ -81,7 +81,7 @@ class Passes:
         return float(largest[0])
 
     def _outputs(self, x: np.ndarray) -> np.ndarray:
-        """Returns C times each row of x, shape [N, n]."""
+        """Returns the products of C with the N rows of `x`, as an array [N, n]."""
         result = np.zeros(x.shape[::-1])
         with one_blas_thread():
             for columns, rows, block in self._blocks:
@@ -89,7 +89,7 @@ class Passes:
         return result.T
 
     def inner_products(self, y: np.ndarray) -> np.ndarray:
-        """Returns `<c_t, y>` for each row of y and each column of C, shape [N, n]."""
+        """Returns inner products of N rows of `y` and n columns of C, shape [N, n]."""
         result = np.empty(y.shape[::-1])
         with one_blas_thread():
             for columns, rows, block in self._blocks:
@@ -99,15 +99,15 @@ class Passes:
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
     ) -> np.ndarray:
-        """Draws N sets S of participations; returns `m_S` for each set, shape [N, n].
+        """Draws N sets of participations; returns the sum of C's columns for each set.
 
         In the i-th draw, `probability[i]` is the probability that an example takes part
-        at a step at which it is not resting.
+        at a step at which it is not resting. The result has the shape [N, n].
         """
         count, b = probability.size, self.separation
         uniform = generator.random(count)
-        # An example may be resting at the first step. Its rest then covers the first
-        # 1, 2, ..., or b - 1 steps; each of these numbers has probability q.
+        # At the start of the run, an example may be resting. It then rests for the
+        # first 1, 2, ..., or b - 1 steps; each case has the probability `self.rate`.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
@@ -124,10 +124,11 @@ class Passes:
     def draw_weighted(
         self, generator: np.random.Generator, count: int, log_weights: np.ndarray
     ) -> np.ndarray:
-        """Draws sets S with weighted probabilities; returns the `m_S`, [count, n].
+        """Draws sets S of participations with weighted probabilities.
 
-        The probability of S is `P(S) prod_{t in S} exp(log_weights[t]) / Z`. The
-        constant `Z` makes the probabilities add up to 1.
+        If `P(S)` is the probability of S under b-min-sep sampling, the weighted
+        probability is proportional to `P(S) prod_{t in S} exp(log_weights[t])`. The
+        method returns the sum of C's columns for each drawn set, shape [count, n].
         """
         n, b = self.num_steps, self.separation
         # Suppose that an example is not resting at step t. Then exp(ahead[t]) is the
@@ -156,7 +157,8 @@ class Passes:
     ) -> np.ndarray:
         """Returns `log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, shape [R, N].
 
-        The sum is over all sets S of steps at which one example can take part.
+        The sum is over all sets S of steps at which one example can take part, and
+        `P(S)` is the probability of S.
 
         Args:
           exponents: shape [N, n]; the method overwrites them.
@@ -180,7 +182,8 @@ class Passes:
     ) -> np.ndarray:
         """Returns one row of `log_ratios`, shape [N].
 
-        The forward pass adds the terms themselves, not their logarithms.
+        The method adds numbers, which is faster than to add their logarithms, as
+        `_log_ratio_by_logs` does.
 
         Args:
           factors: `probability * exp(exponents)`, shape [n, N].
@@ -190,24 +193,23 @@ class Passes:
         """
         (n, count), b = factors.shape, self.separation
         decay = -math.log1p(-probability) if probability < 1.0 else 0.0
-        # One step multiplies the largest sum by at most 2 exp(largest).
+        # One step multiplies the maximum of `free` and `taken` by <= 2 exp(largest).
         limit = min(
             _LARGEST_DECAY / max(decay, 1.0),
             _LARGEST_GROWTH / (largest + math.log(2.0)),
         )
         period = int(min(max(_LEAST_PERIOD, min(b // 4, _LARGEST_PERIOD)), limit))
         free = np.full(count, max(1.0 - self.rate * (b - 1), 0.0))
-        # `taken` has one row for each of the last b steps: row t mod b is the
-        # likelihood ratio restricted to sets S whose last participation is at step t.
-        # `free` is the likelihood ratio restricted to sets S for which the example is
-        # not resting.
+        # The sum over sets S of participations is computed in parts. `free` is the part
+        # for which the example is not resting. Row t mod b of `taken` is the part for
+        # which the last participation is at step t.
         taken, logs = np.zeros((min(b, n), count)), np.zeros(count)
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                # `free` gains the sets S for which a rest ends at step t. The rest
-                # follows a participation at step t - b or, if t < b, was under way at
-                # step 0.
+                # `free` gains the part of the sum for which a rest ends at step t. The
+                # rest followed a participation at step t - b or, if t < b, was under
+                # way at step 0.
                 free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
             if t % period == period - 1:

@@ -21,12 +21,13 @@ so that `L = sum_S P(S) v_S`:
 
 - "remove": the tilt draws S with the probability `P(S) w_S / Z`, where
   `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))` and `Z` is the sum of all `P(S) w_S`. The
-  means of the tilt are `(1 + t) m_S`. Its density relative to Q is
-  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power mean inequality). Therefore its
-  density relative to P is at least `exp(t l) / Z` at the loss `l = log L`. As `|m_S|^2`
-  is a sum over the steps of S, one forward pass computes `Z`, and another pass draws S.
+  means of the tilt are `(1 + t) m_S`. The density of the tilt relative to Q is
+  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power mean inequality). Therefore the
+  density of the tilt relative to P is at least `exp(t l) / Z` at the loss `l = log L`.
+  As `|m_S|^2` is a sum over the steps of S, one forward pass computes `Z`, and another
+  pass draws S.
 - "add": `log L >= sum_S P(S) log v_S` (Jensen's inequality). The tilt has the mean
-  `-t m`. Its density relative to Q is
+  `-t m`. The density of the tilt relative to Q is
   `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))`, which is at least
   `exp(t (l - sum_S P(S) |m_S|^2 / (2 sigma^2)) - t^2 |m|^2 / (2 sigma^2))` at the loss
   `l = -log L`.
@@ -73,15 +74,16 @@ _RATES = (1.0, 1.5, 2.5), (1.0, 2.0)
 _AGAINST = (0.0, 1.0, 2.0, 3.0, 4.5, 6.0), (0.0, 1.5, 3.5, 6.0)
 _RARITIES = (2.0, 5.0, 9.0, 14.0, 21.0, 30.0, 42.0), (4.0, 11.0, 20.0, 36.0)
 # For `rare_tilts`: the range of log theta, the number of bisection steps, and the
-# number of quadrature nodes for the integrals over one step.
+# number of nodes of the numerical integration.
 _LOG_THETAS, _BISECTIONS, _NODES = (-4.0, 8.0), 24, 1000
 
 
 # N draws in a form that does not depend on the noise level or on the scales of tilts:
 # 1. the index of each draw's tilt, shape [N];
 # 2. `<c_t, z>` for the column `c_t` of C and standard normal noise z, shape [N, n];
-# 3. for "remove", `<c_t, m_S>` for the drawn S, shape [N, n]; for "add", `<c_t, m>` for
-#    the expected mean m, shape [1, n].
+# 3. for "remove", `<c_t, m_S>` for the sum m_S of the columns of C at the drawn
+#    participations, shape [N, n]; for "add", `<c_t, m>` for the expected mean m, shape
+#    [1, n].
 _Draws = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -90,12 +92,13 @@ class Tilt:
     """One component of a proposal distribution for importance sampling.
 
     Attributes:
-      scale: for "remove", the mean of the output given S is `scale * m_S`; for "add",
-        the mean is `scale * m` with the expected mean m, and `scale <= 0`.
-      probability: for "remove", the probability of a participation at a step at which
-        the example does not rest. A tilt uses this probability instead of p.
-      is_weighted: for "remove", True if sets S are drawn with the weights `w_S`, so
-        that the density has a guaranteed lower bound.
+      scale: for "remove", the tilt multiplies the mean of the output, given the drawn
+        participations, by `scale`. For "add", the mean of the output is `scale` (<= 0)
+        times the expected mean with the example.
+      probability: for "remove", the probability with which the tilt draws a
+        participation at a step at which the example does not rest.
+      is_weighted: for "remove", True if the tilt weights the probabilities of the sets
+        of participations, so that its density has a guaranteed lower bound.
     """
 
     scale: float
@@ -137,26 +140,23 @@ class BMinSepSimulator(Simulator):
 
     @property
     def _unit(self) -> float:
-        """The change of a tilt's scale that moves its draws by one standard deviation.
-
-        For "add", draws move along the expected mean m; for "remove", along the mean
-        `m_S` of their participations.
-        """
+        """The change of a tilt's scale that moves draws by one standard deviation."""
         if self.add:
             return 1.0 / math.sqrt(self._squared)
         expected = self.passes.rate * self.passes.squares.sum()
         return self.noise / math.sqrt(max(expected, self.passes.squares.max()))
 
     def _log_weights(self, tilt: Tilt) -> np.ndarray:
-        """Returns each step's term of the log weight `log w_S`, shape [n].
+        """Returns the log weight of each step, shape [n].
 
-        `log w_S` is the sum of the terms of the steps in S.
+        A weighted tilt multiplies the probability of a set of participations by the
+        product of the weights of the steps in this set.
         """
         moved = 0.5 * tilt.scale * (tilt.scale - 1.0) / self.noise**2
         return moved * self.passes.squares
 
     def _log_total(self, tilt: Tilt) -> float:
-        """Returns `log Z`; `Z` normalizes the probabilities of a weighted tilt."""
+        """Returns the log of the sum of a tilt's probabilities before normalization."""
         weights = self._log_weights(tilt)[None]
         return float(self.passes.log_ratios(weights, [self.passes.probability])[0, 0])
 
@@ -189,7 +189,7 @@ class BMinSepSimulator(Simulator):
             log_v -= half[:, None]
             log_v += means.T * (scales[choice] / noise**2)
             if self.add:
-                # The expected mean m is q times the sum of all columns of C.
+                # The expected mean is `passes.rate` times the sum of C's columns.
                 along = passes.rate * (log_v.sum(axis=0) + half.sum())
                 densities = np.outer(scales, along)
                 densities -= 0.5 * self._squared * scales[:, None] ** 2
@@ -206,9 +206,9 @@ class BMinSepSimulator(Simulator):
 
         Args:
           tilts: tilts of the proposal; tilts with equal scales must be adjacent.
-          log_v: `<c_t, y> / sigma^2 - |c_t|^2 / (2 sigma^2)` for each draw y, shape [n,
-            N].
-          half: `|c_t|^2 / (2 sigma^2)`, shape [n].
+          log_v: `<c_t, y> / sigma^2 - |c_t|^2 / (2 sigma^2)` for each column `c_t` of
+            C and each draw y, where sigma is the noise; shape [n, N].
+          half: `|c_t|^2 / (2 sigma^2)` for each column, shape [n].
 
         Returns:
           The log densities of T tilts at N draws.
@@ -274,19 +274,17 @@ def rare_tilts(
 
     Let `P` be the distribution of the output with the example, `Q` the distribution
     without it, and `L = dP/dQ`. For theta > 0, large losses are typical under the
-    distribution whose density relative to `P` is proportional to `L^theta`. The larger
-    theta is, the larger these losses are. The function approximates this distribution
-    as if the n steps were sampled independently.
+    distribution whose density relative to `P` is proportional to `L^theta`. A tilt
+    approximates this distribution as if the n steps were sampled independently.
 
-    For one step and a standard normal `x`, let
-    `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
-    `K(theta) = log E L(x)^(1 + theta)`. Under P, losses that are typical for theta have
-    a probability of about `exp(-n (theta K'(theta) - K(theta)))`. For each r in
-    `rarities`, the function computes the theta for which this probability is `exp(-r)`.
-    It then approximates one step of the distribution by a mixture that has the same
-    first two moments. The components are a standard normal distribution and a shifted
-    one. The weight of the shifted one is rounded to q times a power of 2, so that it
-    does not change if the noise changes a little.
+    For one step, `L(x) = 1 - q + q exp(u x - u^2 / 2)`, where x is standard normal
+    under Q. Let `K(theta)` be the logarithm of the mean of `L(x)^theta` under P. For
+    each r in `rarities`, theta is the solution of `n (theta K'(theta) - K(theta)) = r`.
+    The losses that are typical for this theta have a probability of about `exp(-r)`
+    under P. The tilt of one step is a mixture of a standard normal distribution and a
+    shifted one, with the same first two moments as the approximated distribution. The
+    weight of the shifted one is q times a power of 2, so that the weight does not
+    change if the noise changes a little.
 
     Args:
       rate: q, the probability that an example takes part at a given step.

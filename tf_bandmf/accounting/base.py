@@ -266,9 +266,9 @@ class Accountant(abc.ABC):
           ValueError: if dp-accounting has no event for this sampler.
         """
         raise ValueError(
-            f"dp-accounting has no event for {self.claims[0][0]}. Call the plan's "
-            f"guarantee_at(delta) instead, or make a plan with CyclicPoisson, Poisson or "
-            f"FixedEpochOrder, which have events."
+            f"dp-accounting has no event for the accountant {self.claims[0][0]!r}. "
+            f"Call the plan's guarantee_at(delta) instead, or make a plan with "
+            f"CyclicPoisson, Poisson or FixedEpochOrder, which have events."
         )
 
     def validate(self, noise_stddev: float, guarantee: Guarantee) -> None:
@@ -276,7 +276,7 @@ class Accountant(abc.ABC):
         claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
         if claim not in self.claims:
             raise ValueError(
-                f"The accountant must be {self.claims[0]}, found {claim}. Make a new plan."
+                f"The guarantee must be {self.claims[0]}, found {claim}. Make a new plan."
             )
         if not self.confirms(noise_stddev, guarantee):
             raise ValueError(

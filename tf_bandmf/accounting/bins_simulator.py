@@ -44,8 +44,9 @@ _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 
 # columns of C for bin j. A strategy that is neither Toeplitz nor banded needs this
 # matrix.
 _LARGEST_COLUMNS = 100_000_000
-# Strategies with more than b bands also use this matrix if it has at most _FEW_COLUMNS
-# entries, because this is then faster than adding up diagonals of `C^T C`.
+# With more than b bands, a strategy uses the n x b matrix of column sums also if this
+# matrix has at most _FEW_COLUMNS entries, because adding up diagonals of `C^T C` would
+# then be slower.
 _FEW_COLUMNS = 4_000_000
 _LARGEST_BINS = 8_192
 # The maximum number of array entries in one chunk of draws.
@@ -53,7 +54,8 @@ _CHUNK = 300_000
 # A run's Gaussian draws are cached for use at other noise levels if they take at most
 # this many bytes.
 _CACHE = 400_000_000
-# If exponents exceed this limit, the privacy loss is computed in double precision.
+# The privacy loss is computed in double precision if the exponents of likelihood ratios
+# can exceed this limit.
 _SINGLE_PRECISION_LIMIT = 300.0
 
 
@@ -69,7 +71,7 @@ def check_bins(num_bins: int) -> None:
 def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
     """Returns the Gram matrix of the bins, `G[i, j] = <m_i, m_j>`, shape [b, b].
 
-    The vector `m_j = sum_e C[:, e b + j]` is the sum of the columns of C for bin j.
+    The vector `m_j` is the sum of the columns of C for bin j: columns j, j + b, ...
 
     Args:
       matrix: the strategy `C` of n steps, without negative entries.
@@ -192,7 +194,7 @@ class BinsSimulator(Simulator):
         return tilts
 
     def losses(self, u: np.ndarray) -> np.ndarray:
-        """Returns `log dP/dQ` at the inner products `u`, shape [N, b] -> [N]."""
+        """Returns `log dP/dQ` for N outputs with the inner products u, shape [N, b]."""
         return _log_mean_exp(u - self.half.astype(u.dtype))
 
     def log_density(
@@ -202,7 +204,8 @@ class BinsSimulator(Simulator):
 
         Args:
           tilt: one of the tilts of a proposal.
-          u: inner products `u_j`, shape [N, b].
+          u: inner products `<m_j, x> / sigma^2` of N outputs x with the vectors m_j of
+            the b bins, shape [N, b]; sigma is the noise.
           average: the mean of each row of u, shape [N].
           losses: `self.losses(u)`, shape [N].
         """
@@ -222,12 +225,15 @@ class BinsSimulator(Simulator):
         """Returns slope and offset of a lower bound on a tilt's density, or None.
 
         `Simulator.certain_density` describes the result. Let `v_j` be the likelihood
-        ratio given bin j, so that `dP/dQ = mean_j v_j`. The bound for "remove" and a
-        tilt with `single = t` follows from the power mean inequality,
-        `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`. It is
-        `exp(t l - t (1 + t) max_j |m_j|^2 / (2 sigma^2))` at the loss `l`. The bound
-        for "add", whose loss is `l = -log dP/dQ`, follows from Jensen's inequality,
-        `log mean_j v_j >= mean_j log v_j`.
+        ratio given bin j, so that `dP/dQ = mean_j v_j`. Let `m_j` be the sum of the
+        columns of C for bin j, m the mean of all `m_j`, and sigma the noise.
+
+        - "remove", a tilt with `single = t`: the bound at the loss `l = log dP/dQ` is
+          `exp(t l - t (1 + t) max_j |m_j|^2 / (2 sigma^2))`, because of the power mean
+          inequality `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`.
+        - "add", a tilt with `common = -t`: the bound at the loss `l = -log dP/dQ` is
+          `exp(t l - (t mean_j |m_j|^2 + t^2 |m|^2) / (2 sigma^2))`, because of Jensen's
+          inequality `log mean_j v_j >= mean_j log v_j`.
         """
         t = -tilt.common if self.add else tilt.single
         if t <= 0.0 or not (self.add or tilt.common == 0.0):
@@ -271,7 +277,7 @@ class BinsSimulator(Simulator):
             yield losses, np.stack(densities)
 
     def _correlated(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """Returns Gaussian draws with mean 0 and covariance G, shape [count, b]."""
+        """Returns draws of N(0, G) for the Gram matrix G, shape [count, b]."""
         rank = self._factor_t.shape[0]
         z = generator.standard_normal((count, rank), dtype=np.float32)
         if self._factor_t.ndim == 1:
@@ -281,7 +287,7 @@ class BinsSimulator(Simulator):
 
 
 def factorize(gram: np.ndarray) -> np.ndarray:
-    """Returns `L` with `L L^T = G`.
+    """Returns a matrix `L` with `L L^T = G` for the Gram matrix G, shape [b, b].
 
     If G is diagonal, the result is the diagonal of L, shape [b]. Otherwise the result
     is L, with the shape [b, b], or [b, rank of G] if G is singular. If G is not

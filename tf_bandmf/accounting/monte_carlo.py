@@ -99,7 +99,7 @@ class Run:
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
             raise ArithmeticError(
-                f"All values must be at most {largest}, the proven bound, found {most}."
+                f"Values must be <= {largest} (the proven bound), found {most}."
             )
         values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
         values = np.minimum(values, largest)

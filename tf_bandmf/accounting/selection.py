@@ -142,8 +142,9 @@ def profile_epsilon(
     proportional to (1 - (1 - gamma) x)^-(eta + 1) and at most E[K]. The ratio of
     f'(Q(S(y))) to f'(Q'(S(y))) is at most
     (exp(e') + (1 - gamma) / gamma * delta')^(eta + 1), because the event that the
-    output is not in S(y) satisfies (e', delta')-DP. The factor q(y) adds the epsilon of
-    one run. The delta of one run is multiplied by at most E[K].
+    output is not in S(y) satisfies (e', delta')-DP. The other factor, q(y), changes as
+    in one run, at the cost `epsilon_at(delta / E[K])`. As f' is at most E[K], the delta
+    of one run is multiplied by at most E[K].
 
     Args:
       epsilon_at: returns an epsilon >= 0 of one run for any delta in (0, 1). It must

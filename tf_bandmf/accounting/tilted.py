@@ -82,9 +82,9 @@ _REACH = 12.0
 # Half of the width of the Fourier transform's window, in standard deviations of the sum
 # of the losses under the tilted distribution.
 _WINDOW = 9.0
-# The number of losses in the window has a soft limit _USUAL_PLACES and a hard limit
-# _MOST_PLACES. To stay within the soft limit, discretization may increase log delta by
-# up to _MORE_EXCESS times the amount that the caller allows.
+# The number of losses in the Fourier transform's window has a soft limit _USUAL_PLACES
+# and a hard limit _MOST_PLACES. To stay within the soft limit, discretization may
+# increase log delta by up to _MORE_EXCESS times the amount that the caller allows.
 _USUAL_PLACES, _MOST_PLACES, _MORE_EXCESS = 2**20, 2**22, 10.0
 # The maximum number of discretized losses of one query, and the minimum number of
 # losses in the window of the Fourier transform.
@@ -153,18 +153,18 @@ class Law:
 
     @property
     def drop(self) -> float:
-        """The maximum absolute value of negative losses; if `add`, of positive ones."""
+        """A bound on the size of negative losses or, if `add`, of positive losses."""
         if self.is_bounded:
             return -math.log1p(-self.query.probability)
         return max(map(abs, self.range))
 
     @property
     def rounding(self) -> float:
-        """A bound on the rounding error of the loss at the end of a grid cell.
+        """A bound on the rounding error of the loss l at an end of a grid cell.
 
-        The method `place` computes the x at this end from `exp(l) - 1 + q`. Where
-        these terms cancel, the error of the sum is the rounding error of q. Division
-        of this rounding error by `exp(l) >= 1 - q` gives the error of the loss l.
+        The method `place` computes the output at the loss l from `exp(l) - 1 + q`. If
+        this sum is near 0, its error is the rounding error of q. The error of l is this
+        rounding error divided by `exp(l)`, which is at least `1 - q`.
         """
         least = 1.0 - self.query.probability if self.is_bounded else 1.0
         return 32.0 * _UNIT * self.drop / least
@@ -282,7 +282,7 @@ def delta(queries: Iterable[Query], epsilon: float, excess: float = FINE) -> flo
     kinds = tuple(queries)
     removed = _delta(kinds, False, epsilon, excess)
     if all(query.is_replaced or query.probability == 1.0 for query in kinds):
-        # Without Poisson sampling, both directions have the same delta.
+        # For fixed-size samples or all examples, both directions have the same delta.
         return removed
     if _delta(kinds, True, epsilon, max(excess, ROUGH)) <= removed:
         return removed
@@ -298,8 +298,8 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     # all values of the sum of the losses under the tilted distribution.
     begin = min(epsilon, mean - _WINDOW * deviation)
     end = max(epsilon, mean + _WINDOW * deviation) + 2.0 / theta
-    # With losses at multiples of h, the discretization of a query increases its
-    # `E exp(theta l)` by a factor of at most about `1 + theta (theta + 1) h^2 / 8`.
+    # Moving a query's losses l to multiples of h increases the mean of `exp(theta l)`
+    # by a factor of at most about `1 + theta (theta + 1) h^2 / 8`.
     step = math.sqrt(8.0 * excess / (counts.sum() * theta * (theta + 1.0)))
     most = math.sqrt(_MORE_EXCESS) * step
     step = min(max(step, (end - begin) / _USUAL_PLACES), most)
@@ -328,9 +328,8 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     window = np.roll(window, -(start % places))
     sums = step * np.arange(start, start + places)
     # `rounding` bounds the total rounding error of the losses and of the cells' ends.
-    # The sum of the absolute losses is at most the sum of the losses plus twice the sum
-    # of the `drop` values. (If `add`, it is at most minus the sum of the losses plus
-    # twice the sum of the `drop` values.)
+    # The sum of the absolute losses is at most the absolute value of the sum of the
+    # losses plus twice the sum of the `drop` values.
     drop = float(counts @ [law.drop for law in laws])
     largest = float(np.abs(sums[[0, -1]]).max())
     rounding = 2.0 * float(counts @ [law.rounding for law in laws])
@@ -353,12 +352,12 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
 
 
 def _tilt(laws: list[Law], epsilon: float) -> tuple[float, float, float, float]:
-    """Returns theta, the tilted sum's mean and standard deviation, and a larger theta.
+    """Returns theta, the mean and standard deviation of the tilted sum, and `top`.
 
     The tilted sum is the sum of the losses under the distribution that is tilted by
-    theta. The larger theta serves to bound the probability of a sum above the window of
-    the Fourier transform. A quadrature computes all four values; its errors do not
-    matter, because any theta is valid.
+    theta. A tilt by `top > theta` serves to bound the probability of a sum above the
+    window of the Fourier transform. A quadrature computes all four values. Its errors
+    do not matter, because the bound on delta holds for any values.
     """
     nodes = [(*law.nodes(), law.query.count) for law in laws]
 
