@@ -64,7 +64,7 @@ def test_fixed_size_has_an_event_for_replacing_one_only():
 
 
 def test_balls_in_bins_have_no_event_and_say_what_to_do():
-    with pytest.raises(ValueError, match="no event for balls in bins"):
+    with pytest.raises(ValueError, match="no event for the accountant 'balls in bins"):
         plan_under("bins").dp_event()
 
 

@@ -11,8 +11,8 @@ After a participation, an example rests: it cannot take part in the next b - 1 s
 any other step it takes part with probability p. A forward pass computes the likelihood
 ratio `dP/dQ` at an output `y` step by step (see Dong and Ganesh, arXiv:2602.09338).
 `F[t]` is the likelihood ratio of the steps before t, restricted to those sets S for
-which the example is not resting at step t; `v[t]` is the likelihood ratio of a
-participation at step t:
+which the example is not resting at step t, and `v[t]` is the factor of a participation
+at step t:
 
     F[t + 1] = (1 - p) F[t] + p F[t + 1 - b] v[t + 1 - b],
     v[t] = exp(<c_t, y> / sigma^2 - |c_t|^2 / (2 sigma^2)).

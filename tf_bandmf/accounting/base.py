@@ -202,8 +202,8 @@ class Accountant(abc.ABC):
             reached = self.delta(epsilon, math.exp(log_noise), rough=True)
             return log(reached) - log(delta)
 
-        # The initial slope of the search is that of log delta without amplification, as
-        # a function of the log noise.
+        # The initial slope of the search is the slope of log delta as a function of the
+        # log noise, without amplification.
         less = self.whole_delta(epsilon, largest * math.exp(-_WIDTH))
         slope = (log(delta) - log(less)) / _WIDTH
         edges = math.log(near), math.log(largest)
@@ -247,8 +247,8 @@ class Accountant(abc.ABC):
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
         """Returns the (epsilon, delta) guarantee that a run with this noise satisfies.
 
-        The guarantee claims amplification by sampling only if the run would not satisfy
-        it without amplification.
+        The guarantee claims amplification by sampling only if delta would be too large
+        without amplification.
         """
         is_whole = self.whole_delta(epsilon, noise_stddev) <= delta
         name, kind, adjacency = self.claims[-1 if is_whole else 0]

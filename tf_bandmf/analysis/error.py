@@ -1,6 +1,6 @@
 """The error of a strategy on a workload: the noise variance of the model at each step.
 
-Let A be the matrix of the workload, C that of the strategy, and `B = A C^-1`. After
+Let A be the workload's matrix, C the strategy's matrix, and `B = A C^-1`. After
 step `i`, the noise in each coordinate of the model has the variance
 `||row i of B||^2 (sensitivity * noise multiplier * l2 norm clip)^2`.
 """
@@ -40,8 +40,8 @@ def per_step_squared_error(
     """
     if matrix.num_rows != workload.num_steps:
         raise ValueError(
-            f"The workload must have {matrix.num_rows} steps, like the strategy, found "
-            f"{workload.num_steps}."
+            f"The workload must have as many steps as the strategy "
+            f"({matrix.num_rows}), found {workload.num_steps}."
         )
     if workload.is_toeplitz and matrix.toeplitz_column() is not None:
         # A C^-1 is Toeplitz. Its first column is C^-1 times the first column of A.
@@ -90,8 +90,8 @@ def _row_norms(regression: np.ndarray, average: np.ndarray) -> np.ndarray:
       average: the bands of N, `N[i, i - j] = average[i, j]`, shape [n, p].
     """
     if len(regression) <= _DENSE_STEPS:
-        # NumPy is faster here than tracing a tf.function, and much faster than
-        # importing TensorFlow.
+        # For so few steps, NumPy is faster than tracing a tf.function, and much faster
+        # than importing TensorFlow.
         dense = matrices.RowBanded(average).to_dense()
         return np.sum(matrices.RowBanded(regression).solve(dense) ** 2, axis=1)
     engine = _compiled_engine(*regression.shape, average.shape[1])

@@ -12,15 +12,14 @@ the block, and `Sigma_t` the covariance of `x_t`. Then
     Sigma_t = G_t Sigma_{t-1} G_t^T + D_t^-1 S_t^2 D_t^-T.
 
 A block depends only on the last `m = w - 1` steps of the previous block, so the scan
-over blocks works with `m x m` matrices. To differentiate a sum of the variances with
-weights Omega (a diagonal matrix with the blocks `Omega_t`), the same recursion runs
-backwards:
+over blocks works with `m x m` matrices. To differentiate a weighted sum of the
+variances, let the diagonal matrix `Omega_t` contain the weights of block t. A recursion
+from the last block (with `R_t = 0`) to the first,
 
-    R_{t-1} = G_t^T (Omega_t + R_t) G_t.
+    R_{t-1} = G_t^T (Omega_t + R_t) G_t,
 
-It gives the gradient without the memory that reverse-mode differentiation would take.
-All computations are in float64, run in TensorFlow on any device, and take O(n w)
-memory.
+gives the gradient without the memory that reverse-mode differentiation would take. All
+computations are in float64, run in TensorFlow on any device, and take O(n w) memory.
 
 Published algorithms compute the row norms in O(n^2 w) (arXiv:2405.15913, Algorithms 2
 and 4).
@@ -72,15 +71,16 @@ class _Layout:
         """Splits a banded matrix into diagonal blocks and the blocks to their left.
 
         Rows that pad the last block are rows of the identity. Entries `rows[i, j]` with
-        i < j have no column in M. They have no effect, because the recursion multiplies
-        them by its initial state, which is 0.
+        i < j lie outside of the matrix. They have no effect, because the recursion
+        multiplies them by its initial state, which is 0.
 
         Args:
-          rows: `M[i, i-j] = rows[i, j]` for the matrix M, shape [n, <= w].
+          rows: the diagonals of the matrix, at most w. Column j of `rows` contains the
+            j-th diagonal below the main diagonal: `rows[i, j]` is the entry (i, i-j).
 
         Returns:
-          The diagonal blocks, shape [N, T, T], and the `m = w - 1` columns to the left
-          of each, shape [N, T, m].
+          The N diagonal blocks, shape [N, T, T], and, for each block, the `m = w - 1`
+          columns to its left, shape [N, T, m].
         """
         missing = self.num_blocks * self.block - self.num_rows
         absent = self.bands - rows.shape[1]
@@ -104,8 +104,8 @@ class _Layout:
         This linear map is the adjoint (the transpose) of `split`.
 
         Args:
-          diagonal: the diagonal blocks, shape [N, T, T].
-          left: the `m = w - 1` columns to the left of each, shape [N, T, m].
+          diagonal: the N diagonal blocks, shape [N, T, T].
+          left: for each block, the `m = w - 1` columns to its left, shape [N, T, m].
         """
         both = tf.concat([left, diagonal], axis=2)
         flat = tf.reshape(both, [self.num_blocks, -1])
@@ -125,13 +125,14 @@ class _Layout:
 class _Blocks:
     """Matrices of the recursions over the blocks of a banded matrix `M`.
 
-    Let `D_t` be the t-th diagonal block of M, and `L_t` the block to its left.
+    For w diagonals and N blocks of T rows, let `D_t` be the t-th diagonal block of M,
+    and `L_t` the `m = w - 1` columns to its left.
 
     Attributes:
       layout: the division of the rows into blocks.
       inverse: `D_t^-1`, shape [N, T, T].
-      transfer: `-D_t^-1 L_t`, shape [N, T, m], which the recursion applies to the last
-        m steps of the previous block.
+      transfer: `-D_t^-1 L_t`, shape [N, T, m]. The recursions apply it to the last m
+        steps of the previous block.
     """
 
     layout: _Layout
@@ -155,14 +156,14 @@ class _Blocks:
 
 
 def _adjoint(blocks: _Blocks, weights: tf.Tensor) -> tf.Tensor:
-    """Returns `E_t = D_t^-T (Omega_t + R_t)` for each block t, shape [N, T, T].
+    """Returns matrices `E_t`; block t of `M^-T Omega M^-1` is `E_t D_t^-1`.
 
-    Here `D_t` is the t-th diagonal block of M, `Omega_t` that of the weights Omega, and
-    `R_t` the state of the backward recursion in the module's docstring. The diagonal
-    blocks of `M^-T Omega M^-1` are `E_t D_t^-1`.
+    Omega is a diagonal matrix of weights. Block t is the t-th diagonal block, and `D_t`
+    is that of M. In the notation of the module's docstring, `E_t` is
+    `D_t^-T (Omega_t + R_t)`. The result has the shape [N, T, T].
 
     Args:
-      blocks: the blocks of M.
+      blocks: the N blocks of M, with T rows each.
       weights: the diagonal of Omega, shape [N, T].
     """
     transfer = blocks.transfer
@@ -184,10 +185,10 @@ def inverse_row_norms(
     Value and gradient take O(n w^2) operations and O(n w) memory.
 
     Args:
-      rows: `M[i, i-j] = rows[i, j]`, of static shape [n, w], float64. Entries with
-        `i < j` are ignored.
-      squared_scale: the diagonal of `S^2` for a diagonal matrix S, shape [n]; None for
-        ones. The function is not differentiable in it.
+      rows: the diagonals of M, `rows[i, j] = M[i, i-j]`, float64, of static shape [n,
+        w]. Entries with `i < j` are ignored.
+      squared_scale: the diagonal of `S^2`, shape [n], for the diagonal matrix S; None
+        if S is the identity. The function is not differentiable in `squared_scale`.
 
     Returns:
       Shape [n].
@@ -205,7 +206,7 @@ def inverse_row_norms(
             blocks.state_inverse * by_column, blocks.state_inverse, transpose_b=True
         )
         transfer = blocks.state_transfer
-        # The covariance of the last m steps before each block, [N, m, m].
+        # `before` contains, for each block, the covariance of the m steps before it.
         before = shifted(affine_scan(transfer, transfer, fresh))
         inherited = tf.matmul(blocks.transfer, before)
         scaled = blocks.inverse * by_column
@@ -213,9 +214,9 @@ def inverse_row_norms(
         variance += tf.reduce_sum(scaled * blocks.inverse, axis=-1)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            # For B = M^-1, Sigma = B S^2 B^T and weights Omega (`upstream`),
-            # d tr(Omega Sigma) = -2 tr(dM Sigma Omega B). The gradient with respect to
-            # M is computed block by block.
+            # Let Omega be the diagonal matrix of the weights `upstream`, and Sigma the
+            # covariance M^-1 S^2 M^-T. A change dM of M changes tr(Omega Sigma) by
+            # -2 tr(dM Sigma Omega M^-1). The gradient is computed block by block.
             adjoint = -2.0 * _adjoint(blocks, layout.split_vector(upstream, 0.0))
             covariance = tf.matmul(inherited, blocks.transfer, transpose_b=True)
             covariance += tf.matmul(scaled, blocks.inverse, transpose_b=True)
@@ -237,9 +238,9 @@ def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
     row norms of `M^-1 N`.
 
     Args:
-      rows: `M[i, i-j] = rows[i, j]`, shape [n, w].
-      average: `N[i, i-j] = average[i, j]`, shape [n, p]. Entries with `i < j` must be
-        zero.
+      rows: the w diagonals of M, `rows[i, j] = M[i, i-j]`, shape [n, w].
+      average: the p diagonals of N, `average[i, j] = N[i, i-j]`, shape [n, p]. Entries
+        with `i < j` must be zero.
 
     Returns:
       Shape [n].
@@ -267,20 +268,21 @@ def doubly_filtered_band(
 ) -> tf.Tensor:
     """Returns the band of `H = C^-1 (M^-T Omega M^-1) C^-T` for banded `C` and `M`.
 
-    Let C be a strategy, A a workload, Omega a diagonal matrix of weights, `M = C A^-1`
-    and `X = C^T C`. Then `H = X^-1 A^T Omega A X^-1`, which is minus the gradient of
-    the weighted error with respect to `X`. A backward recursion generates a process
-    with the covariance `M^-T Omega M^-1`, and the forward filter `C^-1` turns it into a
-    process with the covariance `H`. `H` and the cross covariance `Z = C^-1 M^-T` follow
-    affine recursions over blocks.
+    Omega is a diagonal matrix of weights. Let C be a strategy, A a workload,
+    `M = C A^-1` and `X = C^T C`. Then `H = X^-1 A^T Omega A X^-1`, which is minus the
+    gradient of the weighted error with respect to `X`. For a process with the
+    covariance `M^-T Omega M^-1`, the filter `C^-1` returns a process with the
+    covariance `H`. Affine recursions over blocks compute this covariance.
 
     Args:
-      filter_rows: `C[i, i-j] = filter_rows[i, j]`, shape [n, b], b <= w.
-      rows: `M[i, i-j] = rows[i, j]`, shape [n, w].
+      filter_rows: the b <= w diagonals of C, `filter_rows[i, j] = C[i, i-j]`, shape [n,
+        b].
+      rows: the w diagonals of M, `rows[i, j] = M[i, i-j]`, shape [n, w].
       weights: the diagonal of Omega, shape [n].
 
     Returns:
-      The band `H[i, i-j]` at the index [i, j], shape [n, b]; 0 if `i < j`.
+      The first b diagonals of H, shape [n, b]. Entry [i, j] is `H[i, i-j]`, or 0 if
+      `i < j`.
     """
     layout = _Layout.of(*rows.shape)
     m = _Blocks.of(layout, rows)

@@ -83,12 +83,12 @@ def path_maximum(
       The exact squared sensitivity.
 
     Raises:
-      ValueError: if `bands > 2 b` and k > 2, because other participations may then
-        interact, too.
+      ValueError: if `bands > 2 b` and k > 2, because participations that are not
+        consecutive may then interact.
     """
     n, b, width = matrix.num_rows, min_separation, matrix.bands
     if width > 2 * b and max_participations > 2:
-        raise ValueError(f"bands must be <= 2 * min_separation, found {width} and {b}.")
+        raise ValueError(f"bands must be <= 2 * min_separation ({2 * b}), found {width}.")
     offsets = range(b, min(width, n))
     diagonal = matrix.gram_diagonal(0)
     doubled = [2.0 * np.abs(matrix.gram_diagonal(offset)) for offset in offsets]
@@ -292,7 +292,7 @@ def vectors_are_affordable(num_steps: int, participations: int) -> bool:
 def _pattern_grams(
     diagonals: dict[int, np.ndarray], starts: list[int], num_rows: int, b: int
 ) -> np.ndarray:
-    """Returns the Gram matrix of the columns `i, i + b, ...` of C for each start `i`.
+    """Returns one Gram matrix for each start `i`, of columns `i, i + b, ...` of C.
 
     Args:
       diagonals: the diagonals of the Gram matrix of all columns, by their offset, for
@@ -302,7 +302,8 @@ def _pattern_grams(
       b: the number of steps between two participations.
 
     Returns:
-      Shape [number of starts, k, k], padded with zeros for fewer than k columns.
+      Shape [number of starts, k, k], where k is the maximum number of columns. For a
+      start with fewer columns, the matrix is padded with zeros.
     """
     k = -(-num_rows // b)
     grams = np.zeros((len(starts), k, k))

@@ -83,7 +83,7 @@ def sensitivity(
       participation: the participation, which determines b and k.
 
     Raises:
-      ValueError: if the result is not finite.
+      ValueError: if the result is not finite and > 0.
     """
     b, k = participation.separation(), participation.participations(matrix.num_rows)
     result = _exact(matrix, b, k, participation.has_fixed_positions)
