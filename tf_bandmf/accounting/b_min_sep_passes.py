@@ -182,8 +182,7 @@ class Passes:
     ) -> np.ndarray:
         """Returns one row of `log_ratios`, shape [N].
 
-        The method adds numbers, which is faster than to add their logarithms, as
-        `_log_ratio_by_logs` does.
+        This method is faster than `_log_ratio_by_logs`, which adds in log space.
 
         Args:
           factors: `probability * exp(exponents)`, shape [n, N].

@@ -88,7 +88,7 @@ def path_maximum(
     """
     n, b, width = matrix.num_rows, min_separation, matrix.bands
     if width > 2 * b and max_participations > 2:
-        raise ValueError(f"bands must be <= 2 * min_separation ({2 * b}), found {width}.")
+        raise ValueError(f"bands = {width} must be <= 2 * min_separation = {2 * b}.")
     offsets = range(b, min(width, n))
     diagonal = matrix.gram_diagonal(0)
     doubled = [2.0 * np.abs(matrix.gram_diagonal(offset)) for offset in offsets]
