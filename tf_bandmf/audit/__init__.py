@@ -2,10 +2,10 @@
 
 An audit adds canaries (special examples) to a run. For each canary, a fair coin decides
 whether it takes part. From the outputs of the run, the audit guesses which canaries
-took part. If many guesses are right, the lower bound on epsilon is large. If it exceeds
-the claimed epsilon, the mechanism does not conform to the plan. A bound below the
-claimed epsilon does not prove the claim. The closer the bound is to the claim, the
-smaller the faults that the audit can detect.
+took part. If many guesses are right, the lower bound on epsilon is large. A bound above
+the claimed epsilon shows that the mechanism does not have the claimed privacy. A bound
+below the claimed epsilon does not prove the claim. The closer the bound is to the
+claimed epsilon, the smaller the faults that the audit can detect.
 
     canaries = audit.GradientCanaries.for_plan(plan, num_parameters=4096, seed=0)
     released = ...  # noisy sums of `canaries.sums()`, as the mechanism releases them

@@ -115,11 +115,11 @@ class GradientCanaries:
 
     @property
     def signals(self) -> np.ndarray:
-        """The mu-GDP parameter `zeta |C x_j| / noise_stddev` of each canary, shape [m]."""
+        """The mu-GDP parameter of each canary, the norm of its signal, shape [m]."""
         return np.sqrt(np.sum(self._moved() ** 2, axis=0))
 
     def _moved(self) -> np.ndarray:
-        """Returns `zeta C x_j / noise_stddev` for each canary j, shape [n, m]."""
+        """Returns the signal of each canary along its direction, shape [n, m]."""
         scale = self.plan.l2_norm_clip / self.plan.noise_stddev
         return scale * self.plan.strategy.matrix.matmul(np.array(self.patterns.T))
 

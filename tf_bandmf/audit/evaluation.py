@@ -156,7 +156,7 @@ def evaluate(
             f"{scores.shape} and {included.shape}."
         )
     if np.any(np.isnan(scores)):
-        raise ValueError("scores must be numbers, found NaN.")
+        raise ValueError("scores must not contain NaN.")
     positives, m = int(included.sum()), int(scores.size)
     if positives in (0, m):
         raise ValueError(

@@ -72,7 +72,7 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 
 
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
-    """Replaces `min_separation` and `max_participations` with `sampling`, a `MinSep`."""
+    """Makes a `MinSep` from the arguments for the separation and the participations."""
     from tf_bandmf.participation import MinSep
 
     b, k = given.pop("min_separation", None), given.pop("max_participations", None)

@@ -30,7 +30,7 @@ class HiddenDict(_Hidden, dict[str, Any]):
 
 
 class HiddenArray(_Hidden, np.ndarray):  # type: ignore[type-arg,unused-ignore]
-    """An array whose `repr` hides its content; the same holds for its slices.
+    """An array that hides its content in `repr`; slices of the array do so, too.
 
     Convert an array with `array.view(HiddenArray)`.
     """

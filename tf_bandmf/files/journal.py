@@ -10,9 +10,8 @@ zeros. Reading the file removes an incomplete last entry; any other entry with a
 digest raises an error.
 
 An appended entry survives the end of the process. If the machine fails, the entries
-since the last disk sync may be lost. Not every entry is synced, so that syncs take at
-most one percent of the run time. After each sync, no entry is synced for 100 times as
-long as the sync took: for a fraction of a second on a local disk.
+since the last disk sync may be lost. Syncs take at most one percent of the run time:
+after each sync, no entry is synced for 100 times as long as the sync took.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ except ImportError as error:
 backend = keras.backend.backend()
 if int(keras.__version__.split(".")[0]) < 3 or backend != "tensorflow":
     raise ImportError(
-        f"tf_bandmf.keras needs Keras >= 3.12 on TensorFlow, found Keras "
+        f"tf_bandmf.keras needs Keras >= 3.12 on TensorFlow, but found Keras "
         f"{keras.__version__} with the backend {backend!r}. Set KERAS_BACKEND=tensorflow "
         f"before importing keras. On TensorFlow 2.14, use tf-bandmf-federated instead."
     )

@@ -80,13 +80,14 @@ def audit_run(
       confidence: confidence of each of the two audits.
 
     Returns:
-      Both audits. There is no white-box audit if the plan is amplified by sampling: the
-      auditor would know the steps, which the guarantee assumes to be secret;
-      `audit.GradientCanaries` audits such mechanisms.
+      The black-box audit; and the white-box audit, unless the plan is amplified by
+      sampling. The guarantee of an amplified plan assumes that the steps of an example
+      are secret, but the white-box auditor would know them. To audit the mechanism of
+      an amplified plan, use `audit.GradientCanaries`.
 
     Raises:
-      TypeError: if the model has no PrivateOptimizer, or the caller makes the batches
-        (MinSep).
+      TypeError: if the model has no PrivateOptimizer, or its plan makes no batches
+        (`MinSep`).
       ValueError: if canaries are not distinct examples, the run has begun, or the plan has
         more than 4096 steps.
     """
@@ -94,13 +95,13 @@ def audit_run(
     plan = optimizer.plan
     if not plan.participation.has_schedule:
         raise TypeError(
-            "The audit needs a plan that makes its own batches; plans with MinSep do not."
+            "A plan with MinSep makes no batches. Use audit.GradientCanaries to audit it."
         )
     taken, most = optimizer.steps_taken, _MOST_STEPS
     if taken or plan.num_steps > most:
         raise ValueError(
-            f"The audit needs a new run of at most {most} steps, found a run of "
-            f"{plan.num_steps} steps that has already taken {taken} of them."
+            f"The audit needs a new run of at most {most} steps, but this run has "
+            f"{plan.num_steps} steps, and has already taken {taken} of them."
         )
     data = tf.nest.map_structure(np.asarray, (x, y))
     size = len(tf.nest.flatten(data)[0])
@@ -184,7 +185,7 @@ class _Observer:
         return _flat(self._clipped(*rows, weights)[0])
 
     def _clip(self, x: Any, y: Any, weights: Any) -> tuple[Any, tf.Tensor]:
-        # Clips gradients the same way as the training step does.
+        # Clips gradients as the training step does.
         scales = self._model.optimizer.scales()
         clipped = self._model._programs().clipped((x, y, weights), scales)
         return clipped.sums, clipped.losses
@@ -192,10 +193,11 @@ class _Observer:
     def white_box(self, confidence: float) -> AuditResult:
         """Returns the white-box audit, from the scores of the matched filter.
 
-        Let `y` be the noisy sums minus the expected contributions of all other examples.
-        A canary with clipped gradients `g` adds the signal `S = C g / noise_stddev` to
-        `W = C y / noise_stddev`, whose noise is white. The score of the canary is its
-        log-likelihood ratio `<S, W - S / 2>`.
+        Let `C` be the strategy's matrix. For one canary, let `g` be its clipped
+        gradients, and `y` the noisy sums minus the expected contributions of all other
+        examples. If the canary takes part, it adds the signal `S = C g / noise_stddev`
+        to `W = C y / noise_stddev`, whose noise is white. The score of the canary is
+        its log-likelihood ratio `<S, W - S / 2>`.
         """
         dense = self._plan.strategy.matrix.to_dense()
         gram = dense.T @ dense / self._plan.noise_stddev**2

@@ -1,13 +1,13 @@
 """Per-example gradients of one variable, in factored form.
 
 The per-example gradients of a kernel, [B, *kernel.shape], are too large to store. For
-most layers they are a product of two smaller tensors, which a `Factor` stores instead.
-A factor computes the squared norm per example, and the weighted sum over examples, from
-the same tensors. The norm comes with a bound on rounding errors (see `norms`), so that
-each example's contribution to the sum is within the clip norm.
+most layers they are products of two smaller tensors, which a `Factor` stores instead.
+From these tensors, a factor computes the squared norm for each example, and the
+weighted sum over examples. A bound on rounding errors is added to the norm (see
+`norms`), so that each example's contribution to the sum is within the clip norm.
 
-If a layer is called several times, the factors of a variable are added *before* the
-norm is taken: see `add_factors`.
+If a layer is called several times, the gradients of a variable from all calls are added
+*before* the norm is taken: see `add_factors`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tf_bandmf.keras.clipping.tensors import batches
 
 # A gradient of an [I, O] kernel is the sum of T outer products (terms). Computing its
 # norm from inner products of the terms costs 2 T^2 (I + O) operations and 2 T^2 floats
-# per example. Forming the gradient costs 2 T I O operations and I O floats, but then
-# the sum over examples is cheap. For variables with at most this number of parameters,
-# forming the gradient was always faster in measurements.
+# per example. Forming the gradient costs 2 T I O operations and I O floats, but makes
+# the sum over examples cheap. In measurements, forming the gradient was always faster
+# for variables with at most _MIN_INNER_PRODUCT_SIZE parameters.
 _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
@@ -49,13 +49,13 @@ class Measured(NamedTuple):
     """The norms of a factor, and the tensors for its weighted sum.
 
     Attributes:
-      norms: `Norms` [B], whose bounds hold for what each example adds to the weighted
-        sum; or the vectors from which `norms.all_norms` computes the norms.
-      tensors: the tensors [B, ...] from which the sum is computed; float32, or on
-        accelerators also 16-bit floats, see `norms.kept`.
+      norms: the norms of the examples' contributions to the weighted sum, `Norms` [B];
+        or the vectors from which `norms.all_norms` computes these norms.
+      tensors: the tensors [B, ...] from which the sum is computed. `norms.kept` defines
+        their dtype.
       weighted_sum: function that returns the weighted sum of the per-example gradients,
-        in the variable's shape or flattened. Its first argument is weights [B, 1]. The
-        other arguments are the `tensors`, to which `cleaned` has been applied.
+        in the variable's shape or flattened. Its arguments are the weights [B, 1], and
+        the `tensors` after `cleaned`.
     """
 
     norms: Norms | tuple[tf.Tensor, ...]
@@ -94,7 +94,7 @@ class Factor(abc.ABC):
         return Measured(rows, rows, _summed)
 
     def add(self, other: Factor) -> Factor | None:
-        """Returns the sum of two factors as one; None if this is not supported."""
+        """Adds the gradients of two factors; returns None if this is not supported."""
         del other
         return None
 
@@ -120,10 +120,10 @@ def add_factors(factors: Sequence[Factor]) -> Factor:
     """Adds per-example gradients of the same variable.
 
     Args:
-      factors: one or more factors of gradients of the same shape.
+      factors: one or more factors, whose gradients have the same shape.
 
     Returns:
-      The factor of their sum.
+      A factor that stores the sum of the gradients.
     """
     total = factors[0]
     for factor in factors[1:]:
