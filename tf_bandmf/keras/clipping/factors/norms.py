@@ -44,7 +44,7 @@ ROUNDING = 64 * 2.0**-24
 # to `_VANISHING`.
 _TINY, _VANISHING = 2.0**-126, 2.0**-86
 _SHORT = (tf.bfloat16, tf.float16)
-# Up to this many numbers are added in float32; such partial sums are added in float64.
+# At most this many numbers are added in float32. The sums are then added in float64.
 _BLOCK = 1024
 
 
@@ -71,7 +71,7 @@ def accelerator() -> bool:
 
 
 def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Returns the tensors so that XLA computes them once for all uses.
+    """Returns tensors that XLA computes only once, even if they are used several times.
 
     Otherwise, XLA may recompute a value at each use, with different rounding (to
     bfloat16, for example). But the norms must be computed from exactly the numbers that
@@ -96,14 +96,12 @@ def kept(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-    """Returns gradients Lᵀ R, float32, from tensors as `kept` returns them.
+    """Returns the gradients `leftᵀ right`, float32, for tensors as from `kept`.
 
     Products of 16-bit numbers are exact in float32, so accelerators multiply 16-bit
-    operands without float32 copies. This is allowed only for gradients that are
-    computed as whole tensors: their norms are computed from the result, so rounding
-    errors in the result do not matter. The bounds for other gradients assume that
-    float32 matrix products round to the nearest number. Products of 16-bit operands may
-    round differently.
+    operands without float32 copies. The sums of these products may be rounded in other
+    ways than the bounds of `of_sums` assume. Therefore the norms of the gradients must
+    be computed from the result of this function.
     """
     if left.dtype == right.dtype and left.dtype in _SHORT:
         return tf.matmul(left, right, transpose_a=True, output_type=tf.float32)
@@ -119,7 +117,7 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
     """
     size, block = tensor.shape[-1], _block(tensor)
     # XLA fuses conversion, square and sum. Without XLA, each of these three operations
-    # reads all entries. They are then used only if there is no suitable block size.
+    # reads all entries, so they are used only if there is no suitable block size.
     if not block:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
         return Norms(squared, squared * (1.0 + 2.0**-20))
@@ -181,11 +179,11 @@ def all_norms(gradients: Sequence[Norms | tuple[tf.Tensor, ...]]) -> list[Norms]
 
 
 def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:
-    """Bounds the norms of sums of terms by the formula of the module docstring.
+    """Bounds the norms of sums of terms by the formula in the module's docstring.
 
     Args:
       measured: [B] float64, the measured squared norms.
-      absolute: [B] float64, the S² of that formula for each example.
+      absolute: [B] float64, the square of S in this formula.
     """
     root = tf.sqrt(measured + (4.0 * ROUNDING * absolute + 2.0**-100))
     bounds = tf.square(root + ROUNDING * tf.sqrt(absolute))
@@ -193,13 +191,13 @@ def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:
 
 
 def of_terms(left: tf.Tensor, right: tf.Tensor) -> Norms:
-    """Computes the norms of gradients Lᵀ R from inner products of the rows of L and R.
+    """Computes the norms of the gradients `leftᵀ right` from inner products of rows.
 
-        |Lᵀ R|² = Σ_st a_st b_st,    a_st = <l_s, l_t>,  b_st = <r_s, r_t>
+        |leftᵀ right|² = Σ_st <left_s, left_t> <right_s, right_t>
 
     Args:
       left: [B, T, I], as `kept` returns it.
-      right: [B, T, O], likewise.
+      right: [B, T, O], as `kept` returns it.
 
     Returns:
       Norms [B].
@@ -214,18 +212,18 @@ def gram(rows: tf.Tensor) -> tf.Tensor:
 
 
 def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
-    """Computes the norms of gradients Lᵀ R from inner products of rows.
+    """Computes the norms of gradients Lᵀ R from inner products of the rows of L and R.
 
     Args:
-      lefts: [B, T, T], the inner products of the rows of L.
-      rights: likewise for R.
+      lefts: [B, T, T], the inner products of the rows of the matrices L.
+      rights: [B, T, T], the inner products of the rows of the matrices R.
 
     Returns:
       Norms [B].
     """
     total = tf.reduce_sum(tf.cast(tf.reduce_sum(lefts * rights, -1), tf.float64), -1)
-    # The diagonals of `lefts` and `rights` are |l_t|² and |r_t|². They are sums of
-    # squares, so nothing cancels, and their relative rounding errors are small.
+    # The diagonals of `lefts` and `rights` are sums of squares, so nothing cancels, and
+    # their relative rounding errors are small.
     lengths = [
         tf.sqrt(tf.cast(tf.raw_ops.MatrixDiagPart(input=part), tf.float64) + _VANISHING)
         for part in (lefts, rights)
@@ -235,7 +233,7 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
 
 
 def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
-    """Computes the norms of gradients Lᵀ R from the entries of these gradients."""
+    """Computes the norms of the gradients `leftᵀ right` from all of their entries."""
     left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
     formed = batches.flattened(tf.matmul(left, right, transpose_a=True))
     measured = of_last_axis(formed).squared

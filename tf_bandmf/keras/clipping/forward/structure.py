@@ -53,7 +53,7 @@ def structure_of(
 
     Raises:
       UnsupportedModelError: if code outside of layers mixes examples of a batch, or if
-        the gradients of different examples cannot be told apart in a layer.
+        the gradients of a layer cannot be computed for each example.
     """
     for sizes in _SIZES:
         try:
@@ -117,7 +117,7 @@ def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> Any:
     except Mixes:
         raise
     except Exception:
-        # If the model cannot run at all, its error is raised when TensorFlow traces it.
+        # A model that cannot run at all raises an error later, when TensorFlow traces it.
         walk.alone = [model]
         return None
     if model not in walk.alone and any(place != ROWS for place in places):

@@ -15,7 +15,7 @@ and the step's random numbers. Before the training step is traced,
   executed in the same way, except for a fixed list of losses whose row i depends only
   on example i (`losses.rows`);
 * the model is refused if code outside of its layers mixes examples, or if the gradients
-  of different examples cannot be told apart in a layer.
+  of a layer cannot be computed for each example.
 
 The training step that is traced afterwards changes no variables (`state`), and a
 function that runs on one example cannot read the rest of the batch.

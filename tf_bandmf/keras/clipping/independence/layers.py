@@ -23,8 +23,8 @@ def _images(layer: Any, shapes: Shapes) -> bool:
 def _vectors(layer: Any, shapes: Shapes) -> bool:
     """Returns whether the layer keeps rows separate.
 
-    Unless the output mode is "int" or "one_hot", a layer may treat a vector as a single
-    example, so the tensors must have at least two axes.
+    The layer may treat a vector as a single example, so the tensors must have at least
+    two axes. Layers with the output mode "int" or "one_hot" never do so.
     """
     one_each = getattr(layer, "output_mode", None) in ("int", "one_hot")
     return one_each or all(len(shape) >= 2 for shape in shapes)

@@ -77,7 +77,7 @@ Axes = Callable[[Any, int], Collection[int]]
 def _told(op: Any, rank: int) -> Collection[int]:
     """Returns the axes along which an operation works, from its attributes.
 
-    If the attribute is None, these are all axes.
+    If an attribute is None, the operation works along all axes.
     """
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
     if not names:
@@ -125,8 +125,8 @@ def _apart(crossed: Axes | None = None, several: bool = False) -> Rule:
     """Returns a rule for operations that mix entries only along some axes.
 
     Args:
-      crossed: function that returns these axes, given an operation and a rank; None if
-        no entries are mixed.
+      crossed: function that returns the axes along which an operation mixes entries,
+        given the operation and a rank; None if no entries are mixed.
       several: True if several arguments may contain examples, and are broadcast against
         each other; False if only the first argument may contain examples.
     """
@@ -235,7 +235,7 @@ def _matmul(call: Call) -> list[Place]:
 
 
 def _dot(call: Call) -> list[Place]:
-    """Treats `Dot` and `Tensordot` over one axis of a vector or matrix as `Matmul`."""
+    """Applies the rule of `Matmul` to a `Dot` or `Tensordot` that is a matrix product."""
     if len(call.args[1].shape) > 2 or getattr(call.op, "axes", 1) != 1:
         raise CannotOpen(f"{type(call.op).__name__} is not a matrix product.")
     return _matmul(call)

@@ -85,11 +85,11 @@ def same(places: Sequence[Place]) -> Place:
 
 
 def row_of(value: Any, place: Place, size: int) -> Any:
-    """Returns the part of a constant for one example; all parts must be equal.
+    """Returns one example's part of a constant, which must be the same for all examples.
 
     Raises:
-      Mixes: if the parts differ, since results would depend on the position in the
-        batch.
+      Mixes: if the parts of two examples differ, since results would depend on the
+        position in the batch.
     """
     rows = np.moveaxis(np.asarray(value), place.axis, 0).reshape(size, -1)
     if not np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape)):

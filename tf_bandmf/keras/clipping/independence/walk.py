@@ -408,7 +408,7 @@ def _if_symbolic(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unseen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Refuses eager code in which the current value of a weight selects a branch."""
+    """Refuses eager code in which a branch or a loop depends on a value of a tensor."""
     if tf.executing_eagerly():
         raise CannotOpen("A branch or a loop depends on a value of a tensor.")
     return original(*args, **kwargs)
