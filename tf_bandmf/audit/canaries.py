@@ -24,10 +24,10 @@ class GradientCanaries:
     """Canary gradients of norm `l2_norm_clip`, each included with probability 1/2.
 
     An auditor sees the noisy sums `y = g + noise_stddev C^-1 z` of all steps, where g
-    are the sums of clipped gradients, C is the strategy, and z is standard normal. If
-    the auditor knows C, they can whiten the sums: `C y / noise_stddev` has independent
-    standard normal noise. Canary j has the gradient `zeta x_j[i] v_j` at step i, where
-    `zeta` is the l2 norm clip. The canary adds its signal, the outer product of
+    are the sums of clipped gradients, C is the strategy's matrix, and z is standard
+    normal. An auditor who knows C can whiten the sums: `C y / noise_stddev` has
+    independent standard normal noise. Canary j has the gradient `zeta x_j[i] v_j` at
+    step i, where `zeta` is the l2 norm clip. The canary adds its signal, the outer product of
     `zeta C x_j / noise_stddev` and `v_j`, to the whitened sums. The optimal statistic
     is the matched filter, the inner product of signal and whitened sums: by the
     Neyman-Pearson lemma, no other test of the released values is better. If the

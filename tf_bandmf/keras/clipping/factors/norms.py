@@ -1,8 +1,8 @@
 """Norms of float32 gradients, with upper bounds that allow for rounding errors.
 
-The bounds rest on one assumption about numerical kernels, and on one formula. Eigen,
-oneDNN, XLA and cuBLAS compute matrix products and sums in float32, block by block. With
-u = 2^-24, the error of a sum of products is assumed to be at most
+The bounds rest on one assumption and one formula. Eigen, oneDNN, XLA and cuBLAS compute
+matrix products and sums in float32, block by block. With u = 2^-24, the error of a sum
+of products is assumed to be at most
 
     κ u Σ|a_i b_i|,        κ = 64,
 
@@ -14,15 +14,15 @@ The gradient of an example is a sum of terms, G = Σ_t l_t r_tᵀ, with S = Σ_t
 Its squared norm is measured in float32, from inner products of the terms or from G
 itself. The error of the measured value is at most 4 κ u S²: κ u S² for each of two
 inner products, κ u S² for adding their products, and the rest for rounding S. The
-released sum is one contraction over examples and terms; an example adds to it an error
-of at most κ u S times the weight of the example, even if G is zero. So the norm that
-clipping uses is
+released sum is computed in one operation over examples and terms. Each example adds an
+error of at most κ u S times the weight of the example, even if G is zero. So the norm
+that clipping uses is
 
     √(measured + 4 κ u S²) + κ u S.
 
 As 4 κ u = 2^-16, S is at most 256 times this norm, so the error of a contribution is at
 most 1e-3 of the clip norm. For T independent terms, S is about √T times the true norm,
-and the norm that clipping uses is too large by 0.1% for T = 128, by 0.8% for T = 1024.
+and the norm that clipping uses is 0.1% too large for T = 128, and 0.8% for T = 1024.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def kept(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-    """Returns the gradients `leftᵀ right`, float32, for tensors as from `kept`.
+    """Returns float32 gradients `leftᵀ right`; the arguments may be 16-bit floats.
 
     Products of 16-bit numbers are exact in float32, so accelerators multiply 16-bit
     operands without float32 copies. The sums of these products may be rounded in other

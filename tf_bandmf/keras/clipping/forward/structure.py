@@ -105,7 +105,7 @@ def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> Any:
     """Runs a model on symbolic tensors, and checks its outputs.
 
     Returns:
-      The outputs; None if the model must run on one example at a time as a whole.
+      The outputs; None if the whole model must run on one example at a time.
 
     Raises:
       Mixes: if code outside of layers mixes examples.

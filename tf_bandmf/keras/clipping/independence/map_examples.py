@@ -86,7 +86,7 @@ def map_examples(
         )
     nodes = (node for op in graph.get_operations() for node in nodes_of(op))
     if all(node.op in VECTORIZABLE for node in nodes):
-        # Operations in `VECTORIZABLE` have configurations that cannot be vectorized.
+        # Some operations in `VECTORIZABLE` have arguments that prevent vectorization.
         with contextlib.suppress(Exception):
             return list(vectorized_map(function, elements))
     # The function was traced above, outside of a loop, so any error of its own was

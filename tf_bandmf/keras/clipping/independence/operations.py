@@ -106,7 +106,7 @@ def _within(least: int) -> Axes:
 def _kept(call: Call, place: Place) -> list[Place]:
     """Returns, for each result, the only axis whose length fits the examples.
 
-    A length fits if it is unknown, or the batch size times `place.inner`.
+    A length fits if it is unknown, or equal to the batch size times `place.inner`.
 
     Raises:
       Mixes: if a result has no such axis, or several.

@@ -1,11 +1,11 @@
 """Computes the per-example losses of common Keras losses from the whole batch.
 
 Executing a loss on one example at a time takes as many operations as the rest of a
-small model. As a loop over examples on a GPU, it takes forty times as long as the rest
-of a large model. The common Keras losses do not need this: before reduction, they have
-one value per example and position, which depends only on this position of this example.
-A fixed list contains the functions of these losses. They are accepted only in built-in
-loss classes, with the last axis as `axis`, and without `ignore_class`.
+small model. On a GPU, the loop over examples takes forty times as long as the rest of a
+large model. The common Keras losses do not need a loop: before reduction, they have one
+value per example and position, which depends only on this position of this example. A
+fixed list contains the functions of these losses. The functions are accepted only in
+built-in loss classes, with the last axis as `axis`, and without `ignore_class`.
 """
 
 from __future__ import annotations

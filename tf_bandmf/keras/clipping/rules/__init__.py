@@ -53,8 +53,8 @@ def register_rule(rule: Rule) -> Rule:
 
     A rule says for which layers it is exact (`supports`), asks in the forward pass for
     the gradients of some tensors, and returns the per-example gradients in factored
-    form. The self-check of private training compares them with the gradients of single
-    examples.
+    form. The self-check of private training compares these per-example gradients with
+    the gradients of single examples.
 
     Args:
       rule: an instance of a subclass of `Rule`.
@@ -63,7 +63,7 @@ def register_rule(rule: Rule) -> Rule:
       The rule.
 
     Raises:
-      TypeError: if `rule` is not such an instance.
+      TypeError: if `rule` is not an instance of `Rule`.
     """
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be an instance of Rule, found {rule!r}.")

@@ -79,8 +79,8 @@ class Rule(abc.ABC):
     By default, a rule needs the gradient of one tensor, the output of the layer.
 
     Attributes:
-      runs_again: True if the rule runs the layer a second time on the batched
-        arguments. For all other rules, the first argument must be batched.
+      runs_again: True if the rule runs the layer again to compute gradients. If False,
+        the first axis of the layer's first argument must be the batch axis.
       opens: True if the rule is only for the layer's own variables, and calls to its
         inner layers are recorded with their own rules.
     """

@@ -1,10 +1,10 @@
 """Norm rules for `Dense`, `EinsumDense` and the bias of KerasHub's `MaskedLMHead`.
 
 A kernel with an adapter (LoRA) is W + s A B with a frozen W and a constant s (Hu et
-al., 2021, arXiv:2106.09685), so x (W + s A B) = x W + s (x A) B. Let g be the gradient
-for the output. The gradient of A is the sum of outer products of x and s g Bᵀ. The
-gradient of B is the sum of outer products of s x A and g. No per-example tensor is as
-large as W.
+al., 2021, arXiv:2106.09685). For an input x, the output is x W + s (x A) B. Let g be
+the gradient of the loss with respect to the output. The gradient of A is the sum of
+outer products of x and s g Bᵀ. The gradient of B is the sum of outer products of s x A
+and g. No per-example tensor is as large as W.
 """
 
 import string
@@ -93,7 +93,7 @@ def _of_adapter(
     layer: Any, equation: Equation, inputs: tf.Tensor, gradient: tf.Tensor
 ) -> dict[int, Factor]:
     """Returns the factors of a LoRA adapter's variables A and B, by their `id`."""
-    # A has the letters of the kernel, with the rank r in place of the last one.
+    # The letters of A are those of the kernel, but the last one stands for the rank.
     letters, kernel, outputs = equation
     rank = next(c for c in string.ascii_letters if c not in "".join(equation))
     last = kernel[-1]

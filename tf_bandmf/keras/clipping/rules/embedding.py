@@ -71,7 +71,7 @@ class EmbeddingRule(LayerRule):
 
 
 def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
-    """Returns whether a layer's only variable is used only for lookups and projections.
+    """Returns whether a layer is a plain embedding with one trainable variable.
 
     Args:
       layer: a built layer.

@@ -14,7 +14,7 @@ from tf_bandmf.keras.clipping.rules.base import LayerCall, LayerRule, of_spread
 
 # For each class, the value of the scale variable at which the layer does not scale.
 # KerasHub layers are recognized by their full names, since KerasHub may not be
-# installed. Its Gemma layers scale by 1 plus the variable.
+# installed. Gemma layers scale by 1 plus the variable.
 _NEUTRAL: dict[type | str, float] = {
     layers.LayerNormalization: 1.0,
     layers.RMSNormalization: 1.0,

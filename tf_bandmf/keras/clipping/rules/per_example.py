@@ -103,7 +103,7 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
                 raise UnsupportedModelError(
                     f"{_name(call)} must keep the batch as the first axis of its "
                     f"outputs. For a batch of one example, that axis must have size 1, "
-                    f"found an output of shape {leaf.shape}."
+                    f"but an output has the shape {leaf.shape}."
                 )
         return [leaf[0] for leaf in leaves]
 
@@ -251,8 +251,8 @@ def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
     """Returns `leaves` in the structure of `outputs`.
 
-    The rule will receive the gradients of the losses with respect to the float tensors
-    (see `LayerCall.tap`).
+    The gradients of the losses with respect to the float tensors are requested for the
+    rule (`LayerCall.tap`).
     """
     return batches.with_leaves(
         outputs,

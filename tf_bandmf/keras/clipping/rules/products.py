@@ -68,7 +68,7 @@ def product(
     new = [c for c in kernel if c not in letters]
     positions = [c for c in letters[1:] if c in outputs and c not in kernel]
     if len(letters) > 1 + len(positions) + len(contracted):
-        # A letter is in all three parts (a group), or only in the inputs.
+        # The equation has a group, or a letter that only the inputs have.
         inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         of_kernels = f"{letters},{outputs}->{letters[0]}{kernel}"
         return Instantiated(tf.einsum(of_kernels, inputs, gradient))

@@ -1,7 +1,7 @@
 """Norm rule of `LSTM`, `GRU` and `SimpleRNN`.
 
 The inputs of all time steps are multiplied by the kernel in one operation, before the
-loop over steps. Differentiating the losses with respect to the result gives the
+loop over steps. Differentiating the losses with respect to these products gives the
 gradients of the gate inputs at each step. The gradient of a kernel is a sum over steps:
 each step adds the outer product of its inputs or states with the gradients of its gate
 inputs. The loop itself is `keras.src.backend.rnn`, which supports masks, reversed time
@@ -128,7 +128,7 @@ class RecurrentRule(LayerRule):
 
 
 def _list_of(masks: Any) -> list[Any] | None:
-    """Returns a list of a cell's masks: one for all gates or one per gate; or None."""
+    """Returns the dropout masks of a cell as a list; None if there is no dropout."""
     return masks if masks is None or isinstance(masks, list) else [masks]
 
 

@@ -34,9 +34,9 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
 )
 
 # Gradients of variables with at most this many elements are concatenated if they are
-# stored directly. Norms and sums are computed from the result. A network has dozens of
-# scales and biases. Each of them would otherwise need about twenty operations, which
-# TensorFlow traces and optimizes before the first step.
+# stored directly. A network has dozens of scales and biases. Without concatenation, each
+# of these variables would need about twenty operations, which TensorFlow traces and
+# optimizes before the first step.
 _SMALL = 512
 
 
@@ -52,9 +52,9 @@ class ClippedGradients(NamedTuple):
       losses: [B] float32, the per-example losses, sample weights included.
       outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] for
         units of K rows.
-      outcomes: [B] int32, indices into `batches.OUTCOMES`: the gradient was used unchanged,
-        clipped, zero, or bad. It is bad if its norm or the loss is not finite, for
-        example for a label that does not exist. Like norms, outcomes are private data.
+      outcomes: [B] int32, indices into `batches.OUTCOMES`: "used" (unchanged), "clipped",
+        "zero" or "bad". A gradient is bad if its norm or the loss is not finite, for
+        example because a label does not exist. Outcomes are private data, as norms are.
     """
 
     sums: list[Any]
@@ -133,8 +133,8 @@ def clipped_gradient_sums(
       UnsupportedModelError: if per-example gradients of the model are not defined
         or cannot be proved correct.
       ValueError: if the sizes of the arguments differ, or a weight is in no group.
-      RuntimeError: if the process rounds float32 products or runs functions eagerly: see
-        `tensors.precision`.
+      RuntimeError: if settings of the process round the operands of float32 products, or
+        run functions eagerly: see `tensors.precision`.
     """
     prepare_process()
     check_supported(model)
@@ -202,7 +202,7 @@ def _one_pass(
         losses, outputs = units.losses(losses), units.unflat(outputs)
     squared, bounds = zip(*all_norms([part.measured.norms for part in parts]))
     norms = clip.unscaled(tf.sqrt(tf.add_n(squared)))
-    # Add up the bounds of each group, [G, B]; the bound of an empty group is 0.
+    # Add up the bounds of each clipping group; the bound of an empty group is 0.
     groups = [part.group for part in parts]
     bounds = tf.math.unsorted_segment_sum(tf.stack(bounds), groups, len(clip.norms))
     bounds = clip.unscaled(bounds, 2)
@@ -226,7 +226,7 @@ class Part(NamedTuple):
 
     Attributes:
       positions: indices of the variables among the trainable variables of the model.
-      group: index of the group.
+      group: index of the clipping group.
       measured: the norms of the gradients, and the tensors from which sums are
         computed. The gradients of several variables are flattened and concatenated.
     """
@@ -286,9 +286,9 @@ def _measured(
 def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[Part]:
     """Measures the gradients of all variables, and returns them as parts.
 
-    Each variable has its own `Part`, with one exception: the small variables of a
-    clipping group share a `Part` if their gradients are stored directly
-    (`Instantiated`). On accelerators, there is no exception.
+    Except on accelerators, the small variables of a clipping group share one `Part` if
+    their gradients are stored directly (`Instantiated`). Every other variable has its
+    own `Part`.
 
     Args:
       factors: maps the position of a variable among the trainable variables to the
