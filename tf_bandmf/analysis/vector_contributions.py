@@ -1,4 +1,4 @@
-"""The exact sensitivity of one participation pattern, from the Gram matrix of its steps.
+"""The exact sensitivity of a participation pattern, from the Gram matrix of its steps.
 
 The contributions of one example to the k steps of a participation pattern are vectors
 `u_i` with `||u_i|| <= 1`. Let X be the k x k Gram matrix of the strategy's columns for

@@ -27,13 +27,13 @@ class GradientCanaries:
     are the sums of clipped gradients, C is the strategy's matrix, and z is standard
     normal. An auditor who knows C can whiten the sums: `C y / noise_stddev` has
     independent standard normal noise. Canary j has the gradient `zeta x_j[i] v_j` at
-    step i, where `zeta` is the l2 norm clip. The canary adds its signal, the outer product of
-    `zeta C x_j / noise_stddev` and `v_j`, to the whitened sums. The optimal statistic
-    is the matched filter, the inner product of signal and whitened sums: by the
-    Neyman-Pearson lemma, no other test of the released values is better. If the
-    sampling amplifies privacy, the plan's sampler draws the steps of each canary, and
-    the auditor does not know them. The statistic is then the likelihood ratio of the
-    mixture over the possible steps.
+    step i, where `zeta` is the l2 norm clip. The canary adds its signal, the
+    outer product of `zeta C x_j / noise_stddev` and `v_j`, to the whitened sums. The
+    optimal statistic is the matched filter, the inner product of signal and whitened
+    sums: by the Neyman-Pearson lemma, no other test of the released values is better.
+    If the sampling amplifies privacy, the plan's sampler draws the steps of each
+    canary, and the auditor does not know them. The statistic is then the likelihood
+    ratio of the mixture over the possible steps.
 
     Attributes:
       plan: the plan whose mechanism is audited.

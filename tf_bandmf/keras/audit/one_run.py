@@ -95,7 +95,7 @@ def audit_run(
     plan = optimizer.plan
     if not plan.participation.has_schedule:
         raise TypeError(
-            "A plan with MinSep makes no batches. Use audit.GradientCanaries to audit it."
+            "A plan with MinSep makes no batches. Audit it with audit.GradientCanaries."
         )
     taken, most = optimizer.steps_taken, _MOST_STEPS
     if taken or plan.num_steps > most:

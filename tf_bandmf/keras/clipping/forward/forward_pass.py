@@ -102,8 +102,8 @@ def recorded_forward(
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.shape[0] is None:
-        # The batch size is already unknown, so the placeholder below is not needed. With
-        # this placeholder, XLA would recompile the step for each batch.
+        # The batch size is already unknown, so the placeholder below is not needed.
+        # With the placeholder, XLA would recompile the step for each batch.
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(
         input=tensor, shape=[None, *tensor.shape[1:]]

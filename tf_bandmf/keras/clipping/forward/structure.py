@@ -117,7 +117,7 @@ def _run(walk: Walk, model: keras.Model, x: Any, training: bool) -> Any:
     except Mixes:
         raise
     except Exception:
-        # A model that cannot run at all raises an error later, when TensorFlow traces it.
+        # A model that cannot run at all fails later, when TensorFlow traces the model.
         walk.alone = [model]
         return None
     if model not in walk.alone and any(place != ROWS for place in places):

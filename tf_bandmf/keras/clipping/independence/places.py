@@ -85,7 +85,7 @@ def same(places: Sequence[Place]) -> Place:
 
 
 def row_of(value: Any, place: Place, size: int) -> Any:
-    """Returns one example's part of a constant, which must be the same for all examples.
+    """Returns one example's part of a constant; the parts of all examples must be equal.
 
     Raises:
       Mixes: if the parts of two examples differ, since results would depend on the

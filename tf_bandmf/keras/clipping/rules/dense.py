@@ -93,7 +93,7 @@ def _of_adapter(
     layer: Any, equation: Equation, inputs: tf.Tensor, gradient: tf.Tensor
 ) -> dict[int, Factor]:
     """Returns the factors of a LoRA adapter's variables A and B, by their `id`."""
-    # The letters of A are those of the kernel, but the last one stands for the rank.
+    # In A, a letter for the rank takes the place of the kernel's last letter.
     letters, kernel, outputs = equation
     rank = next(c for c in string.ascii_letters if c not in "".join(equation))
     last = kernel[-1]

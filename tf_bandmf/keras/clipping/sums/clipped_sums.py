@@ -34,9 +34,9 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
 )
 
 # Gradients of variables with at most this many elements are concatenated if they are
-# stored directly. A network has dozens of scales and biases. Without concatenation, each
-# of these variables would need about twenty operations, which TensorFlow traces and
-# optimizes before the first step.
+# stored directly. A network has dozens of scales and biases. Without concatenation,
+# each of these variables would need about twenty operations, which TensorFlow traces
+# and optimizes before the first step.
 _SMALL = 512
 
 
@@ -52,9 +52,9 @@ class ClippedGradients(NamedTuple):
       losses: [B] float32, the per-example losses, sample weights included.
       outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] for
         units of K rows.
-      outcomes: [B] int32, indices into `batches.OUTCOMES`: "used" (unchanged), "clipped",
-        "zero" or "bad". A gradient is bad if its norm or the loss is not finite, for
-        example because a label does not exist. Outcomes are private data, as norms are.
+      outcomes: [B] int32, indices into `batches.OUTCOMES`: "used" (unchanged),
+        "clipped", "zero" or "bad". A gradient is bad if its norm or the loss is not
+        finite, for example because a label does not exist. Outcomes are private data.
     """
 
     sums: list[Any]
@@ -133,8 +133,8 @@ def clipped_gradient_sums(
       UnsupportedModelError: if per-example gradients of the model are not defined
         or cannot be proved correct.
       ValueError: if the sizes of the arguments differ, or a weight is in no group.
-      RuntimeError: if settings of the process round the operands of float32 products, or
-        run functions eagerly: see `tensors.precision`.
+      RuntimeError: if process settings round the operands of float32 products, or run
+        functions eagerly: see `tensors.precision`.
     """
     prepare_process()
     check_supported(model)
