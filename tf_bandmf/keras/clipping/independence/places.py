@@ -85,7 +85,7 @@ def same(places: Sequence[Place]) -> Place:
 
 
 def row_of(value: Any, place: Place, size: int) -> Any:
-    """Returns one example's part of a constant; the parts of all examples must be equal.
+    """Returns one example's part of a constant; all examples must have equal parts.
 
     Raises:
       Mixes: if the parts of two examples differ, since results would depend on the
