@@ -235,7 +235,7 @@ def _matmul(call: Call) -> list[Place]:
 
 
 def _dot(call: Call) -> list[Place]:
-    """Applies the rule of `Matmul` to `Dot` and `Tensordot`, for matrix products only."""
+    """Applies the rule of `Matmul` to matrix products by `Dot` and `Tensordot`."""
     if len(call.args[1].shape) > 2 or getattr(call.op, "axes", 1) != 1:
         raise CannotOpen(f"{type(call.op).__name__} is not a matrix product.")
     return _matmul(call)
