@@ -12,6 +12,6 @@ trees of all files. Each file states its purpose, and the tests that fail if it 
     keras_operations.py  functions to intercept in calls on symbolic tensors
     vectorizing.py     `tf.vectorized_map` under XLA, and with correct matrix products
     optimizing.py      how often TensorFlow optimizes a step's graph
-    replicas.py        stops Keras from dividing by replicas and from summing over them
+    replicas.py        keeps losses undivided, and gradients of replicas unsummed
     recurrent.py       recurrent layers without cuDNN
 """

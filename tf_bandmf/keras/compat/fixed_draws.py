@@ -26,7 +26,7 @@ _FUNCTIONS = (
 
 
 def without_randomness() -> contextlib.AbstractContextManager[None]:
-    """Returns a context without dropout; other draws are equal for all examples."""
+    """Returns a context in which dropout is off, and all examples get equal draws."""
     return all_patched((backend.random, name, _alike) for name in _FUNCTIONS)
 
 

@@ -21,8 +21,8 @@ from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
 from keras.src.models.functional import Functional as Functional
 from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
 
-# Attributes that Keras adds to tensors. Their values are tensors, which also have one
-# row for each example.
+# Attributes that Keras adds to tensors. Their values are tensors with one row for each
+# example.
 MASK, LOGITS = "_keras_mask", "_keras_logits"
 EXTRAS = (MASK, LOGITS)
 # Entries of Keras' `global_state` that make up the context of a call.
@@ -52,7 +52,7 @@ def _was_adapted(layer: Any) -> bool:
         return layer.input_mean is None
     if isinstance(layer, keras.layers.Discretization):
         return layer.summary is not None
-    # `TextVectorization` has one of these layers inside.
+    # `TextVectorization` contains one of these layers, so it needs no case of its own.
     if isinstance(layer, (keras.layers.StringLookup, keras.layers.IntegerLookup)):
         words = layer.get_vocabulary(include_special_tokens=False)
         return not layer._has_input_vocabulary and bool(len(words))
@@ -165,10 +165,10 @@ def build_from(model: keras.Model, batch: Any, outputs: Any = None) -> None:
 
 
 class BuiltBefore:
-    """Mixin that stops Keras from building a model whose optimizer is built.
+    """Mixin that stops Keras from building a model whose optimizer is already built.
 
-    To build a model from a batch, Keras averages the batches of all replicas. That
-    needs batches of equal size, which replicas do not always have.
+    For this, Keras would average the batches of all replicas, which fails if the batches
+    have different sizes.
     """
 
     optimizer: Any
@@ -197,7 +197,7 @@ def second_moments(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def copy_config_mark(source: Any, target: Any) -> None:
-    """Copies the mark by which Keras recognizes its default `get_config`."""
+    """Marks `target` as Keras' default `get_config` if `source` has this mark."""
     target._is_default = getattr(source, "_is_default", False)
 
 

@@ -48,7 +48,7 @@ def names_in(code: Any) -> set[str]:
 def of_the_backend() -> list[tuple[Any, str, Any]]:
     """Lists the functions of Keras' backend that also exist as Keras operations.
 
-    Layers may call them directly.
+    Layers may call these functions of the backend directly.
 
     Returns:
       Tuples of a backend module, a function's name in it, and the operation.

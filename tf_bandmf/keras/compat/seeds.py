@@ -1,11 +1,11 @@
 """Replays the random numbers of a layer, example by example.
 
-To compute per-example gradients of a layer without a special rule, the layer runs a
-second time, on each example alone. A random layer must then draw the same numbers as in
-the forward pass; otherwise, the gradient would belong to a different function. Draws
-depend on the drawn shape, so they cannot be repeated for one example of a batch.
-Instead, layers that draw run on each example alone in the forward pass, too, with one
-seed per example and draw.
+A layer without a special rule runs a second time, on each example alone, so that its
+per-example gradients can be computed. A random layer must then draw the same numbers as
+in the forward pass; otherwise, the gradient would belong to a different function. Random
+numbers depend on the shape that is drawn, so a draw for a batch cannot be repeated for
+one of its examples. Therefore, a random layer also runs on each example alone in the
+forward pass, with one seed per example and draw.
 
 The body of a loop is traced once but runs many times, so the iteration number is folded
 into the seed. TensorFlow passes this number as the first argument of the body function.

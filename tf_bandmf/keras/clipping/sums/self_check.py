@@ -57,17 +57,15 @@ def self_check(
 ) -> None:
     """Compares the clipped gradients of a batch with gradients of single examples.
 
-    The reference is the gradient that `tf.GradientTape` computes for a batch of one,
-    without norm rules. Examples are made up. All weights and state variables are drawn
-    at random several times, because an input that has no influence on the gradients now
-    may have an influence later in training. Random layers are deterministic during the
-    check, and the model is left unchanged. The check is for registered rules, and for
-    layers whose class the user vouched for; the analysis of the model finds all other
-    layers that mix examples.
+    The gradients of single examples are computed by `tf.GradientTape`. All weights and
+    state variables are drawn at random several times, because an input that does not
+    affect the gradients at the current weights may affect them at other weights. Random
+    layers are deterministic during the check, and the model is left unchanged.
 
     Args:
       model: a built and compiled model.
-      x: inputs, [B, ...]; only their shapes and dtypes matter.
+      x: inputs, [B, ...]. Only their shapes and dtypes matter: the check makes up its
+        examples.
       y: targets, likewise.
       sample_weight: None, or likewise.
       loss_scale_factor: as for `clipped_gradient_sums`.
@@ -113,14 +111,16 @@ def self_check(
 
 
 def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
-    """Compares norms and sums from a batch with the gradients of single examples.
+    """Compares the norms and sums in `clipped` with the rows of `each`.
+
+    Each row is the gradient of a single example; rows that are not finite are ignored.
 
     Raises:
       ClippingMismatchError: if norms or sums differ.
     """
     counts = np.all(np.isfinite(each), axis=1)
     norms, lengths = clipped.norms.numpy()[counts], np.linalg.norm(each[counts], axis=1)
-    # Errors are relative to the size of the terms, since the sum may be close to 0.
+    # The sum may be close to 0, so its error is relative to the norms of the gradients.
     size = np.linalg.norm(lengths)
     differences = _flat(clipped.sums).numpy() - each[counts].sum(axis=0)
     are_close = np.abs(norms - lengths) <= rtol * lengths + 1e-6
@@ -131,9 +131,9 @@ def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
     errors = [np.linalg.norm(part) for part in np.split(differences, ends[:-1])]
     worst = variables[int(np.argmax(errors))]
     raise ClippingMismatchError(
-        f"Gradients of examples in a batch differ from those of single examples, most for "
-        f"weight {worst.path!r} (error: {max(errors):.3g}, norm of all gradients: "
-        f"{size:.3g}). Norms in the batch: {norms}; one by one: {lengths}. {_CAUSES}"
+        f"Gradients of examples in a batch differ from those of single examples. The "
+        f"error is largest for weight {worst.path!r}: {max(errors):.3g} (norm of all "
+        f"gradients: {size:.3g}). Norms: {norms} in the batch, {lengths} alone. {_CAUSES}"
     )
 
 
@@ -174,9 +174,10 @@ def _flat(gradients: Sequence[Any]) -> tf.Tensor:
 
 
 def _drawn(rng: np.random.Generator, old: Any, has_both_signs: bool) -> Any:
-    """Draws nonzero random values of about the same size as the old ones.
+    """Draws nonzero random values in the shape of `old`.
 
-    Where old values are 0 or not finite, the size is about 0.1.
+    They are about as large as the root mean square of `old`, or about 0.1 if this is 0
+    or not finite.
     """
     size = float(np.sqrt(np.mean(np.square(old.astype(np.float64)))))
     values = rng.uniform(0.2, 1.2, old.shape)

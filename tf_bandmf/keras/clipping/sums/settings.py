@@ -37,11 +37,11 @@ def _checked_groups(groups: Any) -> tuple[tuple[str, float], ...]:
     """Returns pairs of a regular expression and a share.
 
     Args:
-      groups: a dictionary or pairs.
+      groups: a dictionary from regular expressions to shares, or a sequence of pairs.
 
     Raises:
-      ValueError: if `groups` has another form, a pattern is not a regular expression,
-        or a share is out of range.
+      ValueError: if `groups` is neither of these, a pattern is not a regular
+        expression, or a share is out of range.
     """
     try:
         pairs = tuple((str(p), float(share)) for p, share in dict(groups).items())
@@ -82,10 +82,10 @@ class Clipping:
         is no clip norm to tune.
       groups: None: a gradient is clipped as a whole. "layers": each layer is clipped
         separately, to C / sqrt(number of layers). Or a dictionary (kept as pairs) from
-        regular expressions to shares of C, such as `{"embedding": 1, ".*": 2}`. The
-        group of a weight is the first expression that matches part of its path. The
-        squared clip norms of the groups add up to C^2 (group-wise clipping, He et al.,
-        2022, arXiv:2212.01539).
+        regular expressions to shares of C, such as `{"embedding": 1, ".*": 2}`. A
+        weight is in the group of the first expression that matches part of its path.
+        The squared clip norms of the groups add up to C^2 (group-wise clipping, He et
+        al., 2022, arXiv:2212.01539).
       scaling: None; or "second_moment" with Adam, AdamW, Nadam or RMSprop: gradients are
         clipped and noised in the coordinates in which that optimizer takes its steps
         (scale-then-privatize, Ganesh et al., 2025, arXiv:2507.01129; see
@@ -135,7 +135,7 @@ class Clipping:
             names = [_first_match(groups, variable.path) for variable in variables]
             shares = {name: groups[name] for name in dict.fromkeys(names)}
         numbers = {name: number for number, name in enumerate(shares)}
-        # This ensures that the squares add up to at most C^2 also after rounding.
+        # The factor 1 - 2^-48 keeps the sum of squares below C^2 in spite of rounding.
         scale = l2_norm_clip / math.hypot(*shares.values()) * (1.0 - 2.0**-48)
         clips = tuple(scale * share for share in shares.values())
         return tuple(numbers[name] for name in names), clips
@@ -199,20 +199,20 @@ class Clip(NamedTuple):
     def weights(
         self, bounds: tf.Tensor, allowed: tf.Tensor, shares: tf.Tensor | None
     ) -> tf.Tensor:
-        """Returns the weights that clip each gradient to its share of the clip norm.
+        """Returns the factors by which gradients are multiplied to clip them.
+
+        Factors are undefined for examples whose share is 0 or whose bound is not finite.
 
         Args:
-          bounds: upper bounds of squared norms, [G, B] float64.
+          bounds: upper bounds of the squared norms of gradients, [G, B] float64.
           allowed: the clip norms, as the method `allowed` returns them.
-          shares: None; or fractions of the clip norm, [B] float32, in [0, 1]. The
-            caller does not use the weights of examples whose share is 0.
+          shares: None; or fractions of the clip norm, [B] float32, in [0, 1].
 
         Returns:
-          [G, B] float32: min(1, allowed / norm). For automatic clipping, allowed /
-          (norm + `GAMMA` * share) instead (AUTO-S, Bu et al., 2022, arXiv:2206.07136):
-          gradients that are small compared with `GAMMA` stay small. A margin of 1e-6
-          covers rounding of the weight and of its products. The weight is undefined if
-          the bound is not finite.
+          [G, B] float32. With norm = sqrt(bound), a factor is min(1, allowed / norm).
+          For automatic clipping (AUTO-S, Bu et al., 2022, arXiv:2206.07136), it is
+          allowed / (norm + `GAMMA` * share). The quotients are reduced by a factor of
+          1 - 2^-20, so that no rounding error makes a clipped gradient too long.
         """
         norms = tf.sqrt(bounds)
         if self.is_automatic:
@@ -259,6 +259,6 @@ def check_loss_scale(value: Any) -> None:
     is_scale = is_number and 1 <= value <= _LARGEST_SCALE
     if value is not None and not (is_scale and math.frexp(value)[0] == 0.5):
         raise ValueError(
-            f"loss_scale_factor must be a power of two >= 1, such as 1024, found "
+            f"loss_scale_factor must be a power of two >= 1, such as 1024, but found "
             f"{value!r}. Division by other numbers is not exact."
         )

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import EXTRAS
 
-# The possible outcomes for an example's gradient. "used": summed without clipping.
+# The possible outcomes for the gradient of an example (see `ClippedGradients.outcomes`).
 OUTCOMES = ("used", "clipped", "zero", "bad")
 
 
@@ -33,7 +33,7 @@ def to_tensors(structure: Any) -> Any:
             return None
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
             raise ValueError(
-                f"Private training needs dense tensors, found a {type(leaf).__name__}. "
+                f"Private training needs dense tensors, not a {type(leaf).__name__}. "
                 "Before the model, call `.to_tensor()` on ragged tensors, and "
                 "`tf.sparse.to_dense(...)` on sparse tensors."
             )
@@ -41,7 +41,7 @@ def to_tensors(structure: Any) -> Any:
         if tensor.shape.rank is None or tensor.shape.rank == 0:
             raise ValueError(
                 "Every input, target and sample weight must have a leading batch "
-                f"dimension, found a tensor of shape {tensor.shape}."
+                f"dimension, but found a tensor of shape {tensor.shape}."
             )
         return tensor
 
@@ -122,14 +122,14 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
     if len(sizes) > 1:
         raise ValueError(
             "All inputs, targets and sample weights must have the same batch "
-            f"size, found {sorted(sizes)}."
+            f"size, but found the sizes {sorted(sizes)}."
         )
     return (sizes.pop() if sizes else None), num_examples(leaves[0])
 
 
 def num_examples(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the batch size of a tensor [B, ...] of known rank."""
-    # A slice of the shape would take three more operations.
+    # `tf.shape(tensor)[0]` would create three more operations.
     return tf.unstack(tf.shape(tensor))[0]
 
 

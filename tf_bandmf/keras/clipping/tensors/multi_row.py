@@ -27,8 +27,8 @@ class UnitRows:
     def __init__(self, present: tf.Tensor) -> None:
         if present.shape.rank != 2 or not present.shape[1]:
             raise ValueError(
-                f"`rows` must have shape [U, K] (units, rows per unit), where K is "
-                f"fixed and at least 1, found shape {present.shape}."
+                f"`rows` must have shape [U, K] (units, rows per unit) with a fixed "
+                f"K >= 1, but found shape {present.shape}."
             )
         self.present = tf.cast(present, tf.bool)
         self.rows: int = present.shape[1]
@@ -40,7 +40,7 @@ class UnitRows:
             if tensor.shape.rank < 2 or tensor.shape[1] not in (None, self.rows):
                 raise ValueError(
                     f"With `rows` of shape [U, {self.rows}], all inputs and targets "
-                    f"must have shape [U, {self.rows}, ...], found {tensor.shape}."
+                    f"must have shape [U, {self.rows}, ...], but found {tensor.shape}."
                 )
             return batches.join_first(tensor)
 

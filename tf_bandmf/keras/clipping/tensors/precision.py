@@ -1,12 +1,12 @@
 """Changes or refuses process settings under which clipping would be wrong.
 
-Some settings round the operands of float32 products. The norm of a gradient and the
-released sum are computed in different ways, often by matrix products. In float32, the
-norm agrees with that of the released gradient to 1e-6. With operands rounded to
-TensorFloat-32, bfloat16 or float16, the two agree to 1e-3 at best, and not at all if
-terms cancel. No margin of the clip norm can compensate for this: contributions could be
-larger than the plan assumes. Layers, in contrast, may compute in reduced precision,
-which changes the gradient but not the norm to which it is clipped.
+Some settings make TensorFlow round the operands of float32 products to TensorFloat-32,
+bfloat16 or float16. The norm of a gradient and the released gradient are computed in
+different ways, often by matrix products. Without the rounding, the relative error of
+the computed norm is about 1e-6. With the rounding, it is at least about 1e-3, and has no
+bound if terms cancel, so contributions could be larger than the plan assumes. Layers,
+in contrast, may compute in reduced precision: this changes the gradient, but not the
+norm to which it is clipped.
 """
 
 from __future__ import annotations

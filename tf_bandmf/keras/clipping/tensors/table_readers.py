@@ -14,8 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-# Maps row numbers, [...] integers, to the weights of these rows, [..., columns]
-# float32; NaN for negative numbers, and for rows that are not up to date.
+# A function that maps row numbers, [...] integers, to the weights of these rows,
+# [..., columns] float32. If a row number is negative, or its row is not up to date, the
+# weights are NaN.
 TableReader = Callable[[tf.Tensor], tf.Tensor]
 
 _NONE: Mapping[int, TableReader] = {}
