@@ -167,8 +167,8 @@ def build_from(model: keras.Model, batch: Any, outputs: Any = None) -> None:
 class BuiltBefore:
     """Mixin that stops Keras from building a model whose optimizer is already built.
 
-    For this, Keras would average the batches of all replicas, which fails if the batches
-    have different sizes.
+    For this, Keras would average the batches of all replicas, which fails if they have
+    different sizes.
     """
 
     optimizer: Any

@@ -2,10 +2,10 @@
 
 A layer without a special rule runs a second time, on each example alone, so that its
 per-example gradients can be computed. A random layer must then draw the same numbers as
-in the forward pass; otherwise, the gradient would belong to a different function. Random
-numbers depend on the shape that is drawn, so a draw for a batch cannot be repeated for
-one of its examples. Therefore, a random layer also runs on each example alone in the
-forward pass, with one seed per example and draw.
+in the forward pass; otherwise, the gradient would belong to a different function. Drawn
+numbers depend on the drawn shape, so a draw for a batch cannot be repeated for one of
+its examples. Therefore, a random layer also runs on each example alone in the forward
+pass, with one seed per example and draw.
 
 The body of a loop is traced once but runs many times, so the iteration number is folded
 into the seed. TensorFlow passes this number as the first argument of the body function.

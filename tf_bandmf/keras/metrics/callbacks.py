@@ -23,8 +23,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
             keras.callbacks.EarlyStopping("private_accuracy", mode="max", patience=2),
         ])
 
-    In the list of callbacks, put it before those that read the logs. The names of the
-    metrics in the logs begin with `private_`.
+    Put this callback before the callbacks that read the logs. The names of the metrics
+    in the logs begin with `private_`.
 
     Args:
       x, y, metrics, users, batch_size: the data, the metrics and further arguments of

@@ -1,12 +1,11 @@
 """Private counts: noisy shares of clipped, zero and bad examples, released by each step.
 
-An example adds two vectors to a step: its clipped gradient, of norm at most
-`l2_norm_clip`, and a vector of counts: zeros, or the weight `w` at one coordinate.
-Concatenated, these have a norm of at most `sqrt(clip^2 + w^2)`, for which the plan's
-noise is calibrated. So the counts get the same correlated noise as the gradients, and
-the accounting of the steps covers them, whatever the sampling. Nothing else is
-released. Andrew et al., 2021, arXiv:1905.03871, also release private counts during
-private training.
+An example adds two vectors to a step: its clipped gradient and its count. The norm of
+the gradient is at most the clip norm C. The count is zero, or has a weight w at one of
+three coordinates. Concatenated, both have a norm of at most sqrt(C^2 + w^2), for which
+the plan's noise is calibrated. So counts get the same correlated noise as gradients,
+and the accounting of the steps covers the counts, whatever the sampling. Andrew et al.,
+2021, arXiv:1905.03871, also release private counts during private training.
 """
 
 from __future__ import annotations
@@ -129,8 +128,7 @@ class Counts:
         assert plan.expected_batch_size is not None
         sums = np.asarray(tf.convert_to_tensor(self._variable.value), np.float64)
         prefix = workloads.prefix_sum(plan.num_steps)
-        # For each step, the squared error of the sum over all steps up to it, if the
-        # noise has variance 1.
+        # The squared errors of the running sums of counts, for noise of variance 1.
         errors = plan.strategy.per_step_squared_error(prefix)
         unit = math.sqrt(float(errors[steps - 1]))
         noise = plan.noise_stddev * unit / self._weight

@@ -81,7 +81,7 @@ def evaluate_privately(
       ValueError: if the plan has reserved no evaluations, none is left, the run has
         not taken a step, or the data do not fit.
       UnsupportedModelError: if the model cannot be run on each record by itself.
-      InvalidArgumentError: if something else changed the weights since the last step.
+      InvalidArgumentError: if the weights were changed after the last private step.
       RuntimeError: if it is called while a graph is traced.
     """
     run = model._optimizer_for_data("evaluate_privately").run
@@ -137,7 +137,7 @@ def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
 
     Raises:
       InvalidArgumentError: if the optimizer was restored without its private state, a
-        step was interrupted, or something else changed the weights.
+        step was interrupted, or the weights were changed after the last private step.
       LedgerError: if the run has ended.
       ValueError: if the run has taken no step, or no evaluation is left.
     """

@@ -3,8 +3,8 @@
 Each record's vector depends on that record alone: either the analysis that the training
 step uses shows that the graph keeps records apart, or the model is called on each record
 by itself. A record whose vector is not finite adds a constant vector, and does not stop
-the evaluation. Terms are multiples of 2^-30, rounded towards zero, so the sums are
-exact.
+the evaluation. All coordinates of the vectors are rounded towards zero to multiples of
+2^-30, so that they can be added exactly.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ def sums_of(
         total += _sum(function, batch, metrics)
         count += float(tf.reduce_sum(batch[2]))
     if not count:
-        raise ValueError("There are no records to evaluate.")
+        raise ValueError("x must contain at least one record, but found none.")
     return total / _GRID, round(count), digest.hexdigest()
 
 
 def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
-    """Returns the compiled function that sums `metrics` over a batch, from a cache.
+    """Returns a compiled function that sums `metrics` over a batch.
 
-    A new one is compiled when the metrics, the loss, the layers, the weights, or the
-    shapes or dtypes of the batch change.
+    The function of the last call is returned again, unless the metrics, the loss, the
+    layers, the weight variables, or the shapes or dtypes of the batch have changed.
     """
     state = model._training
     specs = tf.nest.map_structure(lambda t: (t.shape[1:], t.dtype), batch)
@@ -85,7 +85,8 @@ def traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
     described = [metric.describe() for metric in metrics]
     key = str(specs), described, [*map(id, parts)]
     if state.evaluation is None or state.evaluation[0] != key:
-        # `parts` stay referenced, so no other object gets one of their ids.
+        # The key contains the ids of `parts`. While `parts` are referenced, no other
+        # object can have one of these ids.
         state.evaluation = (key, function_of(model, batch, metrics), parts)
     return state.evaluation[1]
 
@@ -140,7 +141,7 @@ def batches_of(
         if users.shape != weights.shape:
             raise ValueError(
                 f"users must contain one user for each of the {weights.size} records, "
-                f"found shape {users.shape}."
+                f"but found shape {users.shape}."
             )
         _, places, sizes = np.unique(users, return_inverse=True, return_counts=True)
         weights /= sizes[places]

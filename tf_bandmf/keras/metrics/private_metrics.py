@@ -1,10 +1,10 @@
 """Private metrics, each computed from a noisy sum of the records' vectors.
 
 Each record adds a vector of norm at most 1 to a sum, and the sum gets Gaussian noise.
-Numbers in an interval are first mapped linearly to [-1, 1], not to [0, 1]. In both
-cases, a record adds a number of absolute value 1 at most (under zero-out adjacency, a
-record that is left out adds 0), so the sum gets the same noise. But [-1, 1] is twice as
-long as [0, 1], so the noise is half as large in proportion to the interval.
+Numbers in an interval are first mapped linearly to [-1, 1]. Compared with [0, 1], this
+halves the noise of the metric. The sum gets the same noise for both intervals, because
+they have the same largest absolute value, 1; but [-1, 1] is twice as long. (A record
+that is left out adds 0, under zero-out adjacency.)
 """
 
 from __future__ import annotations
@@ -101,10 +101,11 @@ class _Mean(PrivateMetric):
 class PrivateAccuracy(_Mean):
     """The share of records that are classified correctly.
 
-    With outputs [B, C] and targets [B], [B, 1] or one-hot, the prediction is the class
-    with the largest output; with outputs [B] or [B, 1], it is 1 if the output is above
-    the threshold, else 0. For sequences [B, T, C], the accuracy is the mean over T.
-    Outputs that are not finite count as wrong.
+    If a record has one output per class, the prediction is the class with the largest
+    output; the target may be a class number or one-hot. If a record has one output, the
+    prediction is 1 if the output is above the threshold, else 0. For sequences, with
+    outputs [records, positions, classes], the accuracy of a record is the mean over its
+    positions. Outputs that are not finite count as wrong.
 
     Args:
       threshold: threshold for outputs of one number: 0.5 for probabilities, 0 for
@@ -195,9 +196,10 @@ class PrivateAUC(PrivateMetric):
 
     A record adds 1 to one of 2 * bins counts, which belongs to its class (0 or 1) and
     to the bin of its score. Bins have equal widths in the logit of the score, between
-    -limit and limit. With noisy counts p of positives and n of negatives, the AUC is
-    the sum of p[i] n[j] over i > j, plus half of the sum over i = j, divided by (sum
-    p)(sum n). It is 0.5 if one of these two sums is not above its noise.
+    -limit and limit. Let bin i have the noisy counts p[i] of positives and n[i] of
+    negatives. The numerator of the AUC is the sum of p[i] n[j] over i > j, plus half of
+    the sum of p[i] n[i]; its denominator is (sum of p) * (sum of n). The AUC is 0.5 if
+    the sum of p or of n is at most the standard deviation of its noise.
 
     Args:
       bins: number of bins of scores, >= 2: more bins mean a smaller rounding error, but
@@ -266,11 +268,11 @@ def checked(metrics: Any) -> list[PrivateMetric]:
         if not isinstance(metric, PrivateMetric):
             raise TypeError(
                 f"metrics must be 'accuracy', or private metrics such as "
-                f"tf_bandmf.keras.PrivateAUC(), found {metric!r}."
+                f"tf_bandmf.keras.PrivateAUC(), but found {metric!r}."
             )
     names = [metric.name for metric in several]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"Pass one or more metrics of different names, found {names}.")
+        raise ValueError(f"Pass one or more metrics of different names. Found {names}.")
     return several
 
 
@@ -278,8 +280,8 @@ def _only(value: Any, what: str) -> tf.Tensor:
     leaves = keras.tree.flatten(value)
     if len(leaves) != 1 or leaves[0] is None:
         raise ValueError(
-            f"This metric needs a model with one output, found {len(leaves)} {what}. "
-            f"For other models use PrivateMean(lambda y, y_pred: ..., name=...)."
+            f"This metric needs one output and one target, found {len(leaves)} {what}. "
+            f"For other models, use PrivateMean(lambda y, y_pred: ..., name=...)."
         )
     return tf.convert_to_tensor(leaves[0])
 
@@ -290,7 +292,7 @@ def _flat(tensor: tf.Tensor, rank: int) -> tf.Tensor:
         tensor = tf.squeeze(tensor, -1)
     if tensor.shape.rank != rank:
         raise ValueError(
-            f"y or the model's output has the wrong shape for this metric: it must have "
-            f"rank {rank}, found shape {tensor.shape}. For other shapes use PrivateMean."
+            f"y or the model's output has shape {tensor.shape}, but this metric needs "
+            f"rank {rank}. For other shapes, use PrivateMean."
         )
     return tensor

@@ -52,7 +52,7 @@ def acting_on_exact_metrics(callbacks: Any) -> Iterator[str]:
 
 
 def restore_backup(model: keras.Model, callbacks: Any) -> None:
-    """Lets `BackupAndRestore` restore before the run asks for its first batch.
+    """Lets `BackupAndRestore` restore the model before the run takes its first batch.
 
     The step of the restored optimizer determines the next batch; the epoch that the
     callback recorded is ignored. The learning rate also comes from the backup; if it
@@ -113,7 +113,7 @@ def _folders_of(callback: Any) -> list[pathlib.Path]:
     folders = [getattr(callback, name, None) for name in ("backup_dir", "log_dir")]
     file = getattr(callback, "filepath", None)
     if isinstance(file, (str, os.PathLike)):
-        # Only the part before the first placeholder counts: "models" in the case of
+        # Only the part of the path before its first placeholder is used: "models" for
         # "models/{epoch}/weights.h5".
         folders.append(os.path.dirname(os.fspath(file).split("{", maxsplit=1)[0]))
     paths = [one for one in folders if isinstance(one, (str, os.PathLike))]

@@ -34,9 +34,9 @@ _RATE_FACTOR = 4.0
 # For longer plans, the learning rate is not checked: the advised rate depends on the
 # strategy's error, which may take a long time to compute.
 _QUICK_STEPS = 2048
-# The largest differences from the plan's workload that cause no warning, because they
-# hardly change the error: in momentum, in the share of a weight that remains after the
-# decay of all steps, and in relative learning rates.
+# Differences from the plan's workload up to these sizes hardly change the error, and
+# cause no warning. `_MOMENTUM` is for the momentum, `_SHRINKAGE` for the share of a
+# weight that is left after the decay of all steps, `_RATE` for relative learning rates.
 _MOMENTUM, _SHRINKAGE, _RATE = 1e-3, 0.1, 0.05
 _SCALES = (
     keras.layers.Rescaling,
@@ -127,7 +127,7 @@ def _of_sgd(model: Any) -> Iterator[str]:
     momentum, is_constant = float(inner.momentum), np.ptp(rates) == 0.0
     decay = 1.0 - float(np.mean(rates)) * float(inner.weight_decay or 0.0)
     differs: list[str] = []
-    # A workload that the caller defined may state neither momentum nor decay.
+    # If the caller defined the workload, its momentum and decay may be None.
     if workload.momentum is not None and workload.decay is not None:
         if abs(momentum - workload.momentum) > _MOMENTUM:
             differs.append(f"momentum={momentum:g} instead of {workload.momentum:g}")

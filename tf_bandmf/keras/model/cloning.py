@@ -25,7 +25,7 @@ def cloned(
       model: a built Sequential or functional model. It and the models within it may be
         private.
       replace: function that returns a layer's replacement; or None, to clone the layer.
-      made: maps the ids of layers that were already cloned to their clones.
+      made: the clones that exist already, by the ids of the original layers.
 
     Returns:
       A `keras.Sequential` or a functional `keras.Model`.

@@ -88,7 +88,7 @@ def make_private(
     unknown = sorted(set(settings.alone) - names)
     if unknown and model.built:
         raise ValueError(
-            f"alone must contain names of the model's layers, found {', '.join(unknown)}."
+            f"alone must contain names of the model's layers, not {', '.join(unknown)}."
         )
     if not is_private:
         if model.built:
@@ -130,11 +130,11 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
     """
     if not isinstance(model, PrivateTraining):
         raise TypeError(
-            f"to_plain needs a private model, such as make_private returns, found an "
-            f"object of class {type(model).__name__}."
+            f"to_plain needs a private model (as returned by make_private), but found "
+            f"an object of class {type(model).__name__}."
         )
     if isinstance(into, PrivateTraining):
-        raise TypeError(f"into must not be private, found {type(into).__name__}.")
+        raise TypeError("into must not be private. Pass a plain, built Keras model.")
     model._before_use()
     plain = into if into is not None else _again(model)
     if model.built:
@@ -163,7 +163,7 @@ def _again(model: keras.Model) -> keras.Model:
         made_by = plain_class.__init__  # type: ignore[misc]
         if len(inspect.signature(made_by).parameters) > 1:
             raise TypeError(
-                f"{advice} get_config is missing or incomplete. You can also correct that."
+                f"{advice} its class lacks a complete get_config. You can also add one."
             ) from error
         plain = plain_class()
     if model.built and not plain.built:
@@ -197,7 +197,7 @@ def _copy_state(model: keras.Model, plain: keras.Model) -> None:
     )
     if len(layers) != len(others):
         raise ValueError(
-            f"The plain model must have the same layers as the private model, found "
+            f"The plain model must have the same layers as the private model, but has "
             f"{len(others)} layers with weights instead of {len(layers)}."
         )
     for layer, other in zip(layers, others):
@@ -291,7 +291,7 @@ def private_class(plain_class: type) -> type:
 
 def _get_config(plain_class: type) -> Any:
     def get_config(self: Any) -> dict[str, Any]:
-        """Returns the plain class' config, with the names of the class and module."""
+        """Returns the config, name and module of the plain class."""
         return {
             _PLAIN: {
                 "module": plain_class.__module__,
@@ -301,8 +301,8 @@ def _get_config(plain_class: type) -> Any:
             _CONFIG: plain_class.get_config(self),  # type: ignore[attr-defined]
         }
 
-    # This mark tells Keras to derive the config of a class that has no `get_config`
-    # from the arguments of `__init__`.
+    # If the plain class has no `get_config`, Keras derives the config from the
+    # arguments of `__init__`. It recognizes such classes by a mark on `get_config`.
     copy_config_mark(plain_class.get_config, get_config)  # type: ignore[attr-defined]
     return get_config
 

@@ -33,7 +33,8 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
       plan: plan of the optimizer.
       x: the argument of `fit`.
       y: the argument of `fit`.
-      kwargs: other arguments of `fit`; `class_weight` is removed if it was used here.
+      kwargs: other arguments of `fit`. `class_weight` is removed if the returned data
+        contain it.
 
     Raises:
       TypeError: if the data are not the plan's batches; for a plan whose caller makes
@@ -72,10 +73,10 @@ def refuse_stream(batches: Any) -> None:
     """
     if not isinstance(batches, BatchSchedule):
         raise TypeError(
-            f"private_state and begin_run(...) need batches from plan.batches(...), found "
-            f"{type(batches).__name__}. A run on your own batches (MinSep) cannot be "
-            f"resumed, because nothing ensures that a repeated step gets the same batch. "
-            f"Call fit(...) without private_state."
+            f"private_state and begin_run(...) need batches from plan.batches(...), not a "
+            f"{type(batches).__name__}: a run on batches that you make yourself cannot be "
+            f"resumed. For such a run, call fit(...) without private_state, or "
+            f"train_on_batch(...) without begin_run(...)."
         )
 
 
@@ -136,8 +137,8 @@ def check_passes(
     if passes > 1 and (length < participation.min_separation or passes > most):
         raise ValueError(
             f"fit would read the dataset of {length} batches {passes} times, so examples "
-            f"would participate more often, or sooner again, than the plan allows "
-            f"({participation}). Train for fewer epochs, or make a plan with "
+            f"would participate more often or at shorter intervals than {participation} "
+            f"allows. Train for fewer epochs, or make a plan with "
             f"MinSep({length}, max_participations={passes})."
         )
 
@@ -187,7 +188,7 @@ def data_for_keras(model: Any, batches: Any, kwargs: Any, is_resumed: bool) -> A
     together = math.gcd(model.steps_per_execution, per_epoch)
     if together != model.steps_per_execution:
         model.steps_per_execution = together
-        # Keras' functions were traced with the old number, and must be traced again.
+        # Keras traced its functions for the old `steps_per_execution`.
         model.train_function = model.test_function = model.predict_function = None
     kwargs["steps_per_epoch"] = per_epoch
     if is_distributed(model):

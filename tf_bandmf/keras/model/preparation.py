@@ -140,7 +140,7 @@ def check_examples(model: Any, contents: Any) -> Structure:
       contents: inputs, targets and sample weights of made-up examples.
 
     Returns:
-      How the model keeps its examples apart.
+      The layers that mix examples, and the calls from which gradients are computed.
     """
     optimizer, inputs = model.optimizer, contents[0]
     if optimizer.run.tables is not None:

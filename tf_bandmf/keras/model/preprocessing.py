@@ -112,9 +112,8 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         `Normalization`, `Rescaling`, or the layers of a `FeatureSpace`.
 
     Returns:
-      Two models: `encode`, which maps the model's inputs to the inputs of `core`, to
-      pass as `map`; and `core`, which has the model's other layers and shares them with
-      it.
+      Two models that share their layers with `model`: `encode`, to pass as `map`, has
+      the preprocessing layers; `core` has the other layers.
 
     Raises:
       TypeError: if the model is neither Sequential nor functional.
@@ -148,7 +147,7 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         )
     if not frontier or last & encoded:
         raise ValueError(
-            f"{model.name!r} has an output that only preprocessing computes: remove it."
+            f"Remove the output of {model.name!r} that only preprocessing computes."
         )
     tensors: Any = tuple(frontier.values())
     if len(frontier) == 1:

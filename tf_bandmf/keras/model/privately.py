@@ -49,7 +49,7 @@ class PrivateFit:
 
     @property
     def statement(self) -> PrivacyStatement:
-        """The privacy statement that covers all runs on these data, also later ones.
+        """The joint privacy statement of all runs of this process on the data so far.
 
         Raises:
           ValueError: if these runs protect different privacy units; see
@@ -203,8 +203,8 @@ def _number_of(x: Any) -> int:
     if isinstance(x, tf.data.Dataset) or not hasattr(first, "__len__"):
         raise TypeError(
             f"The number of examples in x is unknown, because x is a {type(x).__name__}. "
-            f"Pass arrays; or an object whose len(x) is this number and whose x[i] is an "
-            f"example; or a plan for these data: plan=tf_bandmf.plan(...)."
+            f"Pass arrays; or an object x that has len(x) examples x[i]; or a plan for "
+            f"these data: plan=tf_bandmf.plan(...)."
         )
     return len(first)
 

@@ -133,7 +133,7 @@ def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
     raise ClippingMismatchError(
         f"Gradients of examples in a batch differ from those of single examples. The "
         f"error is largest for weight {worst.path!r}: {max(errors):.3g} (norm of all "
-        f"gradients: {size:.3g}). Norms: {norms} in the batch, {lengths} alone. {_CAUSES}"
+        f"gradients: {size:.3g}). Norms in batch: {norms}; alone: {lengths}. {_CAUSES}"
     )
 
 

@@ -201,7 +201,7 @@ class Clip(NamedTuple):
     ) -> tf.Tensor:
         """Returns the factors by which gradients are multiplied to clip them.
 
-        Factors are undefined for examples whose share is 0 or whose bound is not finite.
+        If an example has a share of 0, or a bound is not finite, factors are undefined.
 
         Args:
           bounds: upper bounds of the squared norms of gradients, [G, B] float64.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import EXTRAS
 
-# The possible outcomes for the gradient of an example (see `ClippedGradients.outcomes`).
+# The possible outcomes for an example's gradient (see `ClippedGradients.outcomes`).
 OUTCOMES = ("used", "clipped", "zero", "bad")
 
 

@@ -21,9 +21,9 @@ def made_up(data: Any, num_examples: int) -> Any:
     """Makes up examples from the shapes and dtypes of a batch, not from its values.
 
     Floats are in (0.05, 0.95), and images of uint8 have values from 0 to 255. All other
-    tensors contain 0 and 1, which nearly all vocabularies, class counts and masks allow.
-    Unless an example is a single number, all examples have the same number of ones, so
-    a mask has the same number of unmasked positions in each example.
+    tensors contain 0 and 1, which nearly all vocabularies, class counts and masks
+    allow. Unless an example is a single number, all examples have the same number of
+    ones, so a mask has the same number of unmasked positions in each example.
 
     Args:
       data: structure of arrays or tensors [B, ...]; None stays None.

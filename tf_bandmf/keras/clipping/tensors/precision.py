@@ -3,10 +3,10 @@
 Some settings make TensorFlow round the operands of float32 products to TensorFloat-32,
 bfloat16 or float16. The norm of a gradient and the released gradient are computed in
 different ways, often by matrix products. Without the rounding, the relative error of
-the computed norm is about 1e-6. With the rounding, it is at least about 1e-3, and has no
-bound if terms cancel, so contributions could be larger than the plan assumes. Layers,
-in contrast, may compute in reduced precision: this changes the gradient, but not the
-norm to which it is clipped.
+the computed norm is about 1e-6. With the rounding, it is at least about 1e-3, and has
+no bound if terms cancel, so contributions could be larger than the plan assumes.
+Layers, in contrast, may compute in reduced precision: this changes the gradient, but
+not the norm to which it is clipped.
 """
 
 from __future__ import annotations
