@@ -3,12 +3,12 @@
 Each evaluation is one Gaussian mechanism; the plan fixes their number and their noise.
 The noise of an evaluation is bound to the step that it follows, to its index among the
 evaluations after that step, to the weights and the records, and to the sum itself (see
-`docs/noise-reuse.md`). So if a run is interrupted and resumed from an earlier step, and
-all of these are the same, it releases the same numbers again, which reveals nothing
-new. If any of them differs, the evaluation gets independent noise, and counts as a new
-one. An evaluation is noted as spent before it is released. If a run is resumed with
-another model in the same process, both models have the same key, and share the list of
-spent evaluations.
+`docs/noise-reuse.md`). If a run is resumed from an earlier step, and an evaluation is
+repeated without any change, it releases the same numbers again, which reveals nothing
+new. After any change, the evaluation gets independent noise, and counts as a new one.
+An evaluation is recorded as spent before its result is released. If a run is resumed
+with another model in the same process, both models have the same key, and share the
+list of spent evaluations.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
 
 
 def _of_sgd(model: Any) -> Iterator[str]:
-    """Yields warnings if SGD does not match the workload, or its rate is far too high.
+    """Yields warnings if SGD does not fit the workload or has a too high learning rate.
 
     The workload affects only the error, not the guarantee: an optimizer only
     post-processes noisy gradients. SGD with momentum beta, weight decay w and learning

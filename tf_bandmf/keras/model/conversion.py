@@ -114,9 +114,8 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
       model: a model from `make_private`, or of a class derived from
         `PrivateTraining`; trained or not.
       into: a built plain model of the same architecture that receives the weights;
-        needed only for classes that Keras cannot recreate from `get_config()`. If its
-        layers with vocabularies do not correspond to the model's, it keeps its own
-        vocabularies.
+        needed only for classes that Keras cannot recreate from `get_config()`. If the
+        two models have different preprocessing layers, `into` keeps its vocabularies.
 
     Returns:
       A new model of the original class, with the same weights and vocabularies, not
@@ -134,7 +133,7 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
             f"an object of class {type(model).__name__}."
         )
     if isinstance(into, PrivateTraining):
-        raise TypeError("into must not be private. Pass a plain, built Keras model.")
+        raise TypeError(f"into must not be private, but is a {type(into).__name__}.")
     model._before_use()
     plain = into if into is not None else _again(model)
     if model.built:

@@ -73,10 +73,10 @@ def refuse_stream(batches: Any) -> None:
     """
     if not isinstance(batches, BatchSchedule):
         raise TypeError(
-            f"private_state and begin_run(...) need batches from plan.batches(...), not a "
-            f"{type(batches).__name__}: a run on batches that you make yourself cannot be "
-            f"resumed. For such a run, call fit(...) without private_state, or "
-            f"train_on_batch(...) without begin_run(...)."
+            f"private_state and begin_run(...) need batches from plan.batches(...), "
+            f"not a {type(batches).__name__}: a run on batches that you make yourself "
+            f"cannot be resumed. For such a run, call fit(...) without private_state, "
+            f"or train_on_batch(...) without begin_run(...)."
         )
 
 
@@ -137,8 +137,8 @@ def check_passes(
     if passes > 1 and (length < participation.min_separation or passes > most):
         raise ValueError(
             f"fit would read the dataset of {length} batches {passes} times, so examples "
-            f"would participate more often or at shorter intervals than {participation} "
-            f"allows. Train for fewer epochs, or make a plan with "
+            f"would participate more often or at shorter intervals than the plan's "
+            f"{participation} allows. Train for fewer epochs, or make a plan with "
             f"MinSep({length}, max_participations={passes})."
         )
 

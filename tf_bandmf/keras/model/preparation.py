@@ -218,7 +218,7 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
 
     Raises:
       UnsupportedModelError: if an example's outputs depend on the rest of its batch,
-        and `make_private(alone=...)` does not name all these layers.
+        and one of `layers` is not named in `make_private(alone=...)`.
     """
     accepted = model._settings.alone
     names = [each.name for each in layers if each.name not in accepted]

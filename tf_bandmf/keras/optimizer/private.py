@@ -55,6 +55,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         noisy = (clipped_sum + noise_stddev * (C^-1 Z)[step]) / expected_batch_size
         inner_optimizer.apply(noisy)
 
+    C is the matrix of the plan's strategy; Z consists of independent standard normals.
+
     The inner optimizer only post-processes the noisy gradients: any Keras optimizer,
     schedule, weight decay or EMA keeps the guarantee. The error is smallest if the
     plan's workload matches the optimizer. For SGD, a mismatch gives a warning. For
@@ -65,8 +67,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     private training step on batches that respect the plan's participation.
 
     Each `PrivateOptimizer` is a separate run with a fresh key. A second run in the same
-    process on the same weights or examples is refused at its first step, unless
-    `additional_run=True` is set: the two runs spend more than either of them.
+    process that trains the same weights or uses the same examples is refused at its
+    first step, unless `additional_run=True` is set: two runs spend more than one.
     `tf_bandmf.compose` computes their joint cost. WARNING: runs in other processes are
     not detected.
 
@@ -173,8 +175,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     def statement(self, unit: str | None = None) -> PrivacyStatement:
         """Returns the privacy statement of this run.
 
-        If other runs of the process trained on the same weights or examples, its
-        numbers are those of the joint guarantee of all these runs. The statement also
+        If other runs of this process trained the same weights or used the same
+        examples, the statement gives the joint guarantee of all these runs. It also
         says whether weights were loaded, whether the run has taken no step yet, and for
         which changes of the weights the caller vouched.
         `model.privacy_statement()` adds remarks on the model's layers.
@@ -274,14 +276,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         Raises:
           TypeError: if `noisy` is not from `private_gradients` of this run.
           InvalidArgumentError: if the gradients are not from the last step or were
-            already applied, or if something else changed the weights in the meantime.
+            already applied, or if the weights were changed in the meantime.
         """
         if not isinstance(noisy, NoisyGradients) or noisy.optimizer is not self:
             raise TypeError(
-                f"apply_noisy needs the result of model.private_gradients(batch), where "
-                f"model has this optimizer, found a {type(noisy).__name__} from elsewhere. "
-                f"Only that result is clipped and has the noise of this run. To change its "
-                f"gradients, call noisy.map(function)."
+                f"apply_noisy needs the result of private_gradients(batch) from the "
+                f"optimizer's own model, not a {type(noisy).__name__} from elsewhere. "
+                f"Only that result is clipped and has the noise of this run. To change "
+                f"its gradients, call noisy.map(function)."
             )
         run, gradients, inner = self.run, list(noisy.gradients), self.inner_optimizer
         # If the learning rate object is replaced, the program must be traced again.
@@ -397,7 +399,7 @@ def check_inner(inner: keras.optimizers.Optimizer) -> None:
       ValueError: if the optimizer is private, scales losses or accumulates gradients.
     """
     if not isinstance(inner, keras.optimizers.Optimizer):
-        raise TypeError(f"{type(inner).__name__} is not a Keras optimizer.")
+        raise TypeError(f"Pass a Keras optimizer, not a {type(inner).__name__}.")
     if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
             f"inner_optimizer cannot be a {type(inner).__name__}. Pass the optimizer that "
@@ -407,8 +409,8 @@ def check_inner(inner: keras.optimizers.Optimizer) -> None:
     if any(getattr(inner, name, None) for name in names):
         raise ValueError(
             "inner_optimizer must not set gradient_accumulation_steps or "
-            "loss_scale_factor. Instead of the first, call make_private(model, "
-            "microbatch_size=...). Instead of the second, call PrivateOptimizer(..., "
+            "loss_scale_factor. To save memory, call make_private(model, "
+            "microbatch_size=...). To scale losses, call PrivateOptimizer(..., "
             "loss_scale_factor=...), which unscales gradients before they are clipped."
         )
 
@@ -422,7 +424,7 @@ def private_optimizer_of(model: Any) -> PrivateOptimizer:
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, PrivateOptimizer):
         raise TypeError(
-            f"A private model trains only with a PrivateOptimizer, found "
+            f"A private model trains only with a PrivateOptimizer, but found "
             f"{type(optimizer).__name__}. Compile the model with optimizer="
             f"tf_bandmf.keras.PrivateOptimizer(your_optimizer, plan), or train "
             f"tf_bandmf.keras.to_plain(model) without privacy. (For mixed_float16, pass "

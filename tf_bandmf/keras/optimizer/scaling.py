@@ -1,25 +1,25 @@
 """Scale-then-privatize: clips gradients and adds noise in scaled coordinates.
 
-Adam divides each coordinate by the root of its second moment v. If gradients are
-clipped and noised without scaling, coordinates with small gradients are lost in noise
-that is equally large everywhere. Scale-then-privatize (Ganesh, McMahan and Thakurta,
-2025, arXiv:2507.01129) multiplies each example's gradient by s, about 1 / sqrt(v),
-clips it, adds the noise, and divides the noisy mean by s:
+Adam divides each coordinate of a gradient by the root of its second moment v. Without
+scaling, the noise is equally large in all coordinates, so it hides coordinates with
+small gradients. Scale-then-privatize (Ganesh, McMahan and Thakurta, 2025,
+arXiv:2507.01129) multiplies the gradient g of each example by s, about 1 / sqrt(v),
+clips it, adds the noise, and divides the noisy mean by s. At step t:
 
     scaled_t = sum over examples of clip(s_t * g)
     noisy_t  = (scaled_t + noise_stddev (C^-1 Z)_t) / (expected_batch_size s_t)
 
 `clip` limits the norm of each example's scaled gradient to the clip norm; C is the
-strategy matrix. s_t is computed from the optimizer's v, which depends only on the noisy
-gradients before step t. So scaled_t is an adaptive query: it depends on earlier
-releases. At every step, it has the same sensitivity. With Gaussian noise, adaptive
-queries are as private as fixed ones (Denisov et al., 2022, arXiv:2202.08312, theorem
-2.1), and dividing by s_t is post-processing.
+strategy matrix, and Z consists of independent standard normals. s_t is computed from
+the optimizer's v, which depends only on the noisy gradients before step t. So scaled_t
+is an adaptive query: it depends on earlier releases, but its sensitivity is the same at
+every step. With Gaussian noise, adaptive queries are as private as fixed ones (Denisov
+et al., 2022, arXiv:2202.08312, theorem 2.1), and dividing by s_t is post-processing.
 
-In scaled coordinates, correlated noise cancels over the steps. After the division by
-s_t, it cancels less exactly, because s_t changes from step to step. But s_t changes
-only as slowly as v. Adam multiplies the noisy gradients by about s_t again, so the
-noise also cancels in the updates of the weights.
+In scaled coordinates, the correlated noise of different steps cancels. After the
+division by s_t, it cancels less exactly, because s_t changes slowly from step to step.
+But Adam multiplies the noisy gradients by about s_t again, so the noise still cancels
+in the updates of the weights.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ def scales_of(inner: keras.optimizers.Optimizer) -> list[tf.Tensor]:
 
         s = (1 + f) r / (sqrt(v) + f r),   r = root mean square of all sqrt(v), f = 0.1
 
-    A constant factor of v has no effect on s, so Adam's bias correction is not needed.
-    If a gradient is as large as sqrt(v), scaling hardly changes its norm, so the same
-    clip norm fits with and without scales. While all of v is zero, as before the first
-    step, the scales are 1. If a moment is negative, infinite or NaN, scales are NaN,
-    and no example contributes.
+    Here s are the scales, and v are the second moments of the inner optimizer. A
+    constant factor of v has no effect on s, so Adam's bias correction is not needed. If
+    a gradient is as large as sqrt(v), scaling hardly changes its norm, so the same clip
+    norm fits with and without scales. While all of v is zero, as before the first step,
+    the scales are 1. If a moment is negative, infinite or NaN, scales are NaN, and no
+    example contributes.
 
     Args:
       inner: an optimizer that `check_scaling` accepts, built.

@@ -17,9 +17,9 @@ machine is restored from a snapshot.
 
 All other checks protect the accounting. A run must keep its plan, its data set and the
 order of the data, and only training that the plan accounts for may change its weights.
-The file records the point of each step before anything of the step is released (see
-`tf_bandmf.files.journal`). A repeated step whose point differs from the recorded point
-is refused, because its independent noise would begin a second run.
+The file records the point of each step before the step's noisy gradient is released
+(see `tf_bandmf.files.journal`). A repeated step whose point differs from the recorded
+point is refused, because it would get other noise, and so begin a second run.
 """
 
 from __future__ import annotations
@@ -179,7 +179,10 @@ class PrivateFile(Secret):
         return schedule
 
     def _read(self) -> HiddenArray:
-        """Reads the file; returns each step's point (a digest), int64; 0 if unknown."""
+        """Reads the file; returns the points (digests) of all steps, int64.
+
+        The point of a step that the file does not contain is 0.
+        """
         try:
             content, entries = self._file.read()
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
@@ -220,8 +223,7 @@ class PrivateFile(Secret):
         stream = io.BytesIO()
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
-        # If the run was resumed from an earlier step, the points of the later steps are
-        # kept.
+        # If an earlier step was resumed, the digests of later steps are kept here.
         points = self.run.secrets.points()
         arrays: Any = self._arrays
         np.savez(stream, header=header, points=points, **arrays)

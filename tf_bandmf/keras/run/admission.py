@@ -1,18 +1,18 @@
 """Checks whether a step may be taken, and remembers the runs of the process.
 
-The function `checked` has all conditions on a batch and its step, in order: the batch
-must be the one that the accountant assumed for this step, no earlier step may have been
+The function `checked` tests a batch and its step, in this order: the batch must be the
+one that the accountant assumed for this step, no earlier step may have been
 interrupted, and steps of the plan must be left. The first step has further conditions:
 the weights must not come from undeclared plain training, a second run must have been
 announced with `additional_run=True`, and the ledger must have a budget for the run. The
-messages stand above the function, in the same order; the message after the plan's last
-step is in `tf_bandmf.noise.generator`, and those of the ledger are in
-`tf_bandmf.ledger`. `Run.check` in `run.py` has the conditions that are tested when
-`fit` or `train_on_batch` begins: on the optimizer's step, the ledger and the weights.
+messages are defined above the function, in the same order; the message after the plan's
+last step is in `tf_bandmf.noise.generator`, and those of the ledger are in
+`tf_bandmf.ledger`. When `fit` or `train_on_batch` begins, `Run.check` in `run.py` tests
+the optimizer's step, the ledger and the weights.
 
 Every `PrivateOptimizer` has its own noise key. Two runs with different keys on the same
 data are two releases, whose privacy losses add up even if their plans and code are
-equal. This happens when a model is compiled again, and in trials of a tuner,
+equal. Such runs arise when a model is compiled again, and in trials of a tuner,
 cross-validation and comparisons of seeds. Two runs are related if they train the same
 variables, or use the same examples (`sampling.identity`). A run is recorded from its
 first step on. The records last as long as the process, so runs in other processes are
@@ -75,8 +75,8 @@ EDITED = (
     "plan.batches(..., map=function) or layers of the model."
 )
 NOT_ITS_BATCHES = (
-    "The privacy guarantee holds only for batches of plan.batches, found {kind}. Call "
-    "model.fit(plan.batches(x, y)), where x and y are arrays of all training examples. "
+    "The privacy guarantee holds only for batches of plan.batches, not for {kind}. "
+    "Call model.fit(plan.batches(x, y)) with arrays x and y of all training examples. "
     "plan.batches(data) also takes a tf.data.Dataset, a PyDataset, a function that makes a "
     "generator, tf_bandmf.sampling.TFRecordExamples, or another source of examples. Random "
     "augmentation goes into plan.batches(..., map=function)."
@@ -89,9 +89,9 @@ RESTORED = (
     "Or start a new run with a new PrivateOptimizer and its own budget."
 )
 SECOND_RUN = (
-    "This is a second run: a run of this process trained on the same weights or examples "
-    "with another noise key, and both together spend more than either. If it is intended, "
-    "give additional_run=True to PrivateOptimizer or fit_privately, and publish the joint "
+    "This is a second run: another run of this process trained the same weights or "
+    "used the same examples, and two runs spend more than one. If you want it, give "
+    "additional_run=True to PrivateOptimizer or fit_privately, and publish the joint "
     "guarantee, model.privacy_statement(). To go on with the first run, compile with its "
     "optimizer, or resume it from its private state file."
 )
@@ -113,8 +113,9 @@ NO_SCHEDULE = -1
 def facts(batch: Any) -> tf.Tensor:
     """Returns the numbers by which `checked` recognizes a batch, as one int64 tensor.
 
-    The first number is the batch's digest. For a batch of a schedule, its fingerprint,
-    step, plan, schedule, part and number of parts follow.
+    The first number is a digest of the batch's contents. A batch of a schedule has six
+    more numbers: the digest of its contents when it was made (the fingerprint), its
+    step, the id of the plan, the id of the schedule, its part, and the number of parts.
     """
     with tf.device("/CPU:0"):
         if not batches_lib.is_scheduled_batch(batch):
@@ -143,8 +144,8 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
 
     Args:
       run: a run that has begun.
-      parts: the results of `facts`, one for each replica of this process, for the part
-        of the batch that the replica takes.
+      parts: for each replica of this process, the result of `facts` for the replica's
+        part of the batch.
       step: the coming step.
 
     Raises:
@@ -187,7 +188,7 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
         refuse_second(run, schedule_id)
         run.reserve()
         record(run, schedule_id)
-    # Only admitted steps count, so this comes last.
+    # The batch counts as used only if no check has refused the step.
     if not plan.participation.has_schedule:
         _watch(run, {int(row[0]) for row in parts}, step)
 
@@ -261,7 +262,7 @@ def forget() -> None:
 
 
 def record(run: Run, schedule_id: int) -> None:
-    """Records a run at its first step, or when another process has taken that step.
+    """Records a run at its first step, and when it is continued or resumed.
 
     Runs with a test seed have no guarantee, so they are not recorded.
     """
