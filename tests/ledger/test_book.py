@@ -65,7 +65,7 @@ def test_a_run_that_ended_early_keeps_what_its_steps_cost(ledger):
     plan, run = bound_plan(ledger), run_name(1)
     ledger.begin(plan, run)
     ledger.note_steps(run, 7)
-    with pytest.raises(ValueError, match="steps is 6, but the run took 7"):
+    with pytest.raises(ValueError, match="steps must be >= 7, but found 6"):
         ledger.end(run, plan=plan, steps=6, reason="power failure")
     with pytest.raises(BudgetExceededError):
         ledger.begin(plan, run_name(2))
@@ -147,7 +147,7 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(file_ledger, figure):
     sampled = dp_accounting.PoissonSampledDpEvent
     several = dp_accounting.SelfComposedDpEvent
     attempts = [
-        (lambda: rows, "has privacy unit 'one patient', found 'one training"),
+        (lambda: rows, "has privacy unit 'one patient', not 'one training"),
         (lambda: tf_bandmf.compose([patients, rows]), "has privacy unit"),
         (lambda: tf_bandmf.tuning_cost(rows, 2), "has privacy unit"),
         (lambda: seeded, "Omit test_seed"),

@@ -76,7 +76,7 @@ class Balance:
 
     @property
     def risk(self) -> float:
-        """A bound on the probability that one or more simulated bounds are wrong."""
+        """A bound on the probability that any simulated privacy bound is wrong."""
         return math.fsum(release.risk for cost in self.costs for release in cost)
 
     def with_more(self, *cost: Release) -> Balance:

@@ -193,7 +193,7 @@ class Ledger:
           LedgerError: if the run has ended, or the plan is not bound to this ledger.
         """
         if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{64}", run):
-            raise ValueError(f"run must have 64 hexadecimal digits, found {run!r}.")
+            raise ValueError(f"run must be 64 hexadecimal digits, but found {run!r}.")
         account = plan.account
         with self._store.transaction(writes=True) as tables:
             if account is None or tables.ids().get(account.dataset) != account.id:
@@ -248,7 +248,7 @@ class Ledger:
             _check_same(chain.of_run(run, "begun")[0], plan)
             noted = [entry.body["steps"] for entry in chain.of_run(run, "steps")]
             if steps < max(noted, default=0):
-                raise ValueError(f"steps is {steps}, but the run took {max(noted)}.")
+                raise ValueError(f"steps must be >= {max(noted)}, but found {steps}.")
             costs = [of_plan(plan, chain.dataset, taken) for taken in (steps, None)]
             cost = min(costs, key=lambda one: chain.balance({run: (one,)}).spent)
             body = {"steps": steps, "reason": reason, "costs": [cost]}
@@ -364,7 +364,7 @@ def opened(account: accounts.Account) -> Ledger:
         except LedgerError as error:
             refusal = error
     raise LedgerError(
-        f"The ledger with the {account} is not open in this process, so it cannot reserve "
+        f"The ledger with {account} is not open in this process, so it cannot reserve "
         f"the run's cost. Open the ledger first: ledger = tf_bandmf.Ledger(url)."
     ) from refusal
 
@@ -411,4 +411,4 @@ def _named(plan: Plan, run: str) -> str:
 
 def _check_same(first: Entry, plan: Plan) -> None:
     if first.body["fingerprint"] != plan.fingerprint:
-        raise LedgerError(f"Run {first.run} began with another plan. Pass that plan.")
+        raise LedgerError(f"Pass the plan with which run {first.run} began.")

@@ -97,8 +97,8 @@ class Chain:
             place = (len(self.entries), self.digest)
             if (entry.number, entry.previous) != place or entry.sealed() != entry:
                 raise DamagedLedgerError(
-                    f"Entry {len(self.entries)} of {self.name!r} was changed, removed, "
-                    f"added or moved. Nothing was reserved. Restore the database."
+                    f"Entry {len(self.entries)} of data set {self.name!r} was changed, "
+                    f"removed, added or moved. Nothing was reserved. Restore a backup."
                 )
             body = entry.body
             if not self.entries:

@@ -98,8 +98,8 @@ class Store:
     def transaction(self, writes: bool) -> Iterator[Transaction]:
         """A context manager for a transaction.
 
-        Other threads of the process wait until the `with` block ends. Its writes are
-        stored at the end of the block.
+        All writes of the `with` block are stored when the block ends. Until then, other
+        threads of the process cannot begin a transaction.
 
         Raises:
           LedgerError: if the database cannot be used.
@@ -154,7 +154,7 @@ class Transaction:
             return
         if names or not create:
             raise LedgerError(
-                f"The database contains no ledger, but {len(names)} other tables. Use a "
+                f"The database contains {len(names)} tables, but no ledger. Use a "
                 f"separate, empty database, in which Ledger(url) creates a ledger."
             )
         _metadata.create_all(self.connection)
@@ -200,7 +200,7 @@ class Transaction:
         query = query.with_for_update() if self.writes else query
         head = self.connection.execute(query).first()
         if head is None:
-            raise LedgerError(f"There is no data set {name!r} in {list(self.ids())}.")
+            raise LedgerError(f"Found no data set {name!r}, only {list(self.ids())}.")
         if anew or name not in self.chains:
             self.chains[name] = Chain(name)
         chain, number = self.chains[name], _runs.c.number
@@ -247,14 +247,14 @@ def _checked(url: str) -> sa.engine.URL:
     if name == "sqlite" and parsed.database not in (None, "", ":memory:"):
         return parsed.set(drivername="sqlite", query={})
     raise ValueError(
-        f'A ledger\'s URL must name a file, as "sqlite:///privacy.db", or a database, as '
-        f'"postgresql://user@host/database", found a URL of type {name!r}.'
+        f'A ledger\'s URL must have the form "sqlite:///privacy.db" or '
+        f'"postgresql://user@host/database", but found a URL of type {name!r}.'
     )
 
 
 def _without_implicit_transactions(connection: Any, _: Any) -> None:
-    # Turn off the implicit transactions of Python's sqlite3. They start at the first
-    # write, which is too late.
+    # Turn off the implicit transactions of Python's sqlite3: they start at the first
+    # write, but the reads before it must be in the transaction, too.
     connection.isolation_level = None
     # With this setting, committed reservations survive a power failure.
     connection.execute("PRAGMA synchronous = EXTRA")

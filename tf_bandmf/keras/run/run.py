@@ -81,19 +81,20 @@ class Run:
         this step, since the run began or was resumed.
       counts: the private counts of examples, if the plan reserves budget for them.
       tables: a `LazyTables`, the tables whose noise is drawn when their rows are read;
-        None if there are none. It must be set before `begin`.
-      seal: digests of the weights, and of the inner optimizer's state, as the steps
-        left them. The digests of earlier steps stay in the seal, because an earlier
-        checkpoint may be restored.
-      takes_steps: True while steps may change the weights. Meanwhile, the weights are
-        not compared with the seal.
+        None if there are none. Set it before `begin` is called.
+      seal: digests of the weights and of the inner optimizer's state after steps. The
+        digests after earlier steps are kept, because an earlier checkpoint may be
+        restored.
+      takes_steps: True while steps may change the weights, so that the weights are not
+        compared with the seal.
       variables: the model's trainable variables; empty before the run begins.
       has_begun: True if the run has a key.
       name: a name that is derived from the key, but does not reveal it.
       noising: the function that adds noise to the sums of a step.
-      secrets: a `SecretState` with the key, the points, the noise buffer and the step.
+      secrets: a `SecretState` with the key, the digests of the steps (points), the
+        noise buffer and the step.
       turn: a lock that a thread holds during a step, so that threads take turns.
-      vouched: the reasons that `vouch` received for changes of the weights, in order.
+      vouched: the reasons for changes of the weights that `vouch` was called with.
       cautions: remarks on callbacks that act on exact metrics, in order; set by `fit`.
       weights: all weights of the model, in a fixed order; set by the model.
       weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
@@ -109,8 +110,7 @@ class Run:
       file: the run's private state file, a `PrivateFile`; None if it has none.
     """
 
-    # `begin` and `adopt` set these attributes. Secrets may be saved only in the private
-    # state file.
+    # The methods `begin` and `adopt` set these attributes.
     has_begun = False
     name = ""
     schedule_id = admission.NO_SCHEDULE
@@ -188,8 +188,8 @@ class Run:
     def batches(self, schedule: BatchSchedule) -> BatchSchedule:
         """Returns the schedule with this run's sample, drawn from the run's key.
 
-        If a custom loop began with a schedule that had its own sample, the run keeps
-        that sample to the end.
+        If the run has already begun with this schedule, the schedule is returned
+        unchanged. In a custom loop, it may have its own sample.
 
         Raises:
           ValueError: if the run began with other data.
@@ -206,7 +206,7 @@ class Run:
 
         Args:
           secrets: state of the run.
-          memory: the states of the lazy tables' rows at this step, from
+          memory: the states of the lazy tables' rows at the step of `secrets`, from
             `LazyTables.memory`; the tables' variables must hold the last release.
         """
         self.secrets, self.key, self.has_begun = secrets, secrets.key, True
@@ -253,7 +253,7 @@ class Run:
     # The methods below guard the weights between steps.
 
     def close_seal(self) -> None:
-        """Adds the weights, except lazy tables, to the seal after a step.
+        """Adds the digests of the weights and optimizer state to the seal after a step.
 
         Until another step starts, the weights must not change.
         """
@@ -280,7 +280,7 @@ class Run:
         self.takes_steps = True
 
     def check(self) -> None:
-        """Checks that the run can go on from these weights.
+        """Checks that the run can go on from the current weights.
 
         Raises:
           InvalidArgumentError: if the optimizer was restored without its private state,
@@ -325,9 +325,9 @@ class Run:
     ) -> Noisy:
         """Adds up the sums of all replicas, and adds noise to them.
 
-        `sums` and `facts` have one value per replica; otherwise, the arguments are
-        those of `Noising.noisy`. The sums of lazy tables get no noise yet, but the
-        noise keys of the other sums depend on the sums of lazy tables.
+        The arguments are those of `Noising.noisy`, except that `sums` and `facts` have
+        one value per replica. The sums of lazy tables get no noise yet, but the noise
+        keys of all other sums depend on them.
         """
         add = functools.partial(self.strategy.reduce, "SUM", axis=None)
         sums, facts = tf.nest.map_structure(add, (sums, facts))
@@ -344,8 +344,8 @@ class Run:
         """Returns the values of the `eager` variables, and those of the lazy tables.
 
         Args:
-          values: one for each trainable variable of the model, in order; values after
-            these are ignored.
+          values: one for each trainable variable of the model, in order. Further values
+            are ignored.
         """
         parts: tuple[list[Any], list[Any]] = [], []
         for variable, value in zip(self.variables, values):
@@ -354,8 +354,8 @@ class Run:
 
     def check_variables(self, variables: Sequence[Any]) -> None:
         """Raises ValueError if the run did not begin with these trainable variables."""
-        # The order of the variables must not change: correlated noise cancels only over
-        # the steps of the same variable.
+        # Their order must not change, either: the noise of a step partly cancels
+        # earlier noise of the same variable.
         if [id(v) for v in variables] != [id(v) for v in self.variables]:
             raise ValueError(
                 "The model's trainable weights are not those that the run began with "
@@ -446,10 +446,10 @@ class Run:
             hooks.end(self.plan, self.name, taken, reason)
 
     def note(self, name: str, value: Any) -> None:
-        """Records a private evaluation or a release of tables before it is made.
+        """Records that a private evaluation or a release of tables is about to be made.
 
-        A run that is resumed from an earlier step must repeat these evaluations and
-        releases at the same steps. Otherwise, it would become a second run, with
+        A run that is resumed from an earlier step must repeat the recorded evaluations
+        and releases at their steps. Otherwise, it would become a second run, with
         independent noise.
 
         Args:
@@ -506,7 +506,7 @@ class Run:
         )
 
     def _proviso(self) -> str:
-        """Returns the text that precedes the numbers in the statement."""
+        """Returns the text that the statement puts before its guarantee, if any."""
         facts = []
         if self.were_loaded and self.initial_weights is None:
             facts.append(

@@ -40,30 +40,29 @@ class SecretState(Secret):
     `include_optimizer=False`. This is a plain Python object that nothing tracks. It
     refuses to be pickled or copied.
 
-    The noise of a step is bound to the step's point. The point is a digest of the
-    previous point, the sum to which the noise is added, and the batch. The step's key
-    contains it (see `NoiseGenerator.bound_key`). All points stay on the device, for
-    mechanisms that regenerate the normals of earlier steps. With several replicas, the
-    whole state is on one device.
+    The noise of a step is bound to the step's point: a digest of the previous point,
+    the sum to which the noise is added, and the batch. The key of the noise contains
+    the point (see `NoiseGenerator.bound_key`). All points stay on the device, because
+    some mechanisms generate the normals of earlier steps again. With several replicas,
+    the whole state is on one device.
 
     Args:
       noising: the function that adds the run's noise.
       key: key of the run.
-      plan: the plan of the run. The noise keys also depend on its fingerprint.
+      plan: the plan of the run. The noise keys also depend on the plan's fingerprint.
       step: number of noise vectors used so far.
-      buffer: the vectors that the noise generator keeps between steps, as they are
-        after the first `step` steps; float32, shape [memory_vectors, num_parameters];
-        None for zeros.
-      points: points of at least the first `step` steps, int64, shape [steps]. Further
-        points belong to steps that the run took before it was resumed: if such a step
-        now has a different point, it is refused. 0 stands for an unknown point.
+      buffer: the vectors that the noise generator has stored after the first `step`
+        steps, float32, shape [memory_vectors, num_parameters]; None for zeros.
+      points: points of at least the first `step` steps, int64, shape [steps]; 0 stands
+        for an unknown point. Further points belong to steps that the run took before
+        it was resumed. If such a step now gets a different point, the step is refused.
 
     Attributes:
       key, step: see above.
       stored: the variables that the noise is computed from.
-      note: None; or a function that records each step before anything of it is
-        released. Its argument is the step and its secret point, as two little-endian
-        numbers of 8 bytes. If it raises an exception, the step ends.
+      note: None; or a function that records each step before the step's results are
+        released. Its argument contains two little-endian numbers of 8 bytes: the step
+        and the step's secret point. If the function raises an exception, the step ends.
       is_whole: False after a program that changes the run's state was interrupted.
     """
 
@@ -80,7 +79,7 @@ class SecretState(Secret):
         self.note: Callable[[bytes], None] | None = None
         self.key, self.step = key, step
         self.is_whole = True
-        # These are the points that are known so far; 0 stands for an unknown point.
+        # The points that are known so far; 0 stands for an unknown point.
         self._known = np.zeros([generator.num_steps], np.int64).view(HiddenArray)
         self._known[: len(points)] = points
         if buffer is None:
@@ -121,7 +120,7 @@ class SecretState(Secret):
         return self.stored.buffer.numpy().view(HiddenArray)
 
     def points(self) -> np.ndarray:
-        """Returns the point of each step of the run, int64; 0 if it is unknown."""
+        """Returns the points of the run's steps, int64; an unknown point is 0."""
         points = self.stored.points.numpy()
         last = np.max(np.nonzero(points)[0] + 1, initial=self.step)
         return points[: int(last)].view(HiddenArray)
@@ -137,11 +136,11 @@ class SecretState(Secret):
         return tf.constant(np.frombuffer(drawn, "<i4"))
 
     def confirm(self, drawn: Drawn) -> None:
-        """Records a step in Python, before anything of it is released.
+        """Records a step in Python, before the step's results are released.
 
         Raises:
-          InvalidArgumentError: if the run had taken this step before it was resumed, and
-            the step now has a different point.
+          InvalidArgumentError: if the run took this step before it was resumed, and the
+            step's point (see `SecretState`) is different now.
         """
         step, earlier = self.step, self._known[self.step]
         if self.note is None and not earlier:
@@ -153,10 +152,10 @@ class SecretState(Secret):
             self.note(HiddenBytes(np.array([step, point], "<i8").tobytes()))
 
     def take(self, drawn: Drawn) -> list[tf.Operation]:
-        """Stores a step's point and its changes of the buffer.
+        """Stores a step's point, and the buffer rows that the step changes.
 
         Returns:
-          The operations. They must run before anything of the step is released.
+          The operations, which must run before any result of the step is released.
         """
         point = tf.IndexedSlices(
             *(tf.reshape(t, [1]) for t in (drawn.point, drawn.step))
@@ -165,9 +164,9 @@ class SecretState(Secret):
         return taken + [self.stored.buffer.scatter_update(row) for row in drawn.rows]
 
     def replay(self, last: int) -> None:
-        """Draws the noise of steps again: from the current step to step `last - 1`.
+        """Draws the noise of all steps from `step` to `last - 1` again.
 
-        Updates the buffer and `step` accordingly.
+        Afterwards, `step` is `last`, and the buffer is up to date.
         """
 
         @tf.function(autograph=False)

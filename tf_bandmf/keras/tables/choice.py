@@ -60,7 +60,7 @@ def lazy_layers(model: Any) -> list[Any]:
 
 
 def update_of(inner: Any, variable: Any) -> LinearUpdate:
-    """Returns the momentum and weight decay with which SGD updates a variable."""
+    """Returns the hyperparameters with which SGD updates a variable."""
     decay = inner.weight_decay if uses_weight_decay(inner, variable) else None
     return LinearUpdate(float(inner.momentum), bool(inner.nesterov), float(decay or 0))
 

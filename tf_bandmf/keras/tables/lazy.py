@@ -69,7 +69,7 @@ class LazyTables(Secret):
     Args:
       run: the run, before it begins.
       layers: the layers of the tables, in the order of the weights.
-      looked_up: a function from the inputs of a batch to the rows that it looks up.
+      looked_up: a function that returns the rows that the inputs of a batch look up.
 
     Attributes:
       variables: the tables, Keras variables [rows, columns] in float32.
@@ -140,19 +140,19 @@ class LazyTables(Secret):
     # The methods below are called in each step.
 
     def read(self, x: Any, rows: tf.Tensor | None, step: tf.Tensor) -> None:
-        """Adds the noise that rows have missed since they were last read.
+        """Adds the noise that a batch's table rows have missed since they were read.
 
-        If the run had released its tables at this step before it was resumed, the
-        release is repeated first. If the last release was at this step, the weights are
-        first loaded from the layers' variables.
+        If the run released its tables at this step before it was resumed, this method
+        first repeats the release. If the last release was at this step, it first loads
+        the weights from the layers' variables.
 
         If this method, `apply` or `release` is interrupted, the run cannot continue:
         rows may have a gradient sum without its noise, or have their noise twice.
 
         Args:
           x: inputs of a batch.
-          rows: None; or, if each privacy unit has up to K rows of x, [B, K] bool, True
-            for the rows that are present.
+          rows: None; or, for B privacy units with up to K rows of `x` each, [B, K]
+            bool, True for the rows that are present.
           step: index of the step, which the run has admitted, int64 scalar.
 
         Raises:
@@ -239,7 +239,7 @@ class LazyTables(Secret):
         return added_up
 
     def digest(self, sums: Sequence[tf.IndexedSlices], step: tf.Tensor) -> tf.Tensor:
-        """Returns a digest of a step's sums, its learning rate, and all earlier steps.
+        """Returns a digest of all earlier steps, and of a step's sums and learning rate.
 
         The digest is int32, of shape [2].
         """

@@ -43,8 +43,8 @@ class LookedUp:
 
         Args:
           x: inputs of a batch.
-          rows: None; or, if each privacy unit has up to K rows of x, [B, K] bool, True
-            for the rows that are present.
+          rows: None; or, for B privacy units with up to K rows of `x` each, [B, K]
+            bool, True for the rows that are present.
 
         Raises:
           UnsupportedModelError: if ids depend on weights, random numbers or state.
