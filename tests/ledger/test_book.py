@@ -30,7 +30,7 @@ def test_a_run_reserves_once_and_a_second_run_once_more(ledger):
     ledger.begin(plan, run_name(2))
     joint = tf_bandmf.compose([plan, plan]).epsilon(1e-6)
     assert spent(ledger) == pytest.approx(joint, rel=1e-6)
-    with pytest.raises(LedgerError, match="another plan"):
+    with pytest.raises(LedgerError, match="Pass the plan with which run"):
         other = bound_plan(ledger, epsilon=0.1)
         ledger.begin(other, run_name(1))
     assert ledger.verify() == []

@@ -101,8 +101,8 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
         )
     if not isinstance(what, Release):
         raise TypeError(
-            f"The argument `what` must be a Plan, TuningCost, Guarantee, JointGuarantee, "
-            f"Release, dp-accounting event or pair (epsilon, delta), but found {what!r}."
+            f"`what` must be a Plan, TuningCost, Guarantee, JointGuarantee, Release, "
+            f"dp-accounting event, or pair (epsilon, delta), but found {what!r}."
         )
     return (recorded(what, dataset),)
 

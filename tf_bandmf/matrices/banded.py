@@ -223,7 +223,7 @@ def columns_from_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def scaled_rows(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Returns the rows of `M diag(scale)` from the rows of `M`, both as in `as_rows`."""
+    """Scales the columns of a banded matrix, which is passed as in `as_rows`."""
     rows = np.array(rows)
     rows[:, 0] *= scale
     for j in range(1, rows.shape[1]):

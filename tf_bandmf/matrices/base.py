@@ -44,7 +44,7 @@ class LowerTriangular(abc.ABC):
 
     @abc.abstractmethod
     def streaming(self) -> Streaming:
-        """Returns a description of how to compute `M^-1 Z` row by row."""
+        """Returns a description of how to compute a product `M^-1 Z` row by row."""
 
     @classmethod
     @abc.abstractmethod
@@ -135,7 +135,8 @@ class LowerTriangular(abc.ABC):
         column = self.toeplitz_column()
         if column is None:
             raise TypeError(f"{type(self).__name__} lacks gram_diagonal. Use to_dense.")
-        # Above row i + offset, column i + offset is zero, and so are the products.
+        # X[i, i + offset] is the dot product of columns i and i + offset. The latter is
+        # zero above row i + offset.
         return np.cumsum(column[: self.num_rows - offset] * column[offset:])[::-1]
 
     def exact_squared_sensitivity(
@@ -143,8 +144,8 @@ class LowerTriangular(abc.ABC):
     ) -> float | None:
         """Returns the squared sensitivity of `M` under min-separation participation.
 
-        Returns None if no theorem gives it for this matrix. The caller then uses a method
-        that works for every matrix.
+        Returns None if no theorem gives the exact value for this matrix. The caller
+        then uses a method that works for every matrix.
         """
         return None
 

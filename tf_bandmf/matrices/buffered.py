@@ -21,7 +21,7 @@ from tf_bandmf.matrices.streaming import GeometricSums
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class BufferedToeplitz(LowerTriangular):
-    """A buffered linear Toeplitz (BLT) matrix, whose noise needs d vectors of memory.
+    """A buffered linear Toeplitz (BLT) matrix with d decays.
 
     The first column is `1, c[1], c[2], ...` with
     `c[t] = sum_m output_scales[m] decays[m]^(t - 1)`. As a power series it is
@@ -33,10 +33,10 @@ class BufferedToeplitz(LowerTriangular):
     `s[m] = inverse_decays[m] s[m] + z`.
 
     Args:
-      decays: theta, shape [d].
-      inverse_decays: theta-hat, shape [d]. The two sequences must interlace:
-        `1 > decays[0] > inverse_decays[0] > decays[1] > ... >= 0`. This implies that
-        all output scales are positive and sum to less than 1, so the first column is
+      decays: shape [d]; the papers' theta.
+      inverse_decays: shape [d]; the papers' theta-hat. The two sequences must
+        interlace: `1 > decays[0] > inverse_decays[0] > decays[1] > ... >= 0`. Then all
+        output scales are positive and sum to less than 1, so the first column is
         positive and decreasing.
       num_rows: n.
 
@@ -118,8 +118,9 @@ class BufferedToeplitz(LowerTriangular):
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        # This matrix is P Q^-1 = Q^-1 P with banded Toeplitz P and Q. Therefore, the
-        # strategy C = Q^-1 P D with D = diag(scale) has A C^-1 = (P D A^-1)^-1 Q.
+        # This matrix is P Q^-1 = Q^-1 P with banded Toeplitz P and Q. For a workload A
+        # and the strategy C = Q^-1 P D with D = diag(scale), the error matrix is
+        # A C^-1 = (P D A^-1)^-1 Q.
         numerator, denominator = (
             ToeplitzBanded(np.poly(roots)[: self.num_rows], self.num_rows)
             for roots in (self.inverse_decays, self.decays)

@@ -2,14 +2,15 @@
 
 The tree mechanism releases noisy sums over all complete dyadic intervals
 `[j 2^l, (j + 1) 2^l)` of the `n` steps: a rectangular strategy `C_T` with one row per
-interval. Its optimal decoder is the pseudo-inverse: the 'full' estimator of Honaker,
-which the papers call OPTIMAL TREEAGG (arXiv:2306.08153, App. C).
+interval. Its optimal decoder is its pseudo-inverse `C_T^+`: the 'full' estimator of
+Honaker, also known as OPTIMAL TREEAGG (arXiv:2306.08153, App. C).
 
 Sensitivity and error depend only on the Gram matrix `X = C_T^T C_T`. The square
-lower-triangular `C` with `C^T C = X` can therefore replace `C_T`. For every `x`, `C x`
-and `C_T x` have equal norms. For a workload `A`, `A C^-1` and `A C_T^+` have equal row
-norms, because the Gram matrix of the rows of each is `A X^-1 A^T`. Because `C` is lower
-triangular, the optimal decoder can run online, step by step (arXiv:2202.08312).
+lower-triangular matrix `C` with `C^T C = X` can therefore replace `C_T`. For every
+vector `x`, `C x` and `C_T x` have equal norms. For every workload `A`, the rows of
+`A C^-1` and of `A C_T^+` have the same Gram matrix, `A X^-1 A^T`, and thus equal norms.
+Because `C` is lower triangular, the optimal decoder can run online, step by step
+(arXiv:2202.08312).
 """
 
 from __future__ import annotations
@@ -79,16 +80,14 @@ def tree_gram(num_steps: int) -> np.ndarray:
 class _Choices:
     """Placements of a fixed number of participations in one interval of steps.
 
-    Suppose that an earlier participation, before the interval, allows participations
-    only from position `a` on, where position 0 is the interval's first step. Then a
-    placement is possible if `a <= latest`. The next participation after the interval is
-    then allowed from position `max(earliest, a + shift)` on, where position 0 is the
-    first step after the interval.
+    Suppose that participations before the interval exclude the interval's first `a`
+    steps. A placement is possible if `a <= latest`. It then excludes the first
+    `max(earliest, a + shift)` steps after the interval.
 
     Attributes:
-      shift: the `shift` of this formula, in steps; the same for all placements.
-      earliest: the `earliest` of this formula, in steps, shape [placements].
-      latest: the last `a` for which a placement is possible, shape [placements].
+      shift: number of steps in `max(earliest, a + shift)`; the same for all placements.
+      earliest: number of steps in `max(earliest, a + shift)`, shape [placements].
+      latest: the largest `a` for which a placement is possible, shape [placements].
       value: sum of the squared numbers of participations over the tree's nodes in this
         interval, shape [placements].
     """
@@ -109,11 +108,11 @@ def max_squared_counts(
     marks the steps of an allowed participation pattern (arXiv:2306.08153, Prop. E.1).
     `||C_T u||^2` is the sum over the nodes of the squared number of participations.
 
-    The maximum is computed by dynamic programming. (Kairouz et al., 2021,
-    arXiv:2103.00039, also compute it by dynamic programming.) Intervals that are not
-    longer than the separation contain at most one participation. For longer intervals,
-    the placements of participations in both halves are combined, bottom up. A placement
-    is dropped if another one is at least as good in every respect.
+    The maximum is computed by dynamic programming, as in arXiv:2103.00039. Intervals
+    that are not longer than the separation contain at most one participation. For
+    longer intervals, the placements of participations in both halves are combined,
+    bottom up. A placement is dropped if another one is at least as good in every
+    respect.
 
     Args:
       num_steps: number of steps.
@@ -140,7 +139,8 @@ def max_squared_counts(
             return None
         levels[size] = joined
         size *= 2
-    # The binary digits of n split the steps into complete trees, the largest first.
+    # The binary digits of `num_steps` split the steps into complete trees, the largest
+    # first.
     total = {0: _Choices(0, *np.array([[0], [2 * num_steps], [0]]))}
     for exponent in reversed(range(num_steps.bit_length())):
         if num_steps >> exponent & 1:

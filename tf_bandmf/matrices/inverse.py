@@ -16,7 +16,7 @@ from tf_bandmf.matrices.streaming import Regeneration
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inverse(LowerTriangular):
-    """The inverse `M = inner^-1` of a banded matrix; `M` itself has up to `n` bands."""
+    """The inverse of the banded matrix `inner`; in general, it is not banded."""
 
     inner: LowerTriangular
     kind: ClassVar[str] = "inverse"

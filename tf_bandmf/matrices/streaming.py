@@ -16,13 +16,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streaming(abc.ABC):
-    """Describes one method to compute `y = diag(row_scale) M^-1 z` step by step.
+    """Describes a method to compute the rows of `diag(row_scale) M^-1 Z` step by step.
 
     This is the base class of all descriptions.
 
     Attributes:
-      num_rows: n.
-      row_scale: factors by which the rows are multiplied, shape [n], or None for ones.
+      num_rows: n, the number of rows of the strategy matrix `M`.
+      row_scale: factors by which the rows of `M^-1 Z` are multiplied, shape [n]; None
+        for ones.
     """
 
     num_rows: int
@@ -35,7 +36,7 @@ class Streaming(abc.ABC):
 
     @property
     def regenerations(self) -> int:
-        """The maximum number of earlier rows of `Z` that a step regenerates."""
+        """The maximum number of earlier steps whose normals a step generates again."""
         return 0
 
     def scaled(self, factors: np.ndarray) -> Streaming:
@@ -46,8 +47,9 @@ class Streaming(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForwardSubstitution(Streaming):
-    """Forward substitution, which computes the noise from stored outputs.
+    """Forward substitution, which computes the noise from stored earlier noise.
 
+    From row `z[i]` of `Z`, step `i` computes row `y[i]` of `M^-1 Z`,
     `y[i] = (z[i] - sum_{0<j<terms} M[i, i-j] y[i-j]) / M[i, i]`.
 
     Attributes:
@@ -68,7 +70,8 @@ class ForwardSubstitution(Streaming):
 class Regeneration(Streaming):
     """Regeneration, which generates earlier normals again to compute the noise.
 
-    `y[i] = sum_{j<terms} N[i, i-j] z[i-j]` with `N = M^-1`.
+    With the banded matrix `N = M^-1` and the rows `z[i]` of `Z`, step `i` computes
+    `sum_{j<terms} N[i, i-j] z[i-j]`, row `i` of `M^-1 Z`.
 
     Attributes:
       terms: number of bands of `N`.
@@ -88,7 +91,9 @@ class Regeneration(Streaming):
 class GeometricSums(Streaming):
     """Geometric sums, which compute the noise from d stored sums of earlier normals.
 
-    Each step computes `y = z + sum_m scales[m] s[m]`, then `s[m] = decays[m] s[m] + z`.
+    From the step's standard normals `z` and the sums `s[m]`, which are initially zero,
+    a step computes the noise `y = z + sum_m scales[m] s[m]`, then updates
+    `s[m] = decays[m] s[m] + z`.
 
     Attributes:
       scales: factors of the sums in the output, shape [d].

@@ -1,7 +1,7 @@
 """Correlated noise: generates the rows of `C^-1 Z` with a counter-based generator.
 
 `C` is the strategy matrix. Row `z[i]` of `Z` holds the independent standard normals of
-step `i`; each entry is a pure function of the step's key and of its index in the row. A
+step `i`; each entry is a pure function of the step's key and the entry's index. A
 strategy with a banded `C^-1` regenerates the few earlier `z[i-j]` that it needs, and
 stores nothing. A strategy with a banded `C` stores its last outputs in a ring buffer. A
 buffered Toeplitz strategy stores a few weighted sums.

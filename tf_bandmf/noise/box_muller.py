@@ -181,7 +181,7 @@ def polynomial(coefficients: tuple[float, ...], x: tf.Tensor) -> tf.Tensor:
 def _low_bits(word: tf.Tensor) -> tf.Tensor:
     """Returns the lower 31 bits of a word as a float32.
 
-    They are kept as int32 because one instruction converts int32 to float32.
+    The word is an int32, which one instruction converts to float32.
     """
     return tf.cast(tf.bitwise.bitwise_and(word, 0x7FFFFFFF), tf.float32)
 

@@ -9,9 +9,9 @@ from tensorflow.python.ops import control_flow_util
 def device_kind() -> str:
     """Returns `CPU` or `GPU`: the type of device on which a new operation is placed.
 
-    This is the type that an enclosing `tf.device` names. Without one, it is GPU if
-    TensorFlow has a GPU. The result affects only memory layouts, never values: if the
-    operation runs on a device of the other type, it is slower, but correct.
+    If an enclosing `tf.device` names a type, the function returns this type. Otherwise,
+    it returns `GPU` if TensorFlow has a GPU. The result affects only memory layouts,
+    never values: an operation on a device of the other type is slower, but correct.
     """
     # The device of `tf.zeros([])` has a type if an enclosing scope names one.
     named = tf.DeviceSpec.from_string(tf.zeros([]).device).device_type

@@ -19,7 +19,7 @@ block. This block has its own keys, and its two values are the digest.
 Therefore two different inputs of the same lengths, chosen without the key, have the
 same digest with probability at most `COLLISION = LEVELS * 2^-64`, below 3e-19. If the
 length varies, the last block includes the length. A digest influences released values
-only through a random number generator whose key contains it.
+only as a part of the key of a random number generator.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ COLLISION = LEVELS * 2.0**-64
 # to whole blocks.
 BLOCK = 512
 _VALUES = 2
-# The size of the key in 32-bit numbers. For each level and value, it has one 64-bit number
-# to add, and one for each number of a block.
+# The size of the key in 32-bit numbers. For each level and each of its `_VALUES`
+# values, the key has `1 + BLOCK` numbers of 64 bits: one summand and `BLOCK` factors.
 KEY_SIZE = 2 * LEVELS * (1 + BLOCK) * _VALUES
 
 
@@ -99,7 +99,7 @@ def keyed_digest(
 
 
 def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Returns the digest of any number of words; it covers their count, too.
+    """Returns the digest of words and of the number of words, which may vary.
 
     Args:
       key: from `digest_key`, or the same bits as 64-bit words.
@@ -125,8 +125,7 @@ def _digest(
       key: from `digest_key`, or the same bits as 64-bit words.
       pieces: vectors, each of which is first hashed to a few numbers.
       more: int32 numbers that go directly into the last block.
-      most: each piece is hashed repeatedly, until at most this many numbers remain. If
-        all levels are needed, two numbers remain.
+      most: each piece is hashed until at most this many numbers remain; see `_hashed`.
     """
     words = key if key.dtype.size == 8 else tf.reshape(key, [-1, 2])
     shape = [LEVELS, 1 + BLOCK, _VALUES]
@@ -142,10 +141,10 @@ _compiled_digest = shared_function(_digest, jit_compile=True)
 
 
 def _hashed(keys: Sequence[tf.Tensor], numbers: tf.Tensor, most: int) -> tf.Tensor:
-    """Hashes numbers until at most `most` numbers remain, and returns these.
+    """Hashes numbers until at most `most` numbers remain, and returns these numbers.
 
-    Two numbers remain if all levels are needed, or if the length of `numbers` is
-    unknown while tracing.
+    All levels are used if `most` is less than 2, or if the length of `numbers` is
+    unknown while tracing. Then two numbers remain.
 
     Args:
       keys: the key of each level, int64, shape [1 + BLOCK, 2].
@@ -177,7 +176,7 @@ def _hashed_blocks(key: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     blocks = tf.reshape(numbers, [-1, BLOCK])
     added, factors = tf.split(key, [1, BLOCK])
     if traced_under_xla():
-        # XLA has no fast products of integer matrices, but fuses this into one loop.
+        # XLA has no fast matrix product of integers, but fuses this sum into one loop.
         sums = tf.reduce_sum(blocks[:, None] * tf.transpose(factors), axis=-1)
     else:
         sums = tf.raw_ops.Einsum(inputs=[blocks, factors], equation="ij,jk->ik")

@@ -121,13 +121,13 @@ class NoiseGenerator:
         """Binds a step's key to the digest of the sum that the step's normals are added to.
 
         The digest is added to the upper half of Philox's counter, or to the last words
-        of ChaCha20's nonce. Therefore, at a given step, a different sum uses different
-        counters of the generator. If the generator is a pseudo-random function, its
-        values at different counters are independent. This is the idea of Rogaway and
-        Shrimpton ("A provable-security treatment of the key-wrap problem", Eurocrypt
-        2006; RFC 5297). If a step is repeated with an equal sum, it gets equal noise,
-        which reveals nothing new. If the sums differ, so does the noise, and it does
-        not cancel in the difference of the two releases.
+        of ChaCha20's nonce. Therefore, different sums of a step use different counters.
+        If the generator is a pseudo-random function, its values at different counters
+        are independent (Rogaway and Shrimpton, "A provable-security treatment of the
+        key-wrap problem", Eurocrypt 2006; RFC 5297). If a step is repeated with an
+        equal sum, the noise is equal, too, which reveals nothing new. If the step is
+        repeated with a different sum, the noise is independent, and does not cancel in
+        the difference of the two noisy sums.
 
         Args:
           step_key: int64 or uint64, shape [..., key_words], a tensor or an array.
@@ -153,10 +153,10 @@ class NoiseGenerator:
     def next(
         self, state: NoiseState, step: tf.Tensor, shard: tf.Tensor | int = 0
     ) -> tuple[tf.Tensor, NoiseState]:
-        """Returns the noise of a step, and the state after it.
+        """Returns the noise of a step, and the state after the step.
 
         Args:
-          state: the state after the earlier steps.
+          state: the state before the step.
           step: int64 scalar in [0, num_steps). If the generator has a buffer, the steps
             must be passed in order.
           shard: index of the shard, int32 scalar in [0, num_shards).
@@ -165,7 +165,8 @@ class NoiseGenerator:
           Noise, float32, shape [shard_size], and the new state.
 
         Raises:
-          InvalidArgumentError: if step is not in [0, num_steps), also in graphs.
+          InvalidArgumentError: if `step` is not in [0, num_steps). This is also checked
+            in graphs.
           ValueError: if the call is compiled by XLA, which drops the assertion that the
             step is valid.
         """

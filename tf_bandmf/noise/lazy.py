@@ -7,8 +7,9 @@ system, which is the same for all rows and columns,
 
     x[t+1] = F[t] x[t] + G[t] z[t] + H[t] s[t],
 
-with a fresh standard normal `z[t]` and the weight's sum `s[t]` of clipped gradients. If
-`s` is zero from step `l` to step `t - 1`, the state at `t`, given the state at `l`, is
+with a matrix `F[t]`, vectors `G[t]` and `H[t]`, a fresh standard normal `z[t]`, and the
+weight's sum `s[t]` of clipped gradients. If `s` is zero from step `l` to step `t - 1`,
+the state at `t`, given the state at `l`, is
 
     x[t] = P(l, t) x[l] + L(l, t) g,      P(l, t) = F[t-1] ... F[l],
     L L^T = Q(l, t) = sum over l <= i < t of  P(i+1, t) G[i] G[i]^T P(i+1, t)^T,
@@ -43,9 +44,8 @@ class LinearUpdate(NamedTuple):
 
     For weights `theta`, a mean gradient `g` and a learning rate `eta`, the update is
     `theta -= eta weight_decay theta`, followed by `theta -= eta g` if there is no
-    momentum. With momentum, the second update is `v = momentum v - eta g` for the
-    velocity, and then `theta += v`. With Nesterov's look-ahead, it ends with
-    `theta += momentum v - eta g` instead.
+    momentum. With momentum, the velocity becomes `v = momentum v - eta g`, followed by
+    `theta += v` or, with Nesterov's look-ahead, `theta += momentum v - eta g`.
     """
 
     momentum: float = 0.0
@@ -96,8 +96,8 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
     memory = streaming.memory_vectors + streaming.regenerations
     if memory + 1 > MOST_ENTRIES:
         raise ValueError(
-            f"A lazy table must store at most {MOST_ENTRIES - 1} numbers for each "
-            f"weight, found {memory}. Use at most {MOST_ENTRIES} bands (with momentum, "
+            f"A lazy table must store at most {MOST_ENTRIES - 1} numbers per weight, "
+            f"but found {memory}. Use at most {MOST_ENTRIES} bands (with momentum, "
             f"{MOST_ENTRIES - 1}), as in 'bisr:{MOST_ENTRIES}', or 'lambda_cgd'."
         )
     if isinstance(streaming, matrices.GeometricSums):
@@ -117,7 +117,7 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
             system[:, 0, memory] = 1.0 / rows[:, 0]
             system[:, 1:2] = system[:, :1]
     else:
-        raise ValueError(f"Lazy tables do not support {type(streaming).__name__}.")
+        raise ValueError(f"Noise of class {type(streaming).__name__} is not supported.")
     if streaming.row_scale is not None:
         scale = np.asarray(streaming.row_scale, np.float64)
         system = np.repeat(system, len(scale) // len(system), axis=0)

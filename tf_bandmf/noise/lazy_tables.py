@@ -59,10 +59,11 @@ class Window(NamedTuple):
 
 
 class Jumps:
-    """Stores the jumps from each step `l` since the last release to the next step `t`.
+    """Stores the jumps from each step since the last release to the run's coming step.
 
-    All tables share the jumps. A jump consists of `P(l, t)` and `L(l, t)`. The matrix L
-    is computed from the covariance matrix `Q(l, t) = L L^T`.
+    All tables share the jumps. The jump from step `l` to the coming step `t` consists
+    of the matrices `P(l, t)` and `L(l, t)`. The matrix L is computed from the
+    covariance matrix `Q(l, t) = L L^T`.
 
     Args:
       system: the matrices F, G and H of all steps.
@@ -82,7 +83,7 @@ class Jumps:
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
         self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
-        # Entry `l` contains P and L of the jump from step `l` to the next step.
+        # Entry `l` contains P and L of the jump from step `l` to the coming step.
         jumps = tf.cast(tf.stack([identity, 0 * identity], axis=1), tf.float32)
         self._jumps = tf.Variable(jumps, trainable=False)
         self._release = tf.Variable(step, trainable=False, dtype=tf.int32)
@@ -90,7 +91,7 @@ class Jumps:
     def of_step(
         self, step: tf.Tensor, rate: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the matrices F, G, H of a step, float64, shapes [m, m], [m], [m].
+        """Returns a step's matrix F and vectors G and H (see module `lazy`), float64.
 
         Args:
           step: int32 scalar.
@@ -102,22 +103,23 @@ class Jumps:
         return system[:, :m], system[:, m], system[:, m + 1]
 
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
-        """Returns factors that add a step's gradient sum to the state *before* the step.
+        """Returns the factors by which a gradient sum is added to a stored state.
 
-        The factors are the vector `u` with `F u = H`. Adding `u s` to the state before
-        the step has the same effect as adding `H s` after the step. Thus the stored
-        state remains a state before the step, and the step's noise is added later.
+        A step replaces the state `x` of a weight by `F x + G z + H s`, where `z` is a
+        standard normal and `s` is the sum of clipped gradients. The factors are the
+        vector `u` with `F u = H`. If `x` is replaced by `x + u s` as soon as `s` is
+        known, the rest of the step can be computed later: `F (x + u s) + G z`.
 
         Args:
           step: int32 scalar.
           rate: the learning rate of the step, float64 scalar.
 
         Returns:
-          float32 scalars: the factor for the weight and, if there is one, for the
-          velocity.
+          float32 scalars: the entries of `u` for the weight and, with momentum, for
+          the velocity. All other entries are zero.
 
         Raises:
-          InvalidArgumentError: if the weight decay of the step sets weights to zero.
+          InvalidArgumentError: if the weight decay of the step sets the weight to zero.
         """
         transition, _, gradient = self.of_step(step, rate)
         remains = transition[0, 0]
@@ -320,7 +322,7 @@ class LazyTable(Secret):
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """Returns the number of rows, >= 1, whose states fit in `numbers` values."""
+        """Returns how many rows have `numbers` values in their states, at least 1."""
         return max(1, numbers // self._width)
 
     def _jump(
@@ -330,8 +332,8 @@ class LazyTable(Secret):
 
         Args:
           rows: indices of the rows, of static shape [U].
-          block: index of the first block of normals to use. Block 0 is the first of
-            those that are reserved for this table.
+          block: index of the first block of normals to use, among the blocks that are
+            reserved for this table.
           jumps: the jumps from all steps since the last release.
           key: a key of the generator, uint64.
 
@@ -426,7 +428,7 @@ def _advanced(
       P and Q after the step, float64; and P and L, float32, shape [steps, 2, m, m].
     """
     products = _applied(transition[None], products)
-    # Q is symmetric, so F Q F^T is F (F Q)^T.
+    # F Q F^T is computed as F (F Q)^T, because Q is symmetric.
     grown = _applied(transition[None], covariances)
     grown = _applied(transition[None], tf.transpose(grown, [0, 2, 1]))
     grown += noise[:, None] * noise

@@ -95,7 +95,7 @@ class Run:
         noise buffer and the step.
       turn: a lock that a thread holds during a step, so that threads take turns.
       vouched: the reasons for changes of the weights that `vouch` was called with.
-      cautions: remarks on callbacks that act on exact metrics, in order; set by `fit`.
+      cautions: remarks on callbacks that act on exact (not noisy) metrics, from `fit`.
       weights: all weights of the model, in a fixed order; set by the model.
       weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
         under `MinSep`.
@@ -368,7 +368,7 @@ class Run:
     def apply(
         self, gradients: Sequence[Any], rows: Sequence[tf.IndexedSlices] = ()
     ) -> None:
-        """Lets the inner optimizer apply the result of `privatize`, in each replica.
+        """In each replica, lets the inner optimizer apply the result of `privatize`.
 
         Args:
           gradients: the noisy gradients.
@@ -412,8 +412,8 @@ class Run:
         """Reserves the run's budget in the ledger, or finds its earlier reservation.
 
         Raises:
-          LedgerError: if the ledger refuses, cannot be written, or is not open, or if
-            the run has ended.
+          LedgerError: if the ledger refuses the run, cannot be written, or is not open,
+            or if the run has ended.
         """
         self.entry = hooks.begin(self.plan, self.name)
 

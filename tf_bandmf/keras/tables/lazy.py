@@ -239,7 +239,7 @@ class LazyTables(Secret):
         return added_up
 
     def digest(self, sums: Sequence[tf.IndexedSlices], step: tf.Tensor) -> tf.Tensor:
-        """Returns a digest of all earlier steps, and of a step's sums and learning rate.
+        """Returns a digest of all earlier steps and a step's sums and learning rate.
 
         The digest is int32, of shape [2].
         """
