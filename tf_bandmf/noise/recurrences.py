@@ -20,10 +20,10 @@ from tf_bandmf.noise.shared import shared_function
 # `sum_k weights[k] z[steps[k]]`, float32, shape [size], where `z[i]` are the standard
 # normals of step `i`. Every call uses the same normals for a step.
 Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-# The noise of a step is a sum over several steps. One compiled program adds up to four
-# terms of this sum, or two on a GPU. A loop adds the remaining terms: one at a time, or
-# two at a time on a GPU. For more than two terms on a GPU, XLA would create several
-# kernels and store the random words in memory.
+# The noise of a step is a sum of terms, one for each of several steps. One compiled
+# program adds the first four terms, and a loop adds the others one at a time. On a GPU,
+# both add two terms at a time: for more terms, XLA would create several kernels and
+# store random numbers in memory between them.
 _TERMS, _TERMS_OF_GPU = 4, 2
 _ONE = [1.0]
 
@@ -73,8 +73,8 @@ class Recurrence(abc.ABC):
 class Regeneration(Recurrence):
     """Computes the noise `y[i] = sum_j N[i, i-j] z[i-j]` from regenerated normals.
 
-    The matrix `N = C^-1` is banded, or a full triangle if the strategy is dense. No
-    vectors are stored.
+    The matrix `N = C^-1` is a banded or full lower triangular matrix. No vectors are
+    stored.
     """
 
     def __init__(self, rows: _Rows) -> None:
@@ -223,10 +223,11 @@ def _solution(
 class GeometricBuffers(Recurrence):
     """Computes the noise of a buffered linear Toeplitz strategy.
 
-    The entries of `C^-1` below the diagonal are sums of geometric sequences, so the
-    noise needs one stored vector `s[m]` for each sequence. With its normals `z`, each
-    step computes the noise `y = z + sum_m inverse_output_scales[m] s[m]`, and then
-    updates `s[m] = inverse_decays[m] s[m] + z`; see `matrices.BufferedToeplitz`.
+    The entries of `C^-1` below the diagonal are sums of geometric sequences, so one
+    vector `s[m]` is stored for each sequence `m`. From the normals `z` of the step,
+    each step computes the noise `y = z + sum_m inverse_output_scales[m] s[m]`. It then
+    replaces each `s[m]` by `inverse_decays[m] s[m] + z`; see
+    `matrices.BufferedToeplitz`.
     """
 
     def __init__(self, sums: matrices.GeometricSums) -> None:
@@ -236,8 +237,8 @@ class GeometricBuffers(Recurrence):
         self.memory_vectors = sums.memory_vectors
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        # Past the last step, the normals are multiplied by NaN. Otherwise, the noise of
-        # an earlier step could be used again.
+        # Past the last step, the normals are multiplied by NaN, so that no noise is used
+        # twice.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
@@ -277,7 +278,7 @@ def recurrence_of(
     elif isinstance(streaming, matrices.ForwardSubstitution):
         made = RingBuffer(_Rows(streaming), jit_compile)
     else:
-        raise TypeError(f"There is no recurrence for {type(streaming).__name__}.")
+        raise TypeError(f"No recurrence exists for class {type(streaming).__name__}.")
     made.row_scale = streaming.row_scale
     return made
 
@@ -286,8 +287,7 @@ class _Rows:
     """The rows of a banded or dense lower triangular matrix, one row for each step.
 
     Args:
-      streaming: description of the computation of the noise, with a function `rows`
-        that returns the rows.
+      streaming: an object whose function `rows` returns the rows.
       row_scale: one factor for each row, by which the row is multiplied, shape
         [num_steps]; None for no factors.
     """
@@ -303,9 +303,9 @@ class _Rows:
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the entries `M[step, step - j]` of the matrix M, shape [terms].
 
-        The index j is 0, ..., terms - 1, and entries with `step - j < 0` are 0. Past the
-        last step, all entries are NaN. Otherwise, noise could be used twice if a
-        caller's compiled graph drops the assertion that the step exists.
+        The index j is 0, ..., terms - 1, and entries with `step - j < 0` are 0. Past
+        the last step, all entries are NaN, so that no noise is used twice even if a
+        compiled graph drops the caller's assertion that the step exists.
         """
         rows = tf.constant(self._rows)
         row = rows[0] if len(self._rows) == 1 else tf.gather(rows, step)

@@ -29,12 +29,11 @@ def shared_function(
     collections are removed from the outer graph while the function is called.
 
     Args:
-      function: function of tensors, variables and Python numbers that does not close
-        over a tensor. Omit it to use `shared_function` as a decorator with options. If
-        XLA compiles the function, integer variables are passed by value: they may be on
-        the CPU while everything else is on a GPU, and a compiled program cannot read a
-        variable on another device. Float variables are read inside the function,
-        because TensorFlow would copy them if they were read outside.
+      function: function of tensors, variables and Python numbers. It must not
+        close over tensors. Omit `function` to use `shared_function` as a decorator with
+        options. If XLA compiles the function, the values of integer variables are
+        passed instead of the variables, which may be on the CPU, where a program for
+        the GPU cannot read them.
       **options: options of `tf.function`.
 
     Returns:

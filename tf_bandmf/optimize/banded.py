@@ -37,18 +37,18 @@ _NAMED = (objectives.MEAN, objectives.MAX)
 class _Problem:
     """An optimization problem: a strategy and its errors, as functions of variables.
 
-    If all columns of the strategy C have norm 1, the variables `y` are the entries below
-    the diagonal, divided by the diagonal and by a scale `s_j` of the column: column `j`
-    is `[1, s_j y_1j, s_j y_2j, ...] / norm`. Otherwise, the variables are all entries,
-    scaled such that the squared norms of the columns `i, i + b, ...` sum to 1 for each
-    i. In measurements, each of these two problems was solved faster with its own
-    variables than with those of the other problem.
+    If all columns of the strategy C must have norm 1, the variables are the entries
+    below the diagonal, each divided by the diagonal entry of its column and by a scale
+    `s_j` of column j (see `_column_scale`). Otherwise, the variables are all entries of
+    the bands, and `columns` scales them such that the squared norms of the columns
+    `i, i + b, ...` sum to 1 for each i. In measurements, each of these two problems was
+    solved faster with its own variables than with those of the other problem.
 
     Args:
       workload: the workload.
       objective: objective of the per-step squared errors.
       bands: number of bands of C.
-      separation: b, or None if all columns of C have norm 1.
+      separation: b, or None if all columns of C must have norm 1.
 
     Attributes:
       minimizer: minimizer of the objective.
@@ -156,8 +156,8 @@ class _Problem:
             band = gram_recursion.doubly_filtered_band(strategy, rows, weights)
             return band, strategy, rows
 
-        # These are concrete functions because TensorFlow would otherwise warn about
-        # retracing after a few problems.
+        # These are concrete functions because TensorFlow warns about retracing if a few
+        # instances of this class each trace a `tf.function`.
         position = tf.TensorSpec([self._num_variables], tf.float64)
         weights = tf.TensorSpec([self._workload.num_steps], tf.float64)
         return (
@@ -172,9 +172,9 @@ def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
     """Returns the scale `s_j` of each column in the variables of `_Problem`, shape [n].
 
     For the mean error, the scales make the second derivatives with respect to the
-    variables about equal. In measurements with prefix sums and with momentum, the
-    second derivatives without scales decrease like the square root of the number of
-    remaining steps. For all other objectives, the scales are 1.
+    variables about equal. In measurements without scales, the second derivatives for a
+    column were about proportional to the square root of the number of steps from the
+    column to the end. For all other objectives, the scales are 1.
     """
     if objective != objectives.MEAN:
         return np.ones(num_steps)

@@ -37,12 +37,13 @@ def inside(bands: int, num_steps: int) -> tf.Tensor:
 
 
 def times_inverse_workload(columns: tf.Tensor, workload: Workload) -> tf.Tensor:
-    """Returns the rows of `M = C A^-1`, shape [n, bands + q], for a workload `A`.
+    """Returns the rows of the matrix `M = C A^-1`, where `A` is the workload matrix.
 
-    `A^-1` is `diag(1 / learning_rates) T` with a Toeplitz matrix `T` of q + 1 bands. The
-    squared norm of row i of `M^-1` is the squared error of step i. Entries that would
-    lie in a negative column of `M` have no meaning, and the computation of errors
-    ignores them.
+    Entry `[l, i]` of the result is `M[l, l - i]`. Entries with `l < i` have no meaning,
+    and the computation of errors ignores them. If the Toeplitz matrix `T` in
+    `A^-1 = diag(1 / learning_rates) T` has q + 1 bands, the result has the shape
+    [n, min(bands + q, n)]. The squared norm of row i of `M^-1` is the squared error of
+    step i.
     """
     if workload.learning_rates is not None:
         columns = columns / workload.learning_rates

@@ -46,11 +46,11 @@ from __future__ import annotations
 import numpy as np
 
 # The minimum weight of a step, relative to the maximum weight. If a weight is smaller,
-# `lower_bound` skips the second bound, which divides by the weights.
+# `lower_bound` skips the second bound of the docstring above, which divides by weights.
 _LEAST_WEIGHT = 1e-12
-# _CORRECTIONS is the number of matrices E that the second bound tries. A row of E is
-# scaled down if the sum of the absolute entries of E H^-1 E / 4 in this row exceeds
-# _KEPT times the same sum for the off-diagonal entries of H in the band.
+# For the second bound, `lower_bound` tries _CORRECTIONS matrices E. A row of E is scaled
+# down if the sum of the absolute entries of this row of E H^-1 E / 4 exceeds _KEPT times
+# the sum of the absolute off-diagonal entries of this row of H in the band.
 _CORRECTIONS, _KEPT = 3, 0.5
 
 # The functions below store a matrix as a dictionary from offsets to diagonals of length
@@ -92,8 +92,7 @@ def lower_bound(
     """Returns the larger of the two lower bounds on the minimum weighted error.
 
     The module's docstring derives both bounds, and defines f, X, Omega, H, C and A. If
-    some weights are (nearly) 0, only the first bound is computed. The time is
-    O(n bands^2).
+    a weight is (nearly) 0, only the first bound is computed. The time is O(n bands^2).
 
     Args:
       weighted_error: `f(X)`.
@@ -122,14 +121,14 @@ def lower_bound(
         squared = _product(_transposed(v), v, lower)
         quarter = {0: np.zeros(n)} | {k: 0.25 * one for k, one in squared.items()}
         left = {k: lower[k] - removed.get(k, 0.0) + quarter[k] for k in lower}
-        # Subtract <X, E> / 2. `removed` contains only the lower half of the symmetric E,
-        # so each entry counts twice.
+        # Compute tr Z = f(X) - <X, E> / 2. `removed` contains only the lower half of the
+        # symmetric matrix E, so each of its entries counts twice in <X, E>.
         trace = weighted_error - sum(
             float(gram[k] @ diagonal) for k, diagonal in removed.items()
         )
         best = max(best, max(trace, 0.0) ** 2 / dual_bound(left, norms, separation))
-        # In rows where E H^-1 E / 4 is large, scale E down. Otherwise, this term could
-        # be larger than the off-diagonal entries of H that E cancels.
+        # In rows where the entries of E H^-1 E / 4 are large, scale E down. Otherwise,
+        # they could be larger than the off-diagonal entries of H that E cancels.
         more = _row_sums(quarter, ones)
         kept = np.minimum(
             kept, _KEPT * reach / np.maximum(more, _KEPT * reach + 1e-300)
@@ -155,14 +154,14 @@ def _row_sums(lower: dict[int, np.ndarray], norms: np.ndarray) -> np.ndarray:
 
 
 def _diagonals(rows: np.ndarray) -> dict[int, np.ndarray]:
-    """Returns the diagonals of a matrix H from its rows; `rows[i, j]` is `H[i, i-j]`."""
+    """Returns the lower diagonals of a matrix H, given as `rows[i, j] = H[i, i-j]`."""
     steps = np.arange(len(rows))
     below = enumerate(rows.T[: len(rows)])
     return {-j: np.where(steps >= j, diagonal, 0.0) for j, diagonal in below}
 
 
 def _moved(diagonal: np.ndarray, offset: int) -> np.ndarray:
-    """Returns an array with `diagonal[i + offset]` at `i`, or 0 if there is none."""
+    """Returns the array of `diagonal[i + offset]`; 0 if this index does not exist."""
     result = np.zeros_like(diagonal)
     if offset >= 0:
         result[: diagonal.size - offset] = diagonal[offset:]

@@ -1,15 +1,17 @@
 """Extrapolation of a banded strategy's columns from few to many steps.
 
 A column of the optimal strategy depends on the number r of steps from the column to the
-end. Its entries are the coefficients of a polynomial `C(z)`. A part of the error comes
-from the roots of `C(z)` near the unit circle. For prefix sums, this part decreases like
-`1 / r`. By a heuristic argument, `|C(z)|^2` therefore has minima of order `r^(-2/3)` on
-the unit circle, and the column is a smooth function of `r^(-1/3)`. A polynomial in
+end. By a heuristic argument about the roots of the polynomial whose coefficients are the
+column's entries, the column is a smooth function of `r^(-1/3)`. A polynomial in
 `r^(-1/3)` extrapolates this function from the known columns to the columns before them.
-The first columns deviate from the function periodically, for about `n^(1/3)` periods,
-where n is the number of steps; the period is the number of bands. With 16 bands, the
-mean squared error of columns extrapolated from 4,096 to 16,384 steps was 0.004% above
-the minimum. The error of the best Toeplitz strategy is 0.25% above the minimum.
+
+The columns at the start of a run oscillate around this function. The period is the
+number of bands, and the oscillation lasts for about `n^(1/3)` periods, where n is the
+number of steps.
+
+With 16 bands, the mean squared error of columns extrapolated from 4,096 to 16,384 steps
+was 0.004% above the minimum. The mean squared error of the best Toeplitz strategy is
+0.25% above the minimum.
 """
 
 from __future__ import annotations
@@ -20,11 +22,10 @@ from tf_bandmf.optimize import banded_matrices
 
 _EXPONENT = 1.0 / 3.0
 # Let r be the number of steps from a column to the end. A polynomial in `r^(-1/3)`
-# interpolates three of the known columns. The constant contains the values of r for these
-# three, as fractions of the number of all known columns.
+# interpolates the three known columns with r / (number of known columns) in `_NODES`.
 _NODES = np.array([0.75, 0.375, 0.1875])
 # The first quarter of the known columns shows how columns at the start of a run deviate
-# from this polynomial.
+# from the polynomial.
 _BEGINNING = 0.25
 
 
@@ -54,9 +55,9 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
     stretch = (num_steps / fewer) ** _EXPONENT
     wide = min(int(begins * stretch), num_steps)
     # The first known columns equal the polynomial times `ratio`, which oscillates with
-    # period `bands`. In the result, the oscillation lasts for `stretch` times as many
-    # periods: period number p of the result is interpolated between the two known
-    # periods whose numbers are next to p / stretch.
+    # the period `bands`. For `num_steps`, the oscillation lasts for `stretch` times as
+    # many periods. Its values in period p are therefore interpolated between the values
+    # of `ratio` in the two periods next to number p / stretch.
     period, place = np.divmod(np.arange(wide), bands)
     before = np.floor(period / stretch)
     share = period / stretch - before

@@ -125,8 +125,8 @@ def value_and_gradient(
         jit_compile=by_xla or None,
         experimental_attributes={"_noinline": True},
     )
-    # This is a concrete function, because otherwise TensorFlow warns about retracing
-    # after a few problems.
+    # This is a concrete function because TensorFlow warns about retracing if a few
+    # calls each trace a `tf.function`.
     concrete: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
     concrete = function.get_concrete_function(tf.TensorSpec([size], tf.float64))
     return concrete
@@ -190,7 +190,7 @@ class Minimizer:
         offset: tf.Tensor,
         tolerance: tf.Tensor,
     ) -> Any:
-        """Runs L-BFGS on `factor * (log_loss - offset)`, and returns its state.
+        """Minimizes `factor * (log_loss - offset)`, and returns the optimizer's state.
 
         Args:
           state: state of the optimizer from which the run continues, or a tensor with
@@ -199,7 +199,7 @@ class Minimizer:
           factor: factor that makes second derivatives of order one.
           offset: value of `log_loss` at the initial position.
           tolerance: the run also ends if no absolute entry of the gradient exceeds
-            this.
+            this value.
         """
 
         def scaled(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -245,8 +245,8 @@ class Minimizer:
         offset, gradient = self._evaluate(initial)
         if not (np.isfinite(float(offset)) and np.all(np.isfinite(gradient))):
             raise ValueError(
-                f"The objective must be finite and > 0 at the start, with a finite "
-                f"gradient, found log(objective) = {float(offset)}."
+                f"The objective must be finite and > 0 at the start, and its gradient "
+                f"must be finite, but found log(objective) = {float(offset)}."
             )
 
         scaling = (

@@ -40,9 +40,9 @@ class Options:
     def judge_progress(
         self, norm: float, decrease: float, iterations: int
     ) -> tuple[bool, str] | None:
-        """Returns whether the optimization has converged, and the stopping rule.
+        """Returns whether the optimization has converged, and why it ends.
 
-        Returns None if no stopping rule applies.
+        The result is None if the optimization goes on.
 
         Args:
           norm: the maximum absolute entry of the gradient of `scale * log(objective)`.

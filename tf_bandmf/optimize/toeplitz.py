@@ -23,8 +23,8 @@ from tf_bandmf.workloads import Workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
 
-# If errors never decrease from step to step, each named objective on the left equals
-# the one on the right.
+# Maps each named objective to the objective to minimize instead. If errors never
+# decrease from step to step, the maximum error is the last error.
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
 # The maximum change of a coefficient in the first step. If the descent starts from the
 # square root of the workload, a longer step would lead to a matrix whose inverse has
@@ -134,7 +134,7 @@ class ToeplitzProblem:
           options: stopping rules.
 
         Raises:
-          ValueError: if the objective is not finite at the start.
+          ValueError: if the objective at `start` is not finite and > 0.
         """
         if not np.isfinite(self.value_and_gradient(start)[0]):
             raise ValueError("The objective must be finite and > 0 at the start.")

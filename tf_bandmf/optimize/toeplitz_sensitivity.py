@@ -7,24 +7,24 @@ column of `C` is nonnegative and, under min-separation participation, does not i
 from entry b on, the sensitivity is the norm of the sum of the columns 0, b, ...,
 (k - 1) b.
 
-With a fixed epoch order and entries of any sign, the columns 0, b, 2b, ... are the
-worst of the b participation patterns: any other pattern has the same columns, moved
-down, with their last entries cut off. Let X be the Gram matrix of the worst pattern's
-columns. The squared sensitivity is then the maximum of `<X, G>` over correlation
-matrices G; see `analysis.vector_contributions`. This module computes a smooth
-approximation, the maximum of
+With a fixed epoch order and entries of any sign, an example participates in the steps
+i, i + b, i + 2b, ... for some i < b. The case i = 0 is the worst: for any other i, the
+columns are those of i = 0, moved down by i entries and cut off at the end. Let X be the
+Gram matrix of the columns for i = 0. The squared sensitivity is the maximum of `<X, G>`
+over correlation matrices G; see `analysis.vector_contributions`. This module computes a
+smooth approximation, the maximum of
 
     <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 times the mean of X_ii.
 
 The maximizer `G = mu (diag(y) - X)^-1`, where `y` are the Lagrange multipliers of
-`G_ii = 1`, is unique. At fixed mu, the derivative of the maximum is `<dX, G>`.
+`G_ii = 1`, is unique. At fixed mu, G is the gradient of the maximum with respect to X.
 
 In all other cases, the exact value is unknown or too expensive to compute. The module
 then uses an upper bound: the squared sensitivity of a Toeplitz majorant of `C`, as in
 `analysis.sensitivity.upper_bound`.
 
-`SquaredSensitivity.of_coefficients` is an exception: for coefficients of `C`, it always
-uses the columns 0, b, ..., (k - 1) b.
+For coefficients of `C`, `SquaredSensitivity.of_coefficients` always returns the squared
+norm of the sum of the columns 0, b, ..., (k - 1) b, whether or not it is exact.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import numpy as np
 
 from tf_bandmf.analysis import participation_patterns, vector_contributions
 
-# The weight mu of the barrier term in the smooth approximation, relative to the mean
-# diagonal entry of the Gram matrix.
+# The factor mu of `log det G` in the smooth approximation, relative to the mean diagonal
+# entry of the Gram matrix X.
 _BARRIER = 1e-7
 
 
@@ -105,8 +105,8 @@ class SquaredSensitivity:
         n, b, k = self._shape
         joint = _repeated(column, b, k)
         padded = np.pad(joint, (0, -n % b))
-        # The gradient is 2 times the adjoint of `_repeated`, applied to `joint`. The
-        # adjoint computes the same sums from the end of the array.
+        # The gradient is 2 times the transpose of the linear map `_repeated`, applied to
+        # `joint`. The transpose is `_repeated` for arrays in reverse order.
         gradient = _repeated(padded[::-1], b, k)[::-1][:n]
         return float(joint @ joint), 2.0 * gradient
 

@@ -77,7 +77,8 @@ class TracedError:
 
         Args:
           descend: function that minimizes the result of `__call__` times the squared
-            sensitivity. For the maximum of the errors, it is called once per order.
+            sensitivity. For the maximum of the errors, it is called once for each
+            order of `SmoothMaximum`.
           start: initial values of the coefficients after the leading 1, shape [p - 1].
           options: stopping rules.
         """
