@@ -237,8 +237,8 @@ class GeometricBuffers(Recurrence):
         self.memory_vectors = sums.memory_vectors
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        # Past the last step, the normals are multiplied by NaN, so that no noise is used
-        # twice.
+        # Past the last step, the normals are multiplied by NaN, so that no noise is
+        # used twice.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
         slots = tf.range(self.memory_vectors, dtype=tf.int64)

@@ -48,9 +48,9 @@ import numpy as np
 # The minimum weight of a step, relative to the maximum weight. If a weight is smaller,
 # `lower_bound` skips the second bound of the docstring above, which divides by weights.
 _LEAST_WEIGHT = 1e-12
-# For the second bound, `lower_bound` tries _CORRECTIONS matrices E. A row of E is scaled
-# down if the sum of the absolute entries of this row of E H^-1 E / 4 exceeds _KEPT times
-# the sum of the absolute off-diagonal entries of this row of H in the band.
+# For the second bound, `lower_bound` tries _CORRECTIONS matrices E. A row of E is
+# scaled down if the sum of the absolute entries of this row of E H^-1 E / 4 exceeds
+# _KEPT times the sum of the absolute off-diagonal entries of this row of H in the band.
 _CORRECTIONS, _KEPT = 3, 0.5
 
 # The functions below store a matrix as a dictionary from offsets to diagonals of length
@@ -121,8 +121,8 @@ def lower_bound(
         squared = _product(_transposed(v), v, lower)
         quarter = {0: np.zeros(n)} | {k: 0.25 * one for k, one in squared.items()}
         left = {k: lower[k] - removed.get(k, 0.0) + quarter[k] for k in lower}
-        # Compute tr Z = f(X) - <X, E> / 2. `removed` contains only the lower half of the
-        # symmetric matrix E, so each of its entries counts twice in <X, E>.
+        # Compute tr Z = f(X) - <X, E> / 2. `removed` contains only the lower half of
+        # the symmetric matrix E, so each of its entries counts twice in <X, E>.
         trace = weighted_error - sum(
             float(gram[k] @ diagonal) for k, diagonal in removed.items()
         )

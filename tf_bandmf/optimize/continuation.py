@@ -1,8 +1,8 @@
 """Extrapolation of a banded strategy's columns from few to many steps.
 
-A column of the optimal strategy depends on the number r of steps from the column to the
-end. By a heuristic argument about the roots of the polynomial whose coefficients are the
-column's entries, the column is a smooth function of `r^(-1/3)`. A polynomial in
+A column of the optimal strategy depends on the number r of steps from the column to
+the end. By a heuristic argument about the roots of the polynomial whose coefficients
+are the column's entries, the column is a smooth function of `r^(-1/3)`. A polynomial in
 `r^(-1/3)` extrapolates this function from the known columns to the columns before them.
 
 The columns at the start of a run oscillate around this function. The period is the

@@ -33,8 +33,8 @@ import numpy as np
 
 from tf_bandmf.analysis import participation_patterns, vector_contributions
 
-# The factor mu of `log det G` in the smooth approximation, relative to the mean diagonal
-# entry of the Gram matrix X.
+# The factor mu of `log det G` in the smooth approximation, relative to the mean
+# diagonal entry of the Gram matrix X.
 _BARRIER = 1e-7
 
 
@@ -105,8 +105,8 @@ class SquaredSensitivity:
         n, b, k = self._shape
         joint = _repeated(column, b, k)
         padded = np.pad(joint, (0, -n % b))
-        # The gradient is 2 times the transpose of the linear map `_repeated`, applied to
-        # `joint`. The transpose is `_repeated` for arrays in reverse order.
+        # The gradient is 2 times the transpose of the linear map `_repeated`, applied
+        # to `joint`. The transpose is `_repeated` for arrays in reverse order.
         gradient = _repeated(padded[::-1], b, k)[::-1][:n]
         return float(joint @ joint), 2.0 * gradient
 

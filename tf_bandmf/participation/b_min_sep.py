@@ -61,8 +61,8 @@ class BMinSepSampling(Cyclic):
         from tf_bandmf.accounting.b_min_sep import check_size
 
         if self.num_parts > 1:
-            # The accounting of strategies with more bands permits fewer steps. The
-            # check is for two bands, because one band would need no separation.
+            # The more bands a strategy has, the fewer steps its accounting permits. A
+            # separation is useful only for strategies with at least two bands.
             check_size(num_steps, 2)
 
     def accountant(
@@ -74,7 +74,7 @@ class BMinSepSampling(Cyclic):
         rate = self.batch_size / self.num_examples
         if self.num_parts == 1 and matrix.bands == 1:
             norms = matrix.column_norms()
-            # If all norms are equal, `CyclicPoissonAccountant` is exact.
+            # If all column norms are equal, `CyclicPoissonAccountant` is exact.
             if norms.min() == norms.max():
                 return CyclicPoissonAccountant.of_strategy(matrix, 1, rate)
         return BMinSepAccountant(matrix, self.num_parts, rate, confidence)

@@ -39,8 +39,8 @@ class Participation(abc.ABC):
       is_amplified: True if the accountant relies on the randomness of the sampler.
       is_simulated: True if the accountant uses a simulation. Its result is then an
         estimate, or a bound if a `confidence` is passed.
-      bound_name: None if the default accountant is exact for an exact sensitivity. If
-        its guarantee is always just a bound, the accountant's name.
+      bound_name: name of the default accountant if its guarantee is always only a
+        bound; None if the guarantee is exact whenever the sensitivity is exact.
     """
 
     kind: ClassVar[str]
@@ -227,5 +227,5 @@ def from_config(config: Mapping[str, Any]) -> Participation:
     arguments = dict(config)
     kind = arguments.pop("kind", None)
     if kind not in PARTICIPATIONS:
-        raise ValueError(f"Unknown participation {kind!r}. Upgrade tf-bandmf.")
+        raise ValueError(f"Participation {kind!r} is unknown. Upgrade tf-bandmf.")
     return PARTICIPATIONS[kind](**arguments)

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class Shuffled(WholeEpochs):
     """The examples are shuffled once, secretly, and all epochs use the same batches.
 
-    For batches of many examples under zero-out adjacency, no amplification bound for
-    shuffling is known (compare arXiv:2306.08153, Cor. F.1). The accountant ignores the
-    shuffle and uses the guarantee of a fixed order, which also holds for a random order
-    by convexity. Do not account for a shuffle as if it were Poisson sampling.
+    No amplification bound is known for shuffling, if batches have many examples and
+    neighboring data sets differ by a zero-out (compare arXiv:2306.08153, Cor. F.1).
+    Therefore the accountant uses the guarantee of a fixed order. By convexity, this
+    guarantee also holds for a random order. Do not account for a shuffle as if it were
+    Poisson sampling.
 
     Args:
       num_examples: size of the training set.

@@ -167,9 +167,9 @@ def advise(
       epochs: number of passes over the data; choose as many as your compute budget
         allows. The recommended run makes all of them.
       model: a Keras model with weights, whose trainable parameters are counted.
-      optimizer: "sgd" (with momentum 0.9) or "adam" (with independent noise, because
-        Adam divides the updates of different steps by different noisy values, so
-        correlated noise would not cancel between steps).
+      optimizer: "sgd" (with momentum 0.9) or "adam". With "adam", the default mechanism
+        is independent noise: Adam divides the updates of different steps by different
+        noisy values, so correlated noise would not cancel between steps.
       loss: Keras loss of the model, or its name. Losses for counts and for binary
         classification need larger clip norms than losses for multiclass classification;
         a squared error needs a smaller learning rate.
@@ -327,17 +327,18 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 
 def _calmest(table: Comparison) -> Row | None:
-    """Returns a row whose error is close to the best row's, but with less noise per step.
+    """Returns a row with a similar error to the best row, but less noise per step.
 
-    Of all rows whose error is that close, this is the one that adds the smallest amount
-    of fresh noise per step. The result is None if that amount is not clearly smaller
-    than the best row's. A smaller amount is better, because noise that later steps
-    cancel still moves the weights at which gradients are computed.
+    Fresh noise matters because noise that later steps cancel still moves the weights at
+    which gradients are computed. Of the rows whose error is at most `_AS_GOOD` times
+    the error of the best row, this function returns the row with the least fresh noise.
+    It returns None if this noise is not below `_CALMER` times the fresh noise of the
+    best row.
 
     Only mechanisms with a banded inverse are compared. Their matrices have ones on the
-    diagonal, so `noise_stddev` is the fresh noise of each step. The result is also None
-    if the best row's mechanism has no banded inverse, or if the objective is not the
-    mean error.
+    diagonal, so `noise_stddev` is the fresh noise of each step. If the mechanism of the
+    best row has no banded inverse, or if the objective is not the mean error, the
+    result is None.
     """
     best = table.best()
     inverse = [row for row in table if row.bands and row.regenerations_per_step]

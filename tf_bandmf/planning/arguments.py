@@ -75,8 +75,8 @@ def resolve_data(
     if wrong:
         raise ValueError(
             f"{wrong}. Pass num_examples, batch_size and epochs, with a name as sampling. "
-            f"Or pass num_steps, with a participation as sampling: MinSep(342) if steps "
-            f"that use the same example are at least 342 apart."
+            f"Or pass num_steps, with a participation as sampling, such as MinSep(342) "
+            f"if steps that use the same example are at least 342 steps apart."
         )
     if isinstance(sampling, Participation):
         made, is_cyclic = sampling, False
@@ -107,7 +107,7 @@ def resolve_data(
         size = float(min(steps, 10**300))
         raise ValueError(
             f"num_steps (epochs * num_examples / batch_size) must be <= "
-            f"{LARGEST_NUM_STEPS:,}, found {size:g}: one noise key per step would take "
+            f"{LARGEST_NUM_STEPS:,}, found {size:g}. The noise keys would take "
             f"{16.0 * size:.3g} bytes. Use larger batches or fewer epochs."
         )
     if not is_cyclic:
@@ -134,8 +134,8 @@ def check_budget(
     check_planned_delta(delta)
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
-            f"Give exactly one of epsilon and noise_multiplier, found epsilon = "
-            f"{epsilon}, noise_multiplier = {noise_multiplier}."
+            f"Give exactly one of epsilon and noise_multiplier. Found epsilon = "
+            f"{epsilon} and noise_multiplier = {noise_multiplier}."
         )
     if epsilon is not None:
         check_positive("epsilon", epsilon)

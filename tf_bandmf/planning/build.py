@@ -69,12 +69,12 @@ def plan(
         `compare(max_memory_vectors=...)`. `Plan.choice` contains the comparison and the
         reason for the choice; the logger "tf_bandmf" reports progress at level INFO. A
         name is "identity" (DP-SGD), for example, or has parameters: "lambda_cgd:0.9",
-        "bisr:4", "bsr:4:normalized" (columns of norm 1) or "banded:max" (minimizes the
-        largest error of a step instead of the mean; also "auto:max"); see
-        `strategies.registry.parse`. Omitted parameters are chosen to minimize the
-        error, with amplification if the sampling has it. If the number of bands is
-        omitted, at most 32 bands are used, and usually no more than the minimum
-        separation b of an example's participations.
+        "bisr:4" or "bsr:4:normalized" (columns of norm 1). The ending ":max", as in
+        "banded:max" or "auto:max", minimizes the largest error of a step instead of the
+        mean error. See `strategies.registry.parse`. Omitted parameters are chosen to
+        minimize the error, with amplification if the sampling has it. If the number of
+        bands is omitted, at most 32 bands are used, and usually no more than the
+        minimum separation b of an example's participations.
       epsilon: epsilon of the budget, > 0; requires delta.
       delta: delta of the budget, in [1e-20, 1). A value of 1 / num_examples or more
         triggers a warning.
@@ -126,10 +126,10 @@ def plan(
     elif _is_open(name, options, data, epsilon):
         if epsilon is None:
             raise ValueError(
-                "Pass epsilon instead of noise_multiplier. Omitted parameters of a "
-                "mechanism, and num_parts of cyclic sampling, are chosen for epsilon. "
-                "Or pass all parameters of the mechanism, and num_steps with a "
-                "participation as sampling (such as CyclicPoisson with num_parts)."
+                "Pass epsilon instead of noise_multiplier, because omitted parameters "
+                "are chosen for an epsilon. Or pass all parameters of the mechanism, "
+                "with num_steps and a participation as sampling (such as CyclicPoisson "
+                "with num_parts)."
             )
         budget, is_auto = (float(epsilon), delta), name == "auto"
         objective = options.get("objective", "mean")
@@ -181,8 +181,8 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     goal = text.strip().split(":")[1:]
     if goal not in ([], ["max"]):
         raise ValueError(
-            f'"auto" chooses all parameters: only "auto" and "auto:max" are possible, '
-            f'found {text!r}. To set parameters, name a mechanism, as in "bisr:16".'
+            f'"auto" takes no parameters, but found {text!r}. Use "auto" or "auto:max".'
+            f' To set parameters, name a mechanism, as in "bisr:16".'
         )
     return "auto", {"objective": "max"} if goal else {}
 
@@ -242,7 +242,7 @@ def split(
     runs = [{} for _ in shares] if runs is None else runs
     if len(runs) != len(shares):
         raise ValueError(
-            f"Pass one share per run, found {len(shares)} shares and {len(runs)} runs."
+            f"Pass one share per run. Found {len(shares)} shares and {len(runs)} runs."
         )
     for given in (common, *runs):
         budget = {"epsilon", "delta", "noise_multiplier"}.intersection(given)

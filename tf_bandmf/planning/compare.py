@@ -41,8 +41,8 @@ from tf_bandmf.strategies.one_parameter import LONG_RUN
 from tf_bandmf.workloads import Workload
 
 # The default maximum number of noise vectors that a mechanism may store if the search
-# chooses its number of bands or buffers. The number of vectors that a step regenerates
-# may be as large as the maximum number of stored vectors, or 31 if that is more.
+# chooses its number of bands or buffers. A step may regenerate as many vectors as it
+# may store, or 31 vectors if 31 is more.
 MEMORY_VECTORS = 31
 _LOG = logging.getLogger("tf_bandmf")
 # The cheapest mechanism is chosen among those whose error is within this factor of the
@@ -135,7 +135,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A table with one row for each usable mechanism, and the reasons to exclude others.
+    """A table with a row for each usable mechanism, and why others are excluded.
 
     Attributes:
       title: title of the table.
@@ -274,8 +274,8 @@ def compare(
       max_memory_vectors: maximum number of model-sized vectors that the noise may store
         between steps. By default, the maximum is 31 if this function chooses the number
         of bands or buffers; if a name specifies this number ("bsr:64"), there is no
-        maximum. The number of vectors that a step regenerates may be as large as this
-        maximum, or 31 if that is more.
+        maximum. A step may regenerate as many vectors as the noise may store, or 31
+        vectors if 31 is more.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
@@ -560,13 +560,13 @@ class Search:
         if not family.has_bands:
             return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
-            raise ValueError("Only 1 band is possible, but 2 are needed. Use identity.")
+            raise ValueError("bands must be >= 2, but the maximum is 1. Use identity.")
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]
-        # More bands never increase the error of an optimized family, nor that of "bifr"
-        # with the best gamma. In a long run, each number of bands takes long to try, so
-        # for "bifr" only the maximum is tried.
+        # More bands never increase the error of an optimized family, or of "bifr" with
+        # the best value of its parameter gamma. For "bifr", only the maximum is tried
+        # in long runs, where trying a number of bands takes long.
         is_long = self.workload.num_steps > LONG_RUN and len(family.numbers) > 1
         return [most] if family.is_optimized or is_long else sizes
 
@@ -575,11 +575,11 @@ class Search:
     ) -> Row:
         """Returns the row with the best value of a parameter that is below 1.
 
-        The family computes the value that is best without amplification. With
+        The family computes the value x that is best without amplification. With
         amplification, smaller values are better (arXiv:2601.22334, section 5.1), so
-        this method searches them. The search uses a logarithmic scale of their distance
-        from 1, because values close to 1 matter most. Its tolerance is coarse, because
-        each evaluation needs a simulation.
+        this method searches the values v from 0 to x. The search varies log(1 - v),
+        because values close to 1 matter most. It is not precise, because each
+        evaluation needs a simulation.
 
         Args:
           family: family of the mechanism.
@@ -625,8 +625,8 @@ class Search:
         if kept > self._limit and not (is_named and self.max_memory_vectors is None):
             raise ValueError(
                 f"The strategy must store <= {self._limit} vectors (max_memory_vectors), "
-                f"found {kept}. Use fewer bands or buffers, or a strategy with a banded "
-                f"inverse."
+                f"but it stores {kept}. Use fewer bands or buffers, or a strategy with "
+                f"a banded inverse."
             )
         return row
 

@@ -97,9 +97,9 @@ class Release:
       event: dp-accounting event; its noise multipliers are relative to the contribution
         of one privacy unit or, with "replace-one", to the change that a replacement
         causes. Gaussian events compose exactly.
-      noise_multiplier: noise multiplier of a Gaussian mechanism that bounds the privacy
-        loss of the release; relative to the contribution of one privacy unit. For a
-        run, it is the noise multiplier without amplification.
+      noise_multiplier: noise multiplier, relative to the contribution of one privacy
+        unit, of a Gaussian mechanism that bounds the privacy loss of the release. For a
+        run, this mechanism is the run without amplification.
       adjacency: "zero-out" (one privacy unit is added, removed or zeroed out),
         "replace-one" (one is replaced by another, as for sampling without replacement),
         or "either" for runs whose guarantee holds for both. A replacement counts as two
@@ -146,18 +146,18 @@ class Release:
         least = "exact" if self.is_gaussian else "bound"
         if self.kind not in ("", *KINDS[KINDS.index(least) :]):
             raise ValueError(
-                f"kind must be one of {', '.join(KINDS)}, found {self.kind!r}. Only "
-                f"events of Gaussian mechanisms without sampling can be 'exact'."
+                f"kind must be one of {', '.join(KINDS)}, but found {self.kind!r}. Use "
+                f"'exact' only for events of Gaussian mechanisms without sampling."
             )
         object.__setattr__(self, "kind", self.kind or least)
 
     def _check_event(self) -> None:
-        """Checks that every piece of the event provides some privacy.
+        """Checks that every basic event in `pieces` provides some privacy.
 
         Raises:
           TypeError: if the event is not a dp-accounting event.
           ValueError: if the event is empty, or not supported by dp-accounting for this
-            adjacency, or if a piece provides no privacy.
+            adjacency, or if a basic event provides no privacy.
         """
         event, replaced = self.event, self.adjacency != "zero-out"
         if not isinstance(event, dp_accounting.DpEvent):
@@ -458,14 +458,14 @@ class JointGuarantee:
             )
         if best.epsilon <= 0.0:
             raise ValueError(
-                f"delta must be smaller, found {delta}: the releases are (0, {delta})-DP"
-                f", so epsilon would be 0."
+                f"delta must be smaller than {delta}: the releases are (0, {delta})-DP"
+                f", and epsilon would be 0."
             )
         others = {"adjacency": self.adjacency, "zcdp_rho": self.zcdp_rho}
         return Guarantee(delta=delta, **best._asdict(), **others)  # type: ignore[arg-type]
 
     def bound_at(self, delta: float) -> Bound | None:
-        """Returns the best epsilon at delta, with its origin; None if none is known.
+        """Returns the best known epsilon at delta, with its origin, or None.
 
         This epsilon may be zero or negative.
 

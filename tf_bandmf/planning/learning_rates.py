@@ -13,11 +13,11 @@ models, c = 0.05 is best, and training diverges with c = 0.16.
 The formula combines two limits. With little noise, the curvature of the loss limits the
 rate, and the best rates are proportional to 1 / sqrt(s). If the norm of the noise, s
 sqrt(d), is large compared to the norm of a clipped gradient, the noise limits the rate,
-and the best rates are proportional to 1 / (s^1.5 sqrt(d)). If typical gradients are
-smaller than the clip norm, noise that is k times smaller already limits the rate. For
-example, models of counts with clip norm 10 have k = 6. If epsilon is 1, their best
-rates are 0.25 times the rates that the formula gives for k = 1; if epsilon is 8, 0.5
-times.
+and the best rates are proportional to 1 / (s^1.5 sqrt(d)). The factor k is in the
+formula because less noise is enough to limit the rate if typical gradients are smaller
+than the clip norm. For example, models of counts with clip norm 10 have k = 6. Their
+best rates are 0.25 times (epsilon 1) or 0.5 times (epsilon 8) the rates that the
+formula gives for k = 1.
 
 The formula and its constants were fitted to grids of learning rates for 19
 convolutional networks (whose best rates differ by a factor of 200), a linear model and
@@ -49,8 +49,8 @@ _NOISE = 12.0
 _USUAL_NORM = 1.7
 # The learning rate of Adam, for every clip norm; see `benchmarks/advice`.
 RATE_OF_ADAM = 0.02
-# _HALF is the progress divided by sqrt(d) at which training improves a model half as
-# much as without privacy. SPREAD is the standard deviation of the differences between
+# If the progress is _HALF times sqrt(k d), training improves a model half as much as
+# without privacy. SPREAD is the standard deviation of the differences between
 # measured and expected shares; see `expected_share`. Both constants are from the tables
 # in `benchmarks/README.md`.
 _HALF = 0.12
@@ -124,10 +124,10 @@ def per_clip_unit(
 
 
 def progress(rate: float, num_steps: int) -> float:
-    """Returns how far the weights can move in a run, at most `rate * num_steps`.
+    """Returns how far the weights can move in a run of SGD with momentum 0.9.
 
-    SGD with momentum 0.9 makes steps of full length only after about 10 steps, so the
-    weights move less than the learning rate times the number of steps.
+    The steps reach their full length only after about 10 steps, so the result is less
+    than `rate * num_steps`.
 
     Args:
       rate: the learning rate for gradients that are divided by the clip norm.
@@ -151,8 +151,8 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     """
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
-            "A learning rate is computed only for a plan with a batch size, if its "
-            "workload has no learning_rates. Otherwise, choose a rate yourself."
+            "A learning rate can be computed only if the plan has a batch size and its "
+            "workload has no learning_rates. Choose the learning rate yourself."
         )
     momentum, clip = plan.workload.momentum or 0.0, plan.l2_norm_clip
     return per_clip_unit(noise_of(plan), num_parameters, momentum, clip, loss) / clip

@@ -66,9 +66,9 @@ class Measurements:
 
     @property
     def mu(self) -> float:
-        """The `mu = 1 / sigma` of the Gaussian mechanism that all evaluations form.
+        """The mu of mu-Gaussian DP for all evaluations together; 0 without evaluations.
 
-        It is 0 without evaluations.
+        The evaluations form a Gaussian mechanism with the noise multiplier `1 / mu`.
         """
         if self.noise_multiplier is None:
             return 0.0
