@@ -36,13 +36,13 @@ Row = tuple[tf.Tensor, Updates]
 class Recurrence(abc.ABC):
     """Computes a step's noise, row `step` of `C^-1 Z`, from normals and stored vectors.
 
-    Each entry of the noise depends only on the entries of the normals and of the stored
-    vectors with the same index, so a part of the noise can be computed without the rest.
+    Entry i of the noise depends only on entry i of the normals and entry i of the
+    stored vectors, so a part of the noise can be computed without the rest.
 
     Attributes:
       memory_vectors: number of stored vectors, the rows of the buffer.
-      key_terms: number of steps whose normals the noise of one step needs: this step
-        and the steps just before it.
+      key_terms: number of steps whose normals the noise of one step needs. These are
+        the step itself and the steps just before it.
       row_scale: one factor for each step, by which the noise that the recurrence
         computes is multiplied, shape [num_steps]; None for no factors.
     """
@@ -183,8 +183,8 @@ class RingBuffer(Recurrence):
     """Computes the noise of a banded `C` by forward substitution.
 
     The noise is `y[i] = (z[i] - sum_{0<j<bands} C[i, i-j] y[i-j]) / C[i, i]`. Row
-    `i % memory_vectors` of the buffer is `y[i]`, so the buffer holds the last
-    `bands - 1` outputs.
+    `i % memory_vectors` of the buffer is `y[i]`, so the buffer holds the noise of the
+    last `bands - 1` steps.
     """
 
     def __init__(self, rows: _Rows, jit_compile: bool) -> None:

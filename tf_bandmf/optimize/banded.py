@@ -98,7 +98,7 @@ class _Problem:
         return columns * tf.math.rsqrt(squared)
 
     def position(self, columns: np.ndarray) -> np.ndarray:
-        """Converts columns of C with a positive diagonal, [bands, n], to variables."""
+        """Converts columns of C, shape [bands, n], to variables; C_jj must be > 0."""
         if self._separation is None:
             return (columns[1:] / columns[:1] / self._scale).reshape(-1)
         return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)

@@ -66,7 +66,7 @@ def dual_bound(
     The module's docstring derives this bound, and defines H, X' and C.
 
     Args:
-      lower: the diagonals of `H` in the band with offsets <= 0.
+      lower: the diagonals of `H` that are in the band and have offsets <= 0.
       norms: column norms of `C`, shape [n].
       separation: b; columns `i, i + b, ...` form a group whose squared norms sum to at
         most 1. If b = n, every column forms a separate group.
@@ -181,7 +181,7 @@ def _product(
 ) -> dict[int, np.ndarray]:
     """Returns the diagonals of the product of two banded matrices.
 
-    If `wanted` is passed, only the diagonals with the offsets that it contains are
+    If `wanted` is passed, only the diagonals whose offsets are keys of `wanted` are
     computed.
     """
     result: dict[int, np.ndarray] = {}

@@ -70,11 +70,11 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
 
 
 def _smooth(columns: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Evaluates the polynomial in `r^(-1/3)` that interpolates the columns at _NODES.
+    """Evaluates the polynomial in `r^(-1/3)` that interpolates the columns at `_NODES`.
 
     Args:
       columns: known columns, shape [bands, m].
-      left: the numbers r of steps to the end for which to evaluate the polynomial.
+      left: the values of r (steps to the end) at which the polynomial is evaluated.
 
     Returns:
       The values of the polynomial, shape [bands, left.size].

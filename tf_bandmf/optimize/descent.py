@@ -68,7 +68,7 @@ def minimize(
         point = _line_search(function, x, value, gradient, direction, step)
         if point is None:
             if pairs:
-                # Retry from here without the correction pairs of earlier steps.
+                # Retry at this position without the correction pairs of earlier steps.
                 pairs.clear()
                 continue
             end = False, "line search failed: no further decrease"

@@ -256,7 +256,8 @@ class Minimizer:
         )
         state = self._steps(initial, tf.constant(0), *scaling)
         del initial
-        # The number of iterations before the last restart, and the value at that point.
+        # The number of iterations before the last restart, and the value at the last
+        # restart.
         earlier, restart_value = 0, math.inf
         certificate = _Certificate(gap, options.gap_tolerance)
         converged, message = False, ""

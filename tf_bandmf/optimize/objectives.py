@@ -27,9 +27,9 @@ class Objective:
     is_convex: bool = False
 
     def support(self, errors: np.ndarray) -> tuple[np.ndarray, float]:
-        """Returns `w` and `c` with `reduction(v) >= w @ v + c` for every `v >= 0`.
+        """Returns `w` and `c` such that `reduction(v) = w @ v + c` at `v = errors`.
 
-        The inequality holds if the reduction is convex, with equality at `v = errors`.
+        If the reduction is convex, `reduction(v) >= w @ v + c` for every `v >= 0`.
         """
         with tf.GradientTape() as tape:
             v = tf.constant(errors, tf.float64)

@@ -137,7 +137,7 @@ class ToeplitzProblem:
           ValueError: if the objective at `start` is not finite and > 0.
         """
         if not np.isfinite(self.value_and_gradient(start)[0]):
-            raise ValueError("The objective must be finite and > 0 at the start.")
+            raise ValueError("The initial objective must be finite and > 0.")
         result = descent.minimize(self.value_and_gradient, start, options, _FIRST_STEP)
         return dataclasses.replace(result, value=math.exp(result.value))
 

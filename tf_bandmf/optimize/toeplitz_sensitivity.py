@@ -151,7 +151,7 @@ def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the smallest array >= `absolute` that does not increase from entry b on.
 
     Returns:
-      The array, and the indices `i` for which it equals `absolute[i]`.
+      The array, and an array `index` such that the first array is `absolute[index]`.
     """
     index = np.arange(absolute.size)
     tail = absolute[b:][::-1]

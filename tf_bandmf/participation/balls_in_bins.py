@@ -1,4 +1,4 @@
-"""Balls-in-bins sampling: each example has one random step, the same in all epochs."""
+"""Balls-in-bins sampling: each example is in the same random batch of every epoch."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class DataUse:
     """A description of how a run uses the data.
 
     Attributes:
-      sampling: the participation. With cyclic sampling, its number of parts is 1 until
-        the strategy determines the number.
+      sampling: the participation. With cyclic sampling, its `num_parts` is 1 until the
+        strategy determines the number of parts.
       num_steps: n, the number of steps.
       num_examples: size of the training set, if known.
       expected_batch_size: the divisor of the noisy sum, if known.

@@ -476,7 +476,7 @@ class JointGuarantee:
         best = None
         order = lambda bound: (KINDS.index(bound.kind), bound.epsilon)  # noqa: E731
         for bound in sorted(self._bounds(delta), key=order):
-            # An estimate is used only if it is at least 1% smaller than a bound.
+            # An estimate is used only if it is over 1% smaller than the best bound.
             worth = 1.0 - 1e-2 * (bound.kind == "estimate")
             if best is None or bound.epsilon < best.epsilon * worth:
                 best = bound

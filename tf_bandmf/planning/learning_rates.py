@@ -49,10 +49,10 @@ _NOISE = 12.0
 _USUAL_NORM = 1.7
 # The learning rate of Adam, for every clip norm; see `benchmarks/advice`.
 RATE_OF_ADAM = 0.02
-# If the progress is _HALF times sqrt(k d), training improves a model half as much as
-# without privacy. SPREAD is the standard deviation of the differences between
-# measured and expected shares; see `expected_share`. Both constants are from the tables
-# in `benchmarks/README.md`.
+# If the progress is _HALF times sqrt(k d), with k and d as in the docstring above,
+# training improves a model half as much as without privacy. SPREAD is the standard
+# deviation of the differences between measured and expected shares; see
+# `expected_share`. Both constants are from the tables in `benchmarks/README.md`.
 _HALF = 0.12
 SPREAD = 0.14
 # The moving average of the weights spans this fraction of the steps.
