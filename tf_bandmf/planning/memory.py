@@ -28,8 +28,8 @@ class NoiseMemory:
       vectors: number of vectors of length d that are stored.
       regenerations_per_step: maximum number of earlier noise vectors that a step
         regenerates.
-      key_bytes: size in bytes of the noise keys of all steps, and of the digests that
-        are stored with them.
+      key_bytes: size in bytes of the noise keys of all steps, and of the digests of
+        their gradient sums.
     """
 
     num_parameters: int
@@ -66,16 +66,16 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
     fitting = bands_that_fit(available, needed.num_parameters)
     raise MemoryError(
         f"{needed} That is {total:,} bytes, but only {available:,} are available. Use a "
-        f"banded strategy with at most {fitting} bands. Or use lambda_cgd, bisr or "
-        f"bandinv, which store no vectors unless keep_normals is True."
+        f"banded strategy with at most {fitting} bands, or the mechanism lambda_cgd, "
+        f"bisr or bandinv, which stores no vectors unless keep_normals is True."
     )
 
 
 def bands_that_fit(num_bytes: int, num_parameters: int) -> int:
-    """Returns the maximum number of bands of `C` whose ring buffer fits into memory.
+    """Returns the maximum number of bands of a strategy for which memory suffices.
 
-    A ring buffer stores `bands - 1` vectors of 32-bit numbers. The result agrees with
-    the numbers of vectors in arXiv:2405.15913, sections 3.1 to 3.3.
+    With a banded strategy matrix, the noise generator stores `bands - 1` vectors of
+    32-bit numbers (arXiv:2405.15913, sections 3.1 to 3.3).
 
     Args:
       num_bytes: size of the memory in bytes.

@@ -65,18 +65,16 @@ _STATED = ("epsilon", "accountant", "kind", "adjacency", "confidence")
 
 
 def stated(guarantee: Guarantee) -> dict[str, Any]:
-    """Returns a guarantee as a dictionary of fields of a plan; delta is left out."""
+    """Returns a guarantee's values for the fields of a plan named in `_STATED`."""
     return {name: getattr(guarantee, name) for name in _STATED}
 
 
 def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
     """Divides a calibrated noise level by the sensitivity to get the noise multiplier.
 
-    The multiplier is rounded up by a relative 5e-10, so its product with the
-    sensitivity is at least the calibrated noise. Computed epsilons are rounded up, too,
-    but only by a relative 1e-10, and the additional noise reduces epsilon by more.
-    Therefore an epsilon that is later computed from the multiplier does not exceed the
-    budget.
+    The multiplier is rounded up by a relative 5e-10. Therefore an epsilon that is later
+    computed from the multiplier does not exceed the budget, although computed epsilons
+    are rounded up, too (by a relative 1e-10).
     """
     return noise_stddev / sensitivity * (1.0 + _ROUNDING)
 
@@ -168,8 +166,8 @@ class Plan:
             self.sensitivity.value, computed.value, rel_tol=_RELATIVE_TOLERANCE
         ):
             raise ValueError(
-                f"The plan states {self.sensitivity}, but its strategy has {computed}: "
-                f"the plan was damaged. Make the plan again."
+                f"The plan was damaged: its sensitivity is {computed}, but the plan "
+                f"states {self.sensitivity}. Make the plan again."
             )
         self.accounting().validate(self.unit_noise_stddev, self.guarantee)
 
@@ -207,14 +205,14 @@ class Plan:
 
     @property
     def noise_stddev(self) -> float:
-        """The standard deviation of each entry of `Z`; the noise is `C^-1 Z`.
+        """The standard deviation of the independent normals Z; the noise is `C^-1 Z`.
 
-        It is `noise_multiplier * sensitivity * l2_norm_clip`, for noise that is added
-        to the *sum* of clipped gradients. With private counts, the clip norm is
-        replaced by the bound on the norm of the vector of gradient and counts. Training
-        uses single precision. The value is rounded up to single precision, because
-        rounding to nearest could reduce the noise. If rounding to single precision
-        increases the clip norm, the increased clip norm is used.
+        Here C is the matrix of the strategy, and the noise is added to the *sum* of
+        clipped gradients. The value is `noise_multiplier * sensitivity * l2_norm_clip`.
+        With private counts, a bound on the norm of the vector of gradient and counts
+        replaces l2_norm_clip. The value is rounded up to float32, the precision of
+        training, because rounding to nearest could reduce the noise. If l2_norm_clip
+        rounded to float32 exceeds l2_norm_clip, the rounded number is used.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
         wanted = self.unit_noise_stddev * clip * self.measurements.norm
@@ -243,10 +241,11 @@ class Plan:
     def zcdp_rho(self) -> float:
         """The zCDP rho of the whole run, computed without amplification by sampling.
 
-        The value holds for the plan's adjacency. If one privacy unit is replaced by
-        another, the contribution changes by up to `2 l2_norm_clip`, and rho is 4 times
-        the rho for zero-out, because rho grows with the square of the sensitivity (Bun
-        and Steinke, 2016, arXiv:1605.02065, Proposition 1.6).
+        The value holds for the plan's adjacency. Replacing a privacy unit by another
+        one can change a step's sum of clipped gradients twice as much as zeroing the
+        unit out. Therefore rho for replace-one is 4 times the rho for zero-out: rho
+        grows with the square of the sensitivity (Bun and Steinke, 2016,
+        arXiv:1605.02065, Proposition 1.6).
         """
         rho = gaussian.zcdp_rho(self.unamplified_noise)
         return 4.0 * rho if self.adjacency == REPLACE_ONE else rho
@@ -309,16 +308,16 @@ class Plan:
         if (metrics == 0.0) != (evaluations == 0):
             raise ValueError(
                 f"Pass both metrics (a share of the budget) and evaluations (a number), or "
-                f"neither, found metrics = {metrics}, evaluations = {evaluations}."
+                f"neither. This call has metrics={metrics}, evaluations={evaluations}."
             )
         if not 0.0 <= metrics < 1.0:
             raise ValueError(f"metrics must be in [0, 1), found {metrics!r}.")
         if not evaluations:
             return dataclasses.replace(self, measurements=Measurements(float(counts)))
         base = self.accounting()
-        # `unit` is the noise multiplier sigma of a Gaussian mechanism that spends the
+        # `unit` is the noise multiplier sigma of one Gaussian mechanism that spends the
         # whole budget. All evaluations together get the share `metrics` of
-        # `1 / sigma^2`.
+        # `1 / sigma^2`, which is proportional to the zCDP rho.
         unit = gaussian.calibrate_noise_stddev(self.epsilon, self.delta)
         noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
         kept = Measurements(float(counts), evaluations, noise)
@@ -411,9 +410,8 @@ class Plan:
             except EpsilonIsZero:
                 return 0.0
 
-        # The first steps are part of the whole run, so the epsilon of the whole run
-        # holds for them, even if the bound computed from the leading block of C is
-        # larger.
+        # The first steps are part of the whole run, so their epsilon is at most that of
+        # the whole run, even if the bound computed for the first steps is larger.
         whole = self.epsilon if given == self.delta else reached(self.num_steps)
         return whole if steps == self.num_steps else min(reached(steps), whole)
 
@@ -486,9 +484,9 @@ class Plan:
     def rmse(self) -> float:
         """The RMSE per coordinate of the noisy models, at the plan's noise multiplier.
 
-        The value is for l2_norm_clip = 1. It is
-        `||A C^-1||_F / sqrt(n) * sens(C) * sigma` times `measurements.norm`, which is
-        above 1 if there are private counts.
+        The value is for l2_norm_clip = 1. It is the noise multiplier times
+        `Strategy.rmse` times `measurements.norm`, which is above 1 if there are private
+        counts.
         """
         unit = self.strategy.rmse(self.workload, self.participation)
         return self.noise_multiplier * unit * self.measurements.norm
@@ -590,9 +588,9 @@ class Plan:
             warn_of_example_weights(sample_weight)
         elif self.unit == ONE_EXAMPLE:
             raise ValueError(
-                "With users, the plan's unit must be one user, found one training "
-                "example. Pass unit='one user' to tf_bandmf.plan, the number of users "
-                "as num_examples, and the number of users per step as batch_size."
+                "With users, the plan's unit must not be one training example. Pass "
+                "unit='one user' to tf_bandmf.plan, the number of users as "
+                "num_examples, and the number of users per step as batch_size."
             )
         use: Any = self.participation
         if not use.has_schedule:

@@ -16,11 +16,13 @@ the attacker finds is at most
 
     min(exp(epsilon) alpha + delta, 1 - exp(-epsilon) (1 - delta - alpha))
 
-(Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). For a Gaussian mechanism,
-this share is at most `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383,
-Theorem 2.7). Without amplification by sampling, every run is a Gaussian mechanism. A
-sampled run satisfies many pairs (epsilon, delta). The first formula gives a bound for
-each pair, and the smallest of these bounds is used (ibid., section 2.3).
+(Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). Without amplification by
+sampling, every run is a Gaussian mechanism, for which this share is at most
+`Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383, Theorem 2.7). Here
+Phi is the standard normal distribution function, and mu is the sensitivity divided by
+the standard deviation of the noise. A sampled run satisfies many pairs (epsilon, delta).
+The first formula gives a bound for each pair, and the smallest of these bounds is used
+(arXiv:1905.02383, section 2.3).
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ class PrivacyStatement:
 
     Attributes:
       guarantee: epsilon and delta, how certain they are, and the adjacency.
-      mu: `1 / sigma` of all outputs as one Gaussian mechanism, without amplification;
-        None if the outputs are not Gaussian.
+      mu: sensitivity divided by noise standard deviation, for all outputs as a single
+        Gaussian mechanism without amplification; None if the outputs are not Gaussian.
       unit: the privacy unit, whose presence is hidden, such as "one user".
       plans: the plans of the runs.
       sampling: sentence about amplification by the randomness of the sampling.
@@ -140,8 +142,8 @@ class PrivacyStatement:
         For each person, the attacker guesses whether the person's data were used. The
         data of half of the people were used.
         """
-        # The result is (1 + d) / 2, where d, the total variation distance, is the maximum
-        # of `self.found(accused) - accused` over all values of `accused`.
+        # The result is (1 + d) / 2, where d is the maximum of
+        # `self.found(accused) - accused` over all values of `accused`.
         shifts = [(math.tanh(0.5 * epsilon), delta) for epsilon, delta in self._pairs()]
         distance = min(shift + delta * (1.0 - shift) for shift, delta in shifts)
         if self.mu is not None:
@@ -149,7 +151,7 @@ class PrivacyStatement:
         return 0.5 * (1.0 + distance)
 
     def _pairs(self) -> Iterator[tuple[float, float]]:
-        """Yields pairs (epsilon, delta) that hold, the stated pair first."""
+        """Yields pairs (epsilon, delta) that are guaranteed, first the stated pair."""
         yield self.epsilon, self.guarantee.delta
         for plan in () if self.runs else self.plans:
             if plan.guarantee == self.guarantee and not plan.participation.is_simulated:

@@ -120,7 +120,7 @@ def _steps(plan: Plan) -> np.ndarray:
 
 
 def _deviation(plan: Plan) -> np.ndarray:
-    """Returns the noise's standard deviation after each step at clip norm 1, shape [n]."""
+    """Returns the noise's standard deviation after each step, for l2_norm_clip = 1."""
     per_step = plan.strategy.per_step_squared_error(plan.workload)
     return plan.unit_noise_stddev * np.sqrt(per_step)
 

@@ -82,12 +82,12 @@ class Ranges:
 
 
 def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
-    """Returns the numbers of each row, float64, shape [N, any].
+    """Returns the numbers of x or y in each row as float64, shape [N, any].
 
     float64 represents the numbers of all common dtypes exactly.
 
     Args:
-      content: contents of N rows.
+      content: dictionary with x, and possibly y, of N rows.
       key: "x" or "y".
       name: name or index of one tensor in x or y, or None for all tensors.
     """
@@ -95,7 +95,7 @@ def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
         part = content[key] if name is None else content[key][name]
     except (KeyError, IndexError, TypeError):
         said = "" if name is None else f" tensor {name!r} in"
-        raise ValueError(f"Examples have no{said} {key!r}: omit its range.") from None
+        raise ValueError(f"Examples have no{said} {key!r}. Omit this range.") from None
     leaves = tf.nest.flatten(part)
     if any(leaf.dtype == tf.string for leaf in leaves):
         raise TypeError(f"{key!r} contains strings, not numbers. Omit it from ranges.")
@@ -166,8 +166,9 @@ class ClassWeights:
     def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
         """Returns the rows with the weights that multiply losses and clip norms.
 
-        `SAMPLE_WEIGHT` multiplies an example's loss, and `SHARE` its clip norm. If the
-        rows have sample weights, only `SAMPLE_WEIGHT` contains them as a factor.
+        The entry `SHARE` is the weight of the row's class, and multiplies the clip
+        norm. The entry `SAMPLE_WEIGHT` is the product of this weight and the row's own
+        sample weight, if any, and multiplies the loss.
         """
         targets: Any = content.get(TARGETS)
         given: Any = content.get(SAMPLE_WEIGHT)

@@ -10,10 +10,10 @@ Two data sets are compared by record hashes. If examples are read on demand, onl
 examples that were read are compared. An example and its scaled or augmented copy count
 as different.
 
-A batch contains its step, and the ids of its plan and schedule. Its fingerprint shows
+A batch contains its step, and the ids of the plan and the schedule. A fingerprint shows
 whether the batch was changed after it was made. The fingerprint covers values (bit by
-bit), shapes, dtypes, structure, order of the rows, sample weights, padding, and the
-ids. The pipeline computes the fingerprint after making a batch, and the training step
+bit), shapes, dtypes, structure, order of the rows, sample weights, padding, the step
+and both ids. The pipeline computes it after making a batch, and the training step
 verifies the fingerprint before doing anything else. This protects against mistakes
 (augmenting, mixing, repeating or reweighting a finished batch); it is not cryptographic
 authentication. The noise key of each step is also derived from the fingerprint.

@@ -125,8 +125,8 @@ class Mapped:
         required = [name for name in names if name != "seed"]
         if len(required) not in (1, 2):
             raise TypeError(
-                f"{self._name} must take x, or x and y, and also seed if it is random, "
-                f"found the arguments {', '.join(required) or '(none)'}."
+                f"{self._name} must take x, or x and y (and seed, if it is random), but "
+                f"its arguments are {', '.join(required) or '(none)'}."
             )
         return names
 
@@ -167,7 +167,7 @@ class Mapped:
             if len(kinds) > 1:
                 raise ValueError(
                     f"{self._name} must return tensors of one shape and dtype for all "
-                    f"examples and seeds, found {sorted(kinds)}. Pad, crop or cast them."
+                    f"examples, but found {sorted(kinds)}. Pad, crop or cast the results."
                 )
             return tf.TensorSpec(leaves[0].shape, leaves[0].dtype)
 
@@ -197,8 +197,8 @@ class Mapped:
             made = dict(zip(keys, made))
         else:
             raise TypeError(
-                f"{self._name} takes x and y, so it must return the tuple (x, y), found "
-                f"{type(made).__name__}."
+                f"{self._name} takes x and y, so it must return the tuple (x, y), but "
+                f"returned an object of class {type(made).__name__}."
             )
         return tf.nest.map_structure(_tensor, made)
 
@@ -264,7 +264,10 @@ def _each_that_works(
 
 
 def _impure_operation(graph: Any) -> str | None:
-    """Returns the type of the first op that depends on more than its inputs, if any."""
+    """Returns the type of a graph's first op that depends on more than its inputs.
+
+    If the graph has no such op, the result is None.
+    """
     definition = graph.as_graph_def()
     nodes = [*definition.node]
     for function in definition.library.function:
@@ -280,7 +283,7 @@ def _impure_operation(graph: Any) -> str | None:
 def _tensor(value: Any) -> tf.Tensor:
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
-            f"map and parse must return dense tensors, found {type(value).__name__}. Use "
-            f"value.to_tensor(shape=...) if ragged, or tf.sparse.to_dense(value) if sparse."
+            f"map and parse must return dense tensors, but found a {type(value).__name__}. "
+            f"Apply to_tensor(shape=...) if it is ragged, tf.sparse.to_dense if sparse."
         )
     return tf.convert_to_tensor(value)

@@ -27,8 +27,8 @@ from tf_bandmf.files.hidden import HiddenBytes
 
 SEED_BYTES = 32
 # A function `words(step, count)` that returns independent uniform random words, uint64,
-# shape [count]. A smaller count returns a prefix. Every step has separate words. With
-# `WHOLE_RUN` as the step, the function returns the words of the run as a whole.
+# shape [count]. With a larger count, the same words come first. Every step has separate
+# words. With `WHOLE_RUN` as the step, the function returns the words of the whole run.
 Words = Callable[[int, int], np.ndarray]
 WHOLE_RUN = -1
 # `Trials` multiplies its success probability by `1 - 2^-26`; see its docstring.
@@ -44,7 +44,7 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
     Args:
       seed: the secret, 32 bytes.
       step: the step that uses the numbers; every step gets different numbers.
-      count: how many numbers to return; a smaller count returns a prefix.
+      count: how many numbers to return, from the start of the step's sequence.
 
     Returns:
       uint64, shape [count].
@@ -64,7 +64,7 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
 def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarray:
     """Returns independent and exactly uniform integers in [0, bound).
 
-    Words at or above the largest multiple of `bound` that is at most 2^64 are skipped.
+    Words at or above `2^64 // bound * bound` are skipped, to make the result uniform.
 
     Args:
       words: source of the random words.
@@ -73,7 +73,7 @@ def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarr
       bound: upper bound, not included, > 0.
 
     Returns:
-      int64, shape [count]; a smaller count returns a prefix.
+      int64, shape [count]. With a larger count, the same integers come first.
     """
     limit, more = (1 << 64) // bound * bound, 0
     while True:
@@ -88,10 +88,11 @@ def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarr
 class Trials:
     """Independent trials with a common success probability q, in integer arithmetic.
 
-    If q <= 1/2, the gaps between successes are geometric, `a L + b` with independent a
-    and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric, truncated to a block of L
-    trials. Both numbers are looked up in tables of 64-bit cut points, which are
-    computed with 128 bits. The tables contain gaps up to about `5 / q`. A longer gap
+    If q <= 1/2, the number of failures before the next success (the gap) is drawn as
+    `a L + b`, for blocks of L trials. Here a is the number of blocks without a success,
+    so that `P(a >= i) = (1 - q)^(L i)`, and b < L is independent of a and has a truncated
+    geometric distribution. Tables of 64-bit cut points, computed with 128 bits, map
+    random words to a and b. The tables contain gaps up to about `5 / q`. A longer gap
     is drawn in several pieces, which is correct because geometric gaps are memoryless.
 
     Because cut points are rounded, q is multiplied by 1 - 2^-26. Conditional on the
@@ -119,10 +120,11 @@ class Trials:
             powers.append(powers[-1] * (one - q) >> 128)
         last = powers[-1]
         blocks = [last]
-        # The table ends where P(a >= i) falls below 1 / 150, about exp(-5).
+        # `blocks` ends where P(a >= i) falls below 1 / 150, about exp(-5). The docstring
+        # of the class explains a and b.
         while blocks[-1] * 150 > one:
             blocks.append(blocks[-1] * last >> 128)
-        # The cut points are P(a >= i) and P(b >= i) times 2^64 for i = 1, 2, ..., in
+        # The cut points are P(a >= i) * 2^64 and P(b >= i) * 2^64 for i = 1, 2, ..., in
         # reverse order.
         within = [((power - last) << 64) // (one - last) for power in powers[-2:0:-1]]
         self._blocks = np.array([block >> 64 for block in blocks[::-1]], np.uint64)
@@ -292,7 +294,7 @@ class RestSampler(Sampler):
     def _first_free(self) -> np.ndarray:
         drawn, b = self._words(WHOLE_RUN, self._total), self._separation
         edges = [(self._batch * j << 64) // self._total for j in range(1, b)]
-        # An edge of 2^64 is lowered by 1, because uint64 cannot represent 2^64.
+        # An entry 2^64 of `edges` is lowered by 1, because uint64 cannot represent it.
         limits = np.array([min(edge, (1 << 64) - 1) for edge in edges], np.uint64)
         cells = np.searchsorted(limits, drawn, side="right")
         return ((cells + 1) % b).astype(np.int32)
