@@ -211,8 +211,8 @@ class Plan:
         clipped gradients. The value is `noise_multiplier * sensitivity * l2_norm_clip`.
         With private counts, a bound on the norm of the vector of gradient and counts
         replaces l2_norm_clip. The value is rounded up to float32, the precision of
-        training, because rounding to nearest could reduce the noise. If l2_norm_clip
-        rounded to float32 exceeds l2_norm_clip, the rounded number is used.
+        training, because rounding to nearest could reduce the noise. The larger of
+        l2_norm_clip and its float32 value is used.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
         wanted = self.unit_noise_stddev * clip * self.measurements.norm

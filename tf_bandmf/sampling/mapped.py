@@ -167,7 +167,7 @@ class Mapped:
             if len(kinds) > 1:
                 raise ValueError(
                     f"{self._name} must return tensors of one shape and dtype for all "
-                    f"examples, but found {sorted(kinds)}. Pad, crop or cast the results."
+                    f"examples and seeds, found {sorted(kinds)}. Pad, crop or cast results."
                 )
             return tf.TensorSpec(leaves[0].shape, leaves[0].dtype)
 

@@ -39,9 +39,9 @@ _DRAWS = 1_500
 # maximum change of a logit in a round. The change is limited because a round uses
 # importance sampling, which is precise only for strategies near the round's first one.
 _MOST_ROUNDS, _ITERATIONS, _REACH = 8, 4, 1.0
-# The step of finite differences in a logit. A round continues after an iteration that
-# decreased the objective by at least the fraction _PRECISION. The search continues
-# after a round that decreased the objective by at least the fraction _LEAST_DECREASE.
+# _DIFFERENCE is the step of finite differences in a logit. A round continues after an
+# iteration that decreased the objective by at least the fraction _PRECISION. The search
+# continues after a round that decreased it by at least the fraction _LEAST_DECREASE.
 _DIFFERENCE, _PRECISION, _LEAST_DECREASE = 0.02, 2e-4, 1e-3
 
 
@@ -57,8 +57,9 @@ def optimized_amplified(
     """Returns the BLT with the smallest product of error and noise for a budget.
 
     For `BallsInBins`, a simulation computes the noise that the budget needs, for both
-    directions of adjacency. L-BFGS with finite differences optimizes the decays,
-    starting from the decays of `blt`, in several rounds with different draws.
+    directions of adjacency. The search starts from the result of `blt`. L-BFGS with
+    finite differences optimizes the decays of the buffers, in several rounds. Each
+    round simulates the noise from other draws.
 
     For a participation without amplification by sampling, the noise is proportional to
     the sensitivity at every budget, so this function returns the result of `blt`. For
@@ -71,7 +72,7 @@ def optimized_amplified(
       participation: `BallsInBins`, which determines the bins, or another participation,
         which determines the min separation and the maximum number of participations.
       num_buffers: maximum number of model-sized vectors that the noise generator may
-        store, from 1 to 10. The result may need fewer, as with `blt`.
+        store, from 1 to 10. The result may need fewer.
       epsilon: epsilon of the budget, > 0; required for `BallsInBins`.
       delta: delta of the budget, in (0, 1); required for `BallsInBins`.
       objective: "mean" for the RMSE, "max" for the MaxSE.

@@ -54,21 +54,21 @@ def optimized_banded(
     If all columns have norm 1 (`column_normalized`), one strategy is optimal for every
     participation with a min separation of at least `bands`, because the sensitivity for
     k participations is `sqrt(k)` (arXiv:2306.08153, Theorem 2). Otherwise, the result
-    is the best strategy for a fixed epoch order (Appendix B of the same paper). For a
-    fixed epoch order, its error is slightly smaller than with columns of norm 1; for
-    other participations with the same min separation, it is slightly larger.
+    is the best strategy for a fixed epoch order (arXiv:2306.08153, Appendix B). For
+    this order, the error is slightly smaller than with columns of norm 1. For other
+    participations with the same min separation, the error is slightly larger.
 
     The problem is convex in `C^T C`, which allows a certificate of optimality. The
     diagnostics contain:
 
     - `optimality_gap`: an upper bound on the relative gap between the objective, which
-      is a squared error, and its minimum over the class `optimal_among` (with these
-      bands and column norms). Strategies outside this class may be better. The bound
-      and the true gap both shrink approximately like the square of the gradient. If the
-      error of some step has no weight, as for the objective "last", the bound shrinks
-      only like the gradient.
+      is a squared error, and its minimum over a class of strategies. Strategies outside
+      this class may be better. The bound and the true gap shrink approximately like the
+      square of the gradient. If the error of some step has no weight, as for the
+      objective "last", the bound shrinks only like the gradient.
+    - `optimal_among`: the class, such as "4 bands, columns of equal norm".
     - `converged`: True if the gap, the gradient or the decrease met its tolerance.
-      `message` tells which of them.
+      `message` tells which of the three did.
 
     Args:
       workload: the workload. A learning-rate schedule is taken into account.
@@ -83,15 +83,16 @@ def optimized_banded(
         at least as many steps per epoch as `C` has bands.
       start: banded strategy from which the optimization starts, with any number of
         bands. The default is the optimal banded Toeplitz strategy. For the mean error
-        of prefix sums of more than 65,536 steps, it is an extrapolation of the optimum
-        for a quarter of the steps.
+        of prefix sums of more than 65,536 steps, the default is an extrapolation of the
+        optimum for a quarter of the steps.
       max_iterations: maximum number of L-BFGS iterations per stage.
       gap_tolerance: a result counts as converged if its certified relative gap is at
-        most this.
+        most this value.
       gradient_tolerance: a result counts as converged if no derivative of
         `n log(objective)` exceeds this value.
       decrease_tolerance: a result counts as converged if the objective decreases by at
-        most this fraction in 20 iterations. Increase it for very large problems.
+        most this fraction in 20 iterations. Use a larger tolerance for very large
+        problems.
 
     Returns:
       The strategy. If `column_normalized` is False, it has sensitivity 1.
@@ -122,7 +123,10 @@ def _optimized(
     start: Strategy | None = None,
     is_certified: bool = True,
 ) -> Strategy:
-    """Implements `optimized_banded`; if `separation` is None, columns have norm 1."""
+    """Implements `optimized_banded`.
+
+    `separation` is the number of steps per epoch, or None for columns of norm 1.
+    """
     from tf_bandmf.optimize import banded as problem
     from tf_bandmf.optimize import banded_matrices, objectives
 

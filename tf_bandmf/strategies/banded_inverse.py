@@ -160,7 +160,7 @@ class _Search:
         )
 
     def _error(self, strategy: Strategy) -> float:
-        """Returns the objective times the square of the sensitivity or its bound."""
+        """Returns the objective times sensitivity^2 (or the bound on sensitivity^2)."""
         errors = strategy.per_step_squared_error(self._workload)
         value = float(self._reduction(errors)) * self._sensitivity(strategy).value ** 2
         return value if math.isfinite(value) else math.inf

@@ -108,14 +108,14 @@ def _optimum(problem: _Problem, num_buffers: int) -> tuple[Any, int]:
 
 
 class _Problem:
-    """Computes log(error^2 sens^2) of a BLT and its gradient, in time O(d^3 log n).
+    """Computes the logarithm of error^2 sensitivity^2 of a BLT, and its gradient.
 
-    Here n is the number of steps and d the number of buffers. A linear recurrence
-    `s[t + 1] = F s[t]` generates the first column of `C`, together with its derivatives
-    with respect to the decays (up to sign): row t of each of these columns is an entry
-    of the state `s[t]`. Another recurrence generates the first column of `A C^-1` and
-    its derivatives. `_sum` adds up the products of the entries of a state over all
-    steps.
+    The time is O(d^3 log n) for n steps and d buffers. A linear recurrence
+    `s[t + 1] = F s[t]`, with a matrix F, generates the first column of the strategy
+    matrix `C` and, up to sign, the derivatives of this column with respect to the
+    decays: entry t of each of these vectors is an entry of the state `s[t]`. With the
+    workload matrix A, another recurrence generates the first column of `A C^-1` and its
+    derivatives. `_sum` adds up products of entries of `s[t]` over all steps t.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class _Problem:
         powers = _powers(change, self.num_steps)[0]
         error = _of_output(_sum(powers, np.outer(start, start), self._is_mean), start)
         # The generating function C(x) has d log C / d theta = x / (1 - theta x) for a
-        # decay theta, and the negative of this for an inverse decay.
+        # decay theta of C, and d log C / d theta = -x / (1 - theta x) for one of C^-1.
         by_decay = 2.0 * (response[1:] / response[0] - error[1:] / error[0])
         by_decay[1::2] *= -1.0
         # Each decay is a product of ratios sigmoid(v), where each v is a variable. The
@@ -175,8 +175,9 @@ class _Problem:
           start: `s[0]` of this recurrence, shape [m].
         """
         others, size = self._participations - 1, start.size
-        # `following` is a matrix minus the identity. The matrix maps the state (s, 1)
-        # to (F^b s + s[0], 1): it advances s by b steps and adds a participation.
+        # `following` is M - I, where I is the identity. With the min separation b, the
+        # matrix M advances a state s by b steps and adds a participation: it maps (s, 1)
+        # to (F^b s + s[0], 1).
         powers, last = _powers(change, self._separation)
         following = np.zeros((size + 1, size + 1))
         following[:size, :size], following[:size, size] = last, start
@@ -194,11 +195,12 @@ def _recurrence(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a linear recurrence that generates a power series in x.
 
-    The series is `prod (1 - z x) / prod (1 - p x)`. As a function of the variable
-    `1 / x`, it has the zeros z and the poles p. The recurrence `s[t + 1] = F s[t]`
-    generates the coefficients of the series. The factors are applied one after another,
-    each to the result of the previous factor, and the state has an entry for each
-    factor. If poles and zeros interlace, this method avoids cancellation.
+    The series is the product of factors `(1 - z x) / (1 - p x)`. As a function of the
+    variable `1 / x`, it has the zeros z and the poles p. The recurrence is
+    `s[t + 1] = F s[t]`, with a matrix F, and one entry of the state `s[t]` is
+    coefficient t of the series. The recurrence multiplies by one factor after another,
+    and the state has an entry for each factor. If poles and zeros interlace, this
+    method avoids cancellation.
 
     Args:
       poles: `1 - p` for each pole p.
@@ -257,10 +259,12 @@ def _sum(
     first: np.ndarray,
     is_mean: bool = False,
 ) -> np.ndarray:
-    """Returns the sum of `s[t] s[t]^H` over the n steps t of a recurrence.
+    """Returns the sum of `s[t] s[t]^H` over the n states s[t] of a recurrence.
+
+    The recurrence is `s[t + 1] = F s[t]`, and `^H` is the conjugate transpose.
 
     Args:
-      powers: the powers that `_powers` returns for the recurrence and n.
+      powers: the powers of F that `_powers` returns for n steps.
       first: `s[0] s[0]^H`, or a sum of such products for several states, shape [m, m].
       is_mean: True to return the mean of the sums over the first 1, 2, ..., n steps.
     """
@@ -281,10 +285,10 @@ def _of_output(products: np.ndarray, start: np.ndarray) -> np.ndarray:
     """Returns the inner products of a series with itself and with its derivatives.
 
     Args:
-      products: the sum of `s[t] s[t]^H` over the steps t of the recurrence, [m, m].
-      start: `s[0]`, [m], from `_recurrence`. The last 1 in it is the entry of the
-        series. The entries after it belong to the derivatives with respect to the
-        decays (up to sign).
+      products: result of `_sum` for the states s[t] of a recurrence, shape [m, m].
+      start: `s[0]`, shape [m], from `_recurrence`. The last entry of `s[0]` that is 1
+        is the entry of the series. The entries after that one belong (up to sign) to
+        the derivatives with respect to the decays.
     """
     output = int(start.sum()) - 1
     return products[output, output:].real
@@ -303,7 +307,7 @@ def decays_of(variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
-    """Returns the variables, [2 d], for which `decays_of` returns these decays."""
+    """Returns variables, shape [2 d], for which `decays_of` returns the arguments."""
     decays = np.append(1.0, np.stack([theta, theta_inverse], axis=1))
     ratios = decays[1:] / decays[:-1]
     # If two decays hardly differ, their ratio is rounded to 1, whose logit is infinite.

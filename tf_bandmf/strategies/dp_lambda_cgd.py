@@ -37,7 +37,7 @@ def lambda_cgd(
     num_steps = matrices.check_num_rows(num_steps)
     if not (is_number(lambda_) and 0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):
         raise ValueError(
-            f"lambda must be in [0, 1), also after rounding to float32, found "
+            f"lambda must be in [0, 1), also after rounding to float32, but found "
             f"{lambda_!r}. Use 0 for DP-SGD; with 1, sensitivity would be unbounded."
         )
     diagonals = np.array([1.0, -lambda_])[: 2 if num_steps > 1 and lambda_ else 1]

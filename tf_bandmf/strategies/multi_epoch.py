@@ -1,13 +1,13 @@
 """Dense multi-epoch matrix factorization (MULTI-EPOCH MF), with a certificate.
 
 The mechanism is that of Choquette-Choo, McMahan, Rush, Thakurta, "Multi-Epoch Matrix
-Factorization Mechanisms for Private Machine Learning", arXiv:2211.06530, the baseline
-'MF [15]' in arXiv:2306.08153, Table 2. For the workload A and the strategy C, it
-minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C`, subject to a constraint: if
-one example can take part in two steps (`b`, `2b`, ... steps apart), the columns of `C`
-for these two steps are orthogonal. Under a fixed epoch order, the sensitivity then
-depends only on the column norms. With one participation per example, there is no such
-constraint, and the result is the best of all factorizations.
+Factorization Mechanisms for Private Machine Learning", arXiv:2211.06530. In
+arXiv:2306.08153, Table 2, it is the baseline 'MF [15]'. For the workload matrix A and
+the strategy matrix C, the mechanism minimizes `tr(A^T A X^-1)` over the Gram matrix
+`X = C^T C`, subject to a constraint: if one example can take part in two steps, the
+columns of `C` for these two steps are orthogonal. Under a fixed epoch order, the
+sensitivity then depends only on the column norms. With one participation per example,
+there is no such constraint, and the result is the best of all factorizations.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tf_bandmf.workloads import Workload, check_workload
 # The maximum number of steps: each iteration needs several n x n arrays and an
 # eigendecomposition.
 _LARGEST_NUM_STEPS = 8_192
-# The exponent w of the update `L <- L^1/2 P^w L^1/2`. For a diagonal X, an exponent of
-# 2 would give the optimum in one iteration.
+# The exponent w of the iteration in the docstring of `dense`. For a diagonal Gram
+# matrix, w = 2 would give the optimum in one iteration.
 _RELAXATION = 1.8
 # The number of earlier results that Anderson acceleration combines.
 _DEPTH = 12
@@ -41,13 +41,14 @@ def dense(
 ) -> Strategy:
     """Returns the dense strategy with the smallest mean error in a class of strategies.
 
-    The class depends on the participation; `diagnostics["optimal_among"]` names it:
+    The class depends on the participation, with min separation b.
+    `diagnostics["optimal_among"]` names the class:
 
     | participations per example | class |
     |---|---|
     | one | all strategies: `sens(C)` is the largest column norm |
     | several, fixed epoch order | columns b, 2b, ... steps apart are orthogonal |
-    | several, min-separation | orthogonal as above, and all columns have equal norms |
+    | several, min-separation | as for a fixed epoch order, and columns have equal norms |
 
     With several participations, a strategy outside the class may be better. Without
     orthogonal columns, the sensitivity is not a function of the column norms, and the
@@ -72,7 +73,7 @@ def dense(
     the error of the feasible matrix and this lower bound agree to `tolerance`.
 
     Args:
-      workload: the workload.
+      workload: the workload, with n steps.
       participation: participation that determines the min separation b and the maximum
         number k of participations. With k = 1, b does not matter. Otherwise k must be
         `ceil(n / b)`, unless `equal_column_norms` is True.
@@ -135,9 +136,10 @@ def dense(
 class _Blocks:
     """The layout of block-diagonal matrices, with one block per position in the epoch.
 
-    The first `n mod b` positions in the epoch have one step more than the others.
-    Therefore a block-diagonal matrix is stored as a list of up to two arrays, one for
-    each block size, of shape [number of blocks, size, size].
+    Let n be the number of steps and b the number of positions. The first `n mod b`
+    positions have one step more than the others. Therefore a block-diagonal matrix is
+    stored as a list of up to two arrays, one for each block size. The shape of an array
+    is [number of blocks, size, size].
     """
 
     def __init__(self, num_steps: int, min_separation: int) -> None:
@@ -244,7 +246,7 @@ def _optimize(
             lower,
             values.sum() ** 2 / _largest_inner(diagonal, equal_column_norms, size),
         )
-        # Y = left left^T, and `current` contains the diagonal blocks of Y.
+        # `left left^T` is Y from the docstring; `current` contains Y's diagonal blocks.
         left = blocks.apply(inverse_root, vectors * np.sqrt(values))
         current = [part @ part.transpose(0, 2, 1) for part in blocks.split(left)]
         whiten, color = _power(current, -0.5), _power(current, 0.5)
@@ -281,9 +283,9 @@ def _optimize(
 class _Anderson:
     """Anderson acceleration of the iteration in `_optimize`.
 
-    The next point is a combination of the last few results: the one that would have the
+    The next point is the combination of the last few results that would have the
     smallest residual if the iteration were linear. The combination is computed from the
-    logarithms of the multiplier and of the squared column norms.
+    logarithms of the Lagrange multiplier and of the squared column norms.
     """
 
     def __init__(self) -> None:
@@ -324,13 +326,14 @@ class _Anderson:
 def _largest_inner(
     diagonal: list[np.ndarray], equal_column_norms: bool, size: float
 ) -> float:
-    """Returns the maximum of `<Lambda, X>` over feasible X, from Lambda's diagonal.
+    """Returns the maximum inner product of a multiplier and feasible Gram matrices.
 
-    Here `V = A^T A`, Lambda is the block-diagonal Lagrange multiplier of X, and
-    `||.||_*` is the nuclear norm. By duality,
-    `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for every X. The best multiple of
-    Lambda gives the lower bound
-    `tr(V X^-1) >= ||A Lambda^1/2||_*^2 / max <Lambda, X>`.
+    Let X be the Gram matrix, Lambda its block-diagonal Lagrange multiplier, A the
+    matrix of the workload, and `||.||_*` the nuclear norm. By duality,
+    `tr(A^T A X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for every X. The best
+    multiple of Lambda gives the lower bound
+    `tr(A^T A X^-1) >= ||A Lambda^1/2||_*^2 / max <Lambda, X>`. This function returns
+    `max <Lambda, X>`, for which the diagonal of Lambda suffices.
 
     Args:
       diagonal: the diagonal of Lambda, split into blocks.

@@ -14,11 +14,11 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
 _POINTS = 25
-# _TOLERANCE is the tolerance of log(1 - fraction) in the search. For more than LONG_RUN
-# steps, evaluating one strategy takes tenths of a second, so the search uses a larger
-# tolerance, and "auto" first compares strategies that are optimized only roughly
-# (drafts). The lower precision hardly increases the error: near the optimum, the
-# increase is proportional to the square of the distance from the optimum.
+# The search for the best value x of the parameter determines log(1 - x) with the
+# tolerance _TOLERANCE. For more than LONG_RUN steps, evaluating one strategy takes
+# tenths of a second. Then the search uses a larger tolerance, and "auto" first compares
+# drafts, that is, strategies that are optimized only roughly. This hardly increases the
+# error, which is near its minimum.
 _TOLERANCE, LONG_RUN = 1e-7, 2**16
 
 

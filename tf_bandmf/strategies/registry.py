@@ -54,7 +54,7 @@ class Option:
 
     @property
     def example(self) -> str:
-        """A valid value, as a string, for messages and tests."""
+        """A valid value of the option, as a string, for messages and tests."""
         return "0.9" if self.convert is float else "4"
 
 
@@ -66,7 +66,8 @@ class Refinement:
     Therefore, on workloads without a learning-rate schedule, the mechanism "auto" first
     tries the fast family. If the fast family's error is far above the smallest error of
     all families tried, "auto" skips the slow family. Otherwise, "auto" also tries the
-    slow family, under cyclic sampling with as many bands as the fast family has.
+    slow family. Under cyclic sampling, the slow family then gets as many bands as the
+    fast family.
 
     Attributes:
       of: name of the fast family.
@@ -87,22 +88,21 @@ class Family:
         strategies.
       build: function of workload, participation and options that returns the strategy.
         Its signature determines which options it takes, from among `numbers`,
-        "epsilon", "delta", "column_normalized" and "objective". All are optional. If
-        `is_optimized` is True and "bands" is one of `numbers`, `build_strategy` always
-        passes "bands".
+        "epsilon", "delta", "column_normalized" and "objective". Every option must be
+        optional. If `is_optimized` is True and "bands" is one of `numbers`,
+        `build_strategy` always passes "bands".
       numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
       aliases: other names by which users can request the family.
       auto: rank in the tables of the mechanism "auto" and of `compare`, where a family
         comes after the family that it refines; None if the family is in neither table.
-      banded: which matrix has few bands. "C" means `C`; cyclic sampling amplifies the
-        privacy of such families. "inverse" means `C^-1`; the noise generator then
-        regenerates earlier normal variates instead of storing noise vectors. None means
-        neither matrix.
+      banded: "C" if the strategy matrix `C` has few bands, so that cyclic sampling
+        amplifies privacy. "inverse" if `C^-1` has few bands, so that the noise generator
+        regenerates earlier normal variates instead of storing noise vectors. None if
+        neither matrix has few bands.
       is_optimized: True if `build` optimizes numerically. Results are then cached, and
         more bands (up to the min separation) never increase the error.
-      refinement: relation to a faster family. Compared with it, this family has a
-        slightly smaller error, but takes minutes to optimize. None if there is no such
-        family.
+      refinement: relation to a faster family with a slightly larger error, if this
+        family takes minutes to optimize. None if there is no such faster family.
     """
 
     name: str
@@ -174,7 +174,7 @@ def register(family: Family) -> Family:
             )
     taken = set(names()) & {family.name, *family.aliases}
     if taken:
-        raise ValueError(f"The name {', '.join(sorted(taken))} is taken. Use another.")
+        raise ValueError(f"Family names must be new, found {', '.join(sorted(taken))}.")
     FAMILIES[family.name] = family
     return family
 
@@ -291,7 +291,7 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
         values.pop()
         options[option_name] = option_value
         if option_name not in family.options:
-            raise ValueError(f"{name} has no ':{flag}'. Omit it in {specification!r}.")
+            raise ValueError(f"Mechanism {name!r} has no suffix ':{flag}'. Omit it.")
     if not values:
         return name, options
     if len(values) > len(family.numbers):
@@ -302,8 +302,8 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
             options[option.name] = option.convert(value)
         except ValueError:
             raise ValueError(
-                f"The {option.name.strip('_').replace('num_', '')} in {specification!r} "
-                f"must be a number like {option.example}."
+                f"The value of {option.name.strip('_').replace('num_', '')} in "
+                f"{specification!r} must be a number, such as {option.example}."
             ) from None
     return name, options
 

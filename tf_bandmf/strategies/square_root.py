@@ -35,10 +35,11 @@ def of_power(
 ) -> Strategy:
     """Returns the strategy that is defined by the first diagonals of `A^exponent`.
 
-    They are the diagonals of `C` if the exponent is positive, else those of `C^-1`. For
-    SGD with momentum beta and decay alpha, the first column of `A^exponent` has the
-    coefficients of the power series `(1 - alpha x)^(-exponent) (1 - beta x)^(-exponent)`
-    (arXiv:2505.12128, Lemma 1, eq. 9, for the exponent -1/2).
+    If the exponent is positive, the matrix `C` has these diagonals, else `C^-1` has
+    them. For SGD with momentum beta and decay alpha, the first column of `A^exponent`
+    has the coefficients of the power series
+    `(1 - alpha x)^(-exponent) (1 - beta x)^(-exponent)`. For the exponent -1/2, this is
+    eq. 9 in Lemma 1 of arXiv:2505.12128.
 
     Args:
       family: the family of the strategy.
