@@ -20,9 +20,9 @@ the attacker finds is at most
 sampling, every run is a Gaussian mechanism, for which this share is at most
 `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383, Theorem 2.7). Here
 Phi is the standard normal distribution function, and mu is the sensitivity divided by
-the standard deviation of the noise. A sampled run satisfies many pairs (epsilon, delta).
-The first formula gives a bound for each pair, and the smallest of these bounds is used
-(arXiv:1905.02383, section 2.3).
+the standard deviation of the noise. A sampled run satisfies many pairs (epsilon,
+delta). The first formula gives a bound for each pair, and the smallest of these bounds
+is used (arXiv:1905.02383, section 2.3).
 """
 
 from __future__ import annotations

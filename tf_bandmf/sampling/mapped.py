@@ -125,8 +125,8 @@ class Mapped:
         required = [name for name in names if name != "seed"]
         if len(required) not in (1, 2):
             raise TypeError(
-                f"{self._name} must take x, or x and y (and seed, if it is random), but "
-                f"its arguments are {', '.join(required) or '(none)'}."
+                f"{self._name} must take x, or x and y (and seed if it is random). "
+                f"Its arguments are {', '.join(required) or '(none)'}."
             )
         return names
 
@@ -167,7 +167,7 @@ class Mapped:
             if len(kinds) > 1:
                 raise ValueError(
                     f"{self._name} must return tensors of one shape and dtype for all "
-                    f"examples and seeds, found {sorted(kinds)}. Pad, crop or cast results."
+                    f"examples and seeds, found {sorted(kinds)}. Pad, crop or cast."
                 )
             return tf.TensorSpec(leaves[0].shape, leaves[0].dtype)
 
@@ -283,7 +283,7 @@ def _impure_operation(graph: Any) -> str | None:
 def _tensor(value: Any) -> tf.Tensor:
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
-            f"map and parse must return dense tensors, but found a {type(value).__name__}. "
+            f"map and parse must return dense tensors, found a {type(value).__name__}. "
             f"Apply to_tensor(shape=...) if it is ragged, tf.sparse.to_dense if sparse."
         )
     return tf.convert_to_tensor(value)

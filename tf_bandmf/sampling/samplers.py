@@ -90,10 +90,11 @@ class Trials:
 
     If q <= 1/2, the number of failures before the next success (the gap) is drawn as
     `a L + b`, for blocks of L trials. Here a is the number of blocks without a success,
-    so that `P(a >= i) = (1 - q)^(L i)`, and b < L is independent of a and has a truncated
-    geometric distribution. Tables of 64-bit cut points, computed with 128 bits, map
-    random words to a and b. The tables contain gaps up to about `5 / q`. A longer gap
-    is drawn in several pieces, which is correct because geometric gaps are memoryless.
+    so that `P(a >= i) = (1 - q)^(L i)`. The number b < L is independent of a, and has a
+    truncated geometric distribution. Tables of 64-bit cut points, computed with 128
+    bits, map random words to a and b. The tables contain gaps up to about `5 / q`. A
+    longer gap is drawn in several pieces, which is correct because geometric gaps are
+    memoryless.
 
     Because cut points are rounded, q is multiplied by 1 - 2^-26. Conditional on the
     earlier trials, a trial then succeeds with probability q (1 - 2^-26), up to a
@@ -120,8 +121,8 @@ class Trials:
             powers.append(powers[-1] * (one - q) >> 128)
         last = powers[-1]
         blocks = [last]
-        # `blocks` ends where P(a >= i) falls below 1 / 150, about exp(-5). The docstring
-        # of the class explains a and b.
+        # `blocks` ends where P(a >= i) falls below 1 / 150, about exp(-5). The class
+        # docstring explains a and b.
         while blocks[-1] * 150 > one:
             blocks.append(blocks[-1] * last >> 128)
         # The cut points are P(a >= i) * 2^64 and P(b >= i) * 2^64 for i = 1, 2, ..., in

@@ -131,7 +131,7 @@ class StreamedExamples(ExampleSource):
             raise ValueError(
                 f"The plan is for {self.num_examples} examples, but the data set has "
                 f"{count}, each with types and shapes {self._kind}. Make a plan with "
-                f"num_examples={count}. If its {count} elements are in fact batches, pass "
+                f"num_examples={count}. If its {count} elements are batches, pass "
                 f"dataset.unbatch(), or a function that yields single examples."
             )
         self._next = end

@@ -30,8 +30,8 @@ _DRAFT = Options(max_iterations=40, decrease_tolerance=2e-4)
 _PLAN = Options(decrease_tolerance=2e-7)
 # For more than _MOST_AT_ONCE steps, the optimization starts from an extrapolation of
 # the optimum for a quarter of the steps, if this quarter has at least _LEAST_PER_BAND
-# steps per band. _START_GAP and _START_DECREASE are the tolerances of the shorter
-# problem.
+# steps per band. _START_GAP and _START_DECREASE are the tolerances for the optimization
+# with a quarter of the steps.
 _MOST_AT_ONCE, _LEAST_PER_BAND = 2**16, 64
 _START_GAP, _START_DECREASE = 5e-3, 1e-7
 
@@ -162,8 +162,8 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
         )
     if start.is_inverse_banded:
         raise ValueError(
-            f"The argument start must be a strategy with a banded C, found "
-            f"{start.family!r}, where only the inverse of C is banded."
+            f"The argument start must be a strategy with a banded C, but in the "
+            f"strategy {start.family!r}, only the inverse of C is banded."
         )
     rows = start.matrix.as_rows()
     return optimized.fit_bands(matrices.columns_from_rows(rows), bands)

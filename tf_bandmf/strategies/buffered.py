@@ -47,12 +47,12 @@ def blt(
     gradients minimizes the logarithm of the error, which is not convex, for 1, 2, ...
     buffers in turn. Each search starts from the previous optimum, with a new buffer
     added at several positions. The search ends early if another buffer gives no
-    improvement, which is common with many participations. Each evaluation costs
-    O(d^3 log n).
+    improvement, which is common with many participations. Each evaluation of the error
+    costs O(d^3 log n).
 
     Args:
-      workload: the workload. The strategy does not depend on its learning-rate
-        schedule.
+      workload: the workload, with n steps. The strategy does not depend on its
+        learning-rate schedule.
       participation: participation that determines the min separation and the maximum
         number of participations.
       num_buffers: d, maximum number of model-sized vectors that the noise generator may
@@ -167,7 +167,7 @@ class _Problem:
 
         Let v be the sum of the columns of `C` for the steps at which an example takes
         part. The squared sensitivity is `||v||^2`. The inner products are those of v
-        with its derivatives with respect to the decays (up to sign).
+        with the derivatives of v with respect to the decays (up to sign).
 
         Args:
           change: `F` minus the identity, shape [m, m], for the recurrence
@@ -176,8 +176,8 @@ class _Problem:
         """
         others, size = self._participations - 1, start.size
         # `following` is M - I, where I is the identity. With the min separation b, the
-        # matrix M advances a state s by b steps and adds a participation: it maps (s, 1)
-        # to (F^b s + s[0], 1).
+        # matrix M advances a state s by b steps and adds a participation: it maps
+        # (s, 1) to (F^b s + s[0], 1).
         powers, last = _powers(change, self._separation)
         following = np.zeros((size + 1, size + 1))
         following[:size, :size], following[:size, size] = last, start
@@ -322,9 +322,10 @@ def _starts(
     """Returns starting points with one more buffer than theta has decays.
 
     A new buffer has a pair of decays, one of `C` and one of `C^-1`. The decay of `C` is
-    placed at each point of a grid. The other decay is either close to it, which gives
-    the new buffer almost no weight, or far from it. The result contains the three best
-    points of each kind, and one that ignores the previous optimum.
+    placed at each point of a grid. The decay of `C^-1` is either close to the decay of
+    `C`, which gives the new buffer almost no weight, or far from it. The result
+    contains the three best starting points with close decays, the three best with
+    distant decays, and one that ignores the previous optimum.
 
     Args:
       problem: the optimization problem.

@@ -48,7 +48,7 @@ def dense(
     |---|---|
     | one | all strategies: `sens(C)` is the largest column norm |
     | several, fixed epoch order | columns b, 2b, ... steps apart are orthogonal |
-    | several, min-separation | as for a fixed epoch order, and columns have equal norms |
+    | several, min-separation | as for fixed epoch order, and columns have equal norms |
 
     With several participations, a strategy outside the class may be better. Without
     orthogonal columns, the sensitivity is not a function of the column norms, and the

@@ -96,9 +96,9 @@ class Family:
       auto: rank in the tables of the mechanism "auto" and of `compare`, where a family
         comes after the family that it refines; None if the family is in neither table.
       banded: "C" if the strategy matrix `C` has few bands, so that cyclic sampling
-        amplifies privacy. "inverse" if `C^-1` has few bands, so that the noise generator
-        regenerates earlier normal variates instead of storing noise vectors. None if
-        neither matrix has few bands.
+        amplifies privacy. "inverse" if `C^-1` has few bands, so that the noise
+        generator regenerates earlier normal variates instead of storing noise vectors.
+        None if neither matrix has few bands.
       is_optimized: True if `build` optimizes numerically. Results are then cached, and
         more bands (up to the min separation) never increase the error.
       refinement: relation to a faster family with a slightly larger error, if this
