@@ -85,7 +85,7 @@ class Workload:
         return self.learning_rates is None
 
     def inverse(self) -> matrices.LowerTriangular:
-        """Returns `A^-1`, whose row `i` is row `i` of `T` divided by learning rate `i`."""
+        """Returns the inverse of the workload matrix `A`."""
         toeplitz = matrices.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         if self.learning_rates is None:
             return toeplitz
@@ -93,12 +93,12 @@ class Workload:
         return matrices.RowBanded(toeplitz.as_rows() / rates[:, None])
 
     def first_column(self) -> np.ndarray:
-        """Returns the first column of the Toeplitz factor `T^-1`, shape [n]."""
+        """Returns the first column of the inverse of the matrix `T`, shape [n]."""
         toeplitz = matrices.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         return toeplitz.solve(np.eye(1, self.num_steps)[0])
 
     def to_dense(self) -> np.ndarray:
-        """Returns `A` as an array, shape [n, n]."""
+        """Returns the workload matrix `A` as an array, shape [n, n]."""
         return matrices.Inverse(self.inverse()).to_dense()
 
     def to_config(self) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def check_workload(workload: Any) -> None:
     """Raises TypeError if the argument is not a `Workload`."""
     if not isinstance(workload, Workload):
         raise TypeError(
-            f"workload must be a Workload, such as workloads.prefix_sum(1000), found "
-            f"{workload!r}."
+            f"workload must be a Workload, but found {workload!r}. Use, for example, "
+            f"workloads.prefix_sum(1000)."
         )
 
 
@@ -232,12 +232,11 @@ def from_inverse(
     learning_rates: npt.ArrayLike | None = None,
     name: str = "custom",
 ) -> Workload:
-    """Returns the workload of a linear optimizer, given the diagonals of `T`.
+    """Returns the workload with the matrix `A = T^-1 diag(learning_rates)`.
 
     Args:
       num_steps: number of steps.
-      inverse_coefficients: the diagonals of the banded Toeplitz matrix `T`, where
-        `A = T^-1 diag(learning_rates)`.
+      inverse_coefficients: the diagonals of the banded Toeplitz matrix `T`.
       learning_rates: optional relative learning rate of each step.
       name: name of the workload in tables and statements.
     """

@@ -6,16 +6,14 @@
 The record of a run determines b, the minimum separation over all devices, and k, the
 maximum number of participations of one device. The measured guarantee is the guarantee
 of the plan's strategy and noise under MinSep(b, k). arXiv:2306.08153 (section 6, App.
-K.1) reports a production run in the same way. If the measured b is below the number of
-bands, the columns of C for the rounds of one device overlap. The sensitivity then comes
-from Theorem 3 (Alg. 4) of arXiv:2306.08153 or from a sharper bound; see
-`tf_bandmf.analysis.sensitivity`.
+K.1) reports such a guarantee for a production run. If the measured b is below the
+number of bands, the sensitivity comes from Theorem 3 (Alg. 4) of arXiv:2306.08153 or
+from a sharper bound; see `tf_bandmf.analysis.sensitivity`.
 
 Scope of the measured guarantee:
 
 - Neighboring data sets differ in the content of one device's updates, but not in the
-  rounds in which the device took part. (The papers define adjacency in the same way:
-  "the participation pattern does not change".)
+  rounds in which the device took part.
 - Therefore neighboring data sets have the same b and k. However, b and k are computed
   without noise from the participations of all devices, so the guarantee does not cover
   their publication. The plan's own guarantee does not depend on the measured b and k.
@@ -70,13 +68,13 @@ class MeasuredParticipation:
         b, k = self.min_separation, self.max_participations
         if (b is None) != (k <= 1):
             raise ValueError(
-                f"min_separation must be None if max_participations <= 1, and a number "
-                f"if not; found min_separation = {b} and max_participations = {k}."
+                f"min_separation must be None if and only if max_participations <= 1, "
+                f"but found min_separation = {b} and max_participations = {k}."
             )
         if b is not None and not 1 <= (k - 1) * b < self.num_rounds:
             raise ValueError(
-                f"min_separation must be from 1 to (num_rounds - 1) / (max_participations "
-                f"- 1), here ({self.num_rounds} - 1) / ({k} - 1), found {b}."
+                f"For {self.num_rounds} rounds and {k} participations, min_separation "
+                f"must be from 1 to ({self.num_rounds} - 1) / ({k} - 1), but found {b}."
             )
 
     def with_one(
@@ -113,7 +111,8 @@ class MeasuredGuarantee:
     Attributes:
       plan: the run's plan.
       measured: summary of the participations in the run's record.
-      participation: MinSep with the measured b and k, the basis of `guarantee`.
+      participation: `MinSep` with the measured minimum separation and maximum number
+        of participations.
       sensitivity: sensitivity of the plan's strategy under `participation`, exact or an
         upper bound.
       guarantee: (epsilon, delta) and zCDP rho of the run, with the plan's noise. Its
@@ -160,7 +159,7 @@ def measure_participation(
 
     Raises:
       ValueError: if a round is not in [0, `num_rounds`), or if a client occurs twice in
-        one round, because it then contributed twice as much as a plan assumes.
+        one round. No plan permits two contributions of a client in one round.
     """
     cohorts = {round_number: [*names] for round_number, names in record.items()}
     last_of_record = max(cohorts, default=-1)
@@ -168,7 +167,7 @@ def measure_participation(
         num_rounds = last_of_record + 1
     if cohorts and not (min(cohorts) >= 0 and last_of_record < num_rounds):
         raise ValueError(
-            f"The keys of record, which are rounds, must be in [0, {num_rounds}), found "
+            f"The rounds in record must be in [0, {num_rounds}), but found rounds from "
             f"{min(cohorts)} to {last_of_record}."
         )
     records: dict[Hashable, tuple[int, int]] = {}

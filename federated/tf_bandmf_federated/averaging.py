@@ -1,12 +1,11 @@
 """A server for federated averaging in NumPy, for frameworks that only send messages.
 
-The framework, for example Flower, needs one function, `exchange`, which sends a round's
-model to devices and passes on their answers. This module does everything that the
-guarantee requires. Devices have clipped their updates. As each update arrives, this
-module clips it again and adds it to the sum, with uniform weights (`exact_sum`). The
-noise of the round is added to the sum, no matter which devices answered, and the result
-is divided by a constant. Memory holds the model, one update, and the sum, which takes
-at most twice as much memory as the model.
+The framework, such as Flower, provides the function `exchange`, which sends a round's
+model to devices, and passes their updates to this module. Devices clip updates before
+they send them. This module clips each update again when it arrives, and adds it to the
+sum, with uniform weights (`exact_sum`). It adds the round's noise to the sum, no matter
+which devices answered, and divides the result by a constant. Memory holds the model,
+one update, and the sum, which takes at most twice as much memory as the model.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 @dataclasses.dataclass(frozen=True)
 class Replies:
-    """Counts of the replies in a round that contain no usable update.
+    """Counts of a round's replies without a usable update.
 
     Attributes:
       refused: number of devices whose own records forbade them to take part.
@@ -67,15 +66,17 @@ class FederatedAveraging:
     """A server for federated averaging in NumPy, which implements `rounds.Engine`.
 
     Formal guarantee: the same as that of `build_fed_avg` for TensorFlow Federated,
-    because the mechanism is the same. The direction of a round's step is
-    `(sum of clipped updates + stddev (C^-1 Z)[round]) / clients_per_round`.
+    because the mechanism is the same. The optimizer makes one step per round, in the
+    direction `(sum + plan.noise_stddev * (C^-1 Z)[round]) / clients_per_round`, where
+    `sum` is the sum of the clipped updates, C is the plan's strategy matrix, and Z has
+    independent standard normal entries.
 
     Args:
       plan: plan with `MinSep` participation.
       weights: weights before round 0, float32.
       exchange: function that is called as `exchange(request, add)`. It sends the
         `Request` to devices. For each device that answers, in any order, it calls
-        `add(name, update)`. It need not keep the update afterwards. If `exchange`
+        `add(name, update)`, and need not keep the update afterwards. If `exchange`
         raises an error, the round has no result and is run again.
       clients_per_round: the constant by which each sum is divided; by default the
         plan's batch size.
@@ -207,8 +208,8 @@ class FederatedAveraging:
     def no_metrics(self) -> collections.OrderedDict:
         """Returns the metrics of a round without a result: `skipped` is 1, the rest 0.
 
-        In a round with a result, `clipped_again` is the number of updates that arrived
-        with a norm above the clip norm, although devices should have clipped them.
+        The metric `clipped_again` counts the updates that arrived with a norm above the
+        clip norm, although devices should have clipped them.
         """
         names = (
             "available eligible selected reported refused late failed contributing "

@@ -12,7 +12,7 @@ from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
 # Clipping scales updates to slightly less than the clip norm. The margin, 1 - ROOM,
 # exceeds both the relative error of products rounded to float32 and the relative error
-# of a quick norm. Therefore the server does not scale down an update that a device has
+# of `_quick_norm`. Therefore the server does not scale down an update that a device has
 # already clipped.
 ROOM = 1.0 - 2.0**-17
 # Upper bound on the absolute error of a subnormal product rounded to float32.
@@ -31,12 +31,12 @@ _DOT = 1 << 13
 
 
 class Bounded(NamedTuple):
-    """An update, and the factor that multiplies it before it is added to a sum.
+    """An update, and its clipping factor.
 
     Attributes:
       update: float32 arrays.
-      factor: number in [0, 1]. A factor of 1.0 leaves the arrays unchanged. A factor of
-        0.0 replaces all values, even NaN, with zero.
+      factor: number in [0, 1] by which the update must be multiplied before it is added
+        to a sum. A factor of 0.0 replaces all values, even NaN, with zero.
       is_finite: True if all values and the norm are finite. If False, the update adds
         nothing to the sum.
       was_clipped: True if the norm exceeded the clip norm.
@@ -66,8 +66,8 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
         norm = _quick_norm(arrays)
         if not (norm <= l2_norm_clip or norm > l2_norm_clip * (1.0 + 2.0**-16)):
-            # The quick norm is NaN, or too close to the clip norm to show whether the
-            # update must be clipped.
+            # The result of `_quick_norm` is NaN, or is too close to the clip norm to show
+            # whether the update must be clipped.
             norm = norm_of(arrays)
     if not math.isfinite(norm):
         return Bounded(arrays, 0.0, False, False)
@@ -115,7 +115,7 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
 
 
 def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
-    """Computes the norm five times as fast as `norm_of`; NaN if it is too inaccurate.
+    """Returns the result of `norm_of`, less accurate but five times as fast, or NaN.
 
     Squares are added up in float32, in rows of 64 numbers, with a relative error below
     64 * 2^-24 = 2^-18 (Higham, cited in `norm_of`). The norm is the square root of the

@@ -15,8 +15,8 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import may_take_part
 from tf_bandmf_federated.ledger import Ledger
 
-# The histories of at least this many devices are read from the ledger at a time, or of
-# all remaining devices if fewer remain.
+# Each query of the ledger reads the histories of at least this many devices, or of all
+# remaining devices if fewer remain.
 _LOOKED_UP = 2_000
 
 
@@ -106,9 +106,9 @@ class Cohorts:
         return Selected(names, past, available, eligible)
 
     def select_again(self, round_number: int, names: Sequence[str]) -> Selected:
-        """Returns the selection of an interrupted round, which stays the same.
+        """Returns an interrupted round's selection, which lists the same devices again.
 
-        If some of its devices are not available, this method calls `search` until they
+        If some of the devices are not available, this method calls `search` until they
         are available, or until `search` returns False.
 
         Args:

@@ -6,7 +6,7 @@ plan and not to a run, so a second run of the plan continues the first run's rec
 
 | file | contents |
 |---|---|
-| `<plan>.device` | name; participations; last round, its receipt and request digest |
+| `<plan>.device` | device name; participations; last round, with receipt and digest |
 | `<plan>.update` | the contribution of the last round, to answer a repeated request |
 
 A participation is recorded before the device trains, so a device that is killed during
@@ -159,8 +159,8 @@ class DeviceStore:
         content = json.loads(Journal(self._path).read()[0])
         if content["format"] != _FORMAT:
             raise ValueError(
-                f"The format of {self._path} must be {_FORMAT!r}, found "
-                f"{content['format']!r}. Use the version of tf-bandmf that wrote it."
+                f"The format of {self._path} must be {_FORMAT!r}, but found "
+                f"{content['format']!r}. Use the tf-bandmf version that wrote the file."
             )
         return content
 

@@ -17,16 +17,16 @@ def may_take_part(
 ) -> Any:
     """Returns True for devices that may take part (arXiv:2306.08153, section 3).
 
-    If a device takes part in rounds i < j, then j - i >= b must hold, and a device may
-    take part at most k times.
+    The first three arguments may be numbers, arrays or tensors.
 
     Args:
       last_rounds: the last round, from 0, in which each device took part; `NEVER` if it
-        has not taken part yet. All arguments may be numbers, arrays or tensors.
+        has not taken part yet.
       participations: number of participations of each device before this round.
       round_number: the round, from 0.
-      min_separation: b.
-      max_participations: k; None if only the separation limits the participations.
+      min_separation: minimum of j - i for any rounds i < j of a device.
+      max_participations: maximum number of participations of a device; None if only the
+        separation limits the participations.
 
     Returns:
       bool, with the shape of `last_rounds`; False also for a device whose last round is

@@ -50,8 +50,8 @@ class ExactSum:
       most: maximum number of updates.
 
     Attributes:
-      units: the sum, in units: int32 or int64, shape [d].
-      unit: the value of one unit.
+      units: the sum, divided by `unit`: int32 or int64, shape [d].
+      unit: the power of two to whose multiples all coordinates are rounded.
 
     Raises:
       ValueError: if the clip norm is below 2^-80 or above 2^80, or `most` is too large.
@@ -66,7 +66,7 @@ class ExactSum:
                 f"found {l2_norm_clip:g}. Scale the updates and l2_norm_clip."
             )
         if most > MAX_UPDATES:
-            raise ValueError(f"A sum has at most {MAX_UPDATES} updates, found {most}.")
+            raise ValueError(f"most must be at most {MAX_UPDATES}, but found {most}.")
         self.units = np.zeros(size, np.int32 if most <= _FEW_UPDATES else np.int64)
         self.unit = 2.0 ** (exponent - _BITS)
         self._clip = l2_norm_clip

@@ -36,7 +36,7 @@ def optimized_toeplitz(
     max_iterations: int = 500,
     gradient_tolerance: float = _GRADIENT_TOLERANCE,
 ) -> Strategy:
-    """Returns the banded Toeplitz `C` with the smallest error at sensitivity 1.
+    """Returns the banded Toeplitz strategy with the smallest error at sensitivity 1.
 
     Let b be the min separation of the participation. With at most b bands, the function
     minimizes the error at the exact sensitivity. With more than b bands, it assumes a
@@ -47,15 +47,15 @@ def optimized_toeplitz(
     Args:
       workload: the workload. A learning-rate schedule is taken into account.
       participation: participation that determines the min separation b and the maximum
-        number k of participations.
-      bands: number of diagonals of `C`, 1 <= bands <= n.
+        number of participations.
+      bands: number of diagonals of the strategy matrix, from 1 to the number of steps.
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of the result to norm 1, after the
         optimization, as arXiv:2405.15913 recommends.
       max_iterations: maximum number of L-BFGS iterations.
-      gradient_tolerance: a result counts as converged if no derivative of the logarithm
-        of the squared error exceeds this value.
+      gradient_tolerance: the optimization has converged if no derivative of the
+        logarithm of the squared error has a magnitude above this value.
 
     Returns:
       The strategy, with convergence information in its diagnostics.

@@ -1,4 +1,4 @@
-"""Binary-tree aggregation with the optimal decoder (OPTIMAL TREEAGG), a baseline."""
+"""The baseline OPTIMAL TREEAGG: binary-tree aggregation with the optimal decoder."""
 
 from __future__ import annotations
 
