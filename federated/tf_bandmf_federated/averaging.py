@@ -67,7 +67,7 @@ class FederatedAveraging:
 
     Formal guarantee: the same as that of `build_fed_avg` for TensorFlow Federated,
     because the mechanism is the same. The optimizer makes one step per round, in the
-    direction `(sum + plan.noise_stddev * (C^-1 Z)[round]) / clients_per_round`, where
+    direction `(sum + plan.noise_stddev (C^-1 Z)[round]) / clients_per_round`, where
     `sum` is the sum of the clipped updates, C is the plan's strategy matrix, and Z has
     independent standard normal entries.
 

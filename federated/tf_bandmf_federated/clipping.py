@@ -66,8 +66,8 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
         norm = _quick_norm(arrays)
         if not (norm <= l2_norm_clip or norm > l2_norm_clip * (1.0 + 2.0**-16)):
-            # The result of `_quick_norm` is NaN, or is too close to the clip norm to show
-            # whether the update must be clipped.
+            # The quick result is NaN, or is too close to the clip norm to show whether
+            # the update must be clipped.
             norm = norm_of(arrays)
     if not math.isfinite(norm):
         return Bounded(arrays, 0.0, False, False)

@@ -239,7 +239,7 @@ class Ledger(contextlib.AbstractContextManager):
         if not all(isinstance(name, str) for name in cohort):
             raise TypeError(f"Device names must be strings, found {list(cohort)}.")
         if len(set(cohort)) != len(cohort):
-            raise ValueError("The names in cohort must differ, found a name twice.")
+            raise ValueError("The names in cohort must differ, but one occurs twice.")
         measured = self._rounds[-1].measured if self._rounds else NOTHING
         for last, count in self.history(cohort, round_number).tolist():
             measured = measured.with_one(round_number, last, count)
@@ -331,7 +331,7 @@ class Ledger(contextlib.AbstractContextManager):
             if "locked" in str(error):
                 raise self._open_elsewhere() from error
             is_other = isinstance(error, sqlite3.OperationalError)
-            # SQLite reports "no such ..." if a table or a column is missing.
+            # "no such ..." means that a table or a column is missing: a damaged file.
             if not is_other or "no such" in str(error):
                 raise ValueError(self._damaged(str(error))) from error
             raise OSError(
@@ -440,7 +440,7 @@ class Ledger(contextlib.AbstractContextManager):
 
 
 def draw() -> str:
-    """Returns a 128-bit random number from the operating system."""
+    """Returns a 128-bit random number from the operating system, as hex digits."""
     return secrets.token_hex(16)
 
 

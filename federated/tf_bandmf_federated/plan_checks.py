@@ -43,8 +43,8 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
         )
     if num_rounds is not None and not 1 <= num_rounds <= plan.num_steps:
         raise ValueError(
-            f"num_rounds must be in [1, {plan.num_steps}], because the plan has "
-            f"{plan.num_steps} rounds, found {num_rounds}. More rounds need a new plan."
+            f"num_rounds must be in [1, {plan.num_steps}], but found {num_rounds}. The "
+            f"plan has {plan.num_steps} rounds. More rounds need a new plan."
         )
     return participation
 

@@ -1,10 +1,9 @@
 """The privacy report of a federated run, as Markdown.
 
-The report has the items that arXiv:2306.08153, App. K.1, requires (based on Ponomareva
-et al., 2023, section 5.3), and two more: the parameters of the mechanism, and what the
-guarantee does not cover. The report is computed from the plan and the measured
-participation. It is correct if the run followed the plan's mechanism, as runs of
-`build_fed_avg` do. Facts that only the operator knows are quoted as the operator's
+The report has the items that arXiv:2306.08153, App. K.1, requires, and two more: the
+parameters of the mechanism, and what the guarantee does not cover. The report is
+computed from the plan and the measured participation. It is correct if the run followed
+the plan's mechanism. Facts that only the operator knows are quoted as the operator's
 statements, or marked as not stated.
 """
 
@@ -23,8 +22,8 @@ from tf_bandmf_federated.accounting import (
     measured_guarantee,
 )
 
-# The report's template. Each paragraph is one item: its title, a period, its text. The
-# last paragraph is the table.
+# The report's template. Each paragraph is one item: the item's title, a period, and its
+# text. The last paragraph is a table.
 _TEXT = pathlib.Path(__file__).with_name("report.txt")
 
 

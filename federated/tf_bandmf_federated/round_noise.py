@@ -1,7 +1,8 @@
 """The noise of each round, for a server that does not use TensorFlow Federated.
 
-For a strategy with a banded C, the ring buffer of noise vectors is kept in memory. After
-a restart, it is recomputed from round 0. BISR, BandInvMF and λ-CGD need no ring buffer.
+For a strategy with a banded strategy matrix, this module keeps a ring buffer of noise
+vectors in memory. After a restart, it recomputes the ring buffer from round 0. The
+strategies BISR, BandInvMF and λ-CGD need no ring buffer.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _PART = 1 << 20
 class RoundNoise:
     """Computes each round's noise from a secret key, the round number and digests.
 
-    A round's digest binds its noise to the sum to which the noise is added: if the
-    round is repeated with another sum, its noise is independent of the earlier noise.
-    If the ring buffer cannot be advanced to the requested round, it is rebuilt from
-    round 0.
+    The digest of a round is computed from the sum to which the noise is added. If the
+    round is repeated with another sum, the new noise is therefore independent of the
+    earlier noise. If the ring buffer cannot be advanced to the requested round, it is
+    rebuilt from round 0.
 
     Args:
       plan: plan whose strategy determines the noise. If the plan has a test seed, the
@@ -109,10 +110,10 @@ class RoundNoise:
     ) -> tuple[Iterator[np.ndarray], OrderedDict[str, np.ndarray]]:
         """Returns the noise of the next round, bound to the sum to which it is added.
 
-        If a round is repeated from an older state and its sum differs, the noise is
-        independent of the earlier noise, so the difference of the two releases is still
-        noisy. If the sum and the point are the same, the noise is the same. Therefore
-        no record of earlier releases is needed.
+        If a round is repeated with another sum or `point`, the new noise is independent
+        of the earlier noise, so the difference of the two releases is still noisy. If
+        both are the same, the noise is the same, too. Therefore no record of earlier
+        releases is needed.
 
         Args:
           state: state after the previous rounds, with the digests of these rounds.
@@ -122,8 +123,8 @@ class RoundNoise:
             equal results, which would reveal that the sums are equal.
 
         Returns:
-          The round's row of `C^-1 Z`, float32, in consecutive parts that are generated
-          on demand; and the state after the round. Both are secret.
+          The noise vector, float32, in consecutive parts that are generated on demand;
+          and the state after the round. Both are secret.
 
         Raises:
           LedgerError: if the plan's budget ledger rejects the run, or is not open.

@@ -19,13 +19,13 @@ from tf_bandmf_federated.cohorts import Cohorts, Selected
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
 
-# Flower does not include files with this name in the bundle that it sends to all nodes.
+# Flower sends an app's files to all nodes, but not files with this suffix.
 LEDGER_FILE = "ledger.sqlite3"
 _RESTARTS = ("replay", "skip")
 
 
 class Engine(Protocol):
-    """Computes the rounds of a run, each from the state before it.
+    """Computes the rounds of a run, each from the state after the previous round.
 
     A state is a nested structure of arrays and numbers.
 
@@ -45,7 +45,7 @@ class Engine(Protocol):
         """Returns the state before round 0 of a new run."""
 
     def no_metrics(self) -> Any:
-        """Returns metrics of a round without a result, structured as those of `run`."""
+        """Returns the metrics of a round without a result."""
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
         """Runs a round with the selected devices; returns the new state and metrics.
@@ -163,7 +163,7 @@ class Run:
             return state, ledger.measured(total)
 
     async def _begin(self, ledger: Ledger) -> ProgramState:
-        """Returns the newest state. Completes its release if that was interrupted."""
+        """Returns the newest state, after completing its release if necessary."""
         state = ProgramState(
             await self.engine.initial_state(), self.engine.no_metrics()
         )

@@ -64,7 +64,10 @@ class ServerOptimizer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ServerSGD(ServerOptimizer):
-    """SGD, or FedAvgM: `m <- momentum m + direction; w <- w + learning_rate m`.
+    """SGD, or FedAvgM, which is SGD with momentum.
+
+    The updates of the moment m and the weights w are `m <- momentum m + direction` and
+    `w <- w + learning_rate m`.
 
     Args:
       learning_rate: factor > 0 by which steps are multiplied.

@@ -56,8 +56,8 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
     """Restores a state from its rows, with the nested structure of `structure`.
 
     Raises:
-      ValueError: if the saved arrays do not have the names, dtypes and numbers of
-        dimensions of those in `structure`.
+      ValueError: if the saved arrays and the leaves of `structure` differ in their
+        names, dtypes or numbers of dimensions.
     """
     saved: dict[str, np.ndarray] = {}
     for (name, dtype, shape), parts in itertools.groupby(rows, lambda row: row[:3]):
@@ -70,8 +70,8 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
     )
     if kinds != wanted:
         raise ValueError(
-            f"The saved state is of another model or optimizer: found (name, dtype, rank) "
-            f"{kinds}, expected {wanted}. Use the run's model and optimizer."
+            f"The saved state is of another model or optimizer. Its (name, dtype, rank) "
+            f"must be {wanted}, but found {kinds}. Use the run's model and optimizer."
         )
     leaves = [
         type(leaf)(saved[name]) if isinstance(leaf, (bool, int, float)) else saved[name]
@@ -81,6 +81,6 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
 
 
 def _named(state: Any) -> Iterator[tuple[str, Any]]:
-    """Yields all leaves, each with a unique name, made from its index and path."""
+    """Yields all leaves, each with a unique name: the leaf's index and path."""
     for number, (path, leaf) in enumerate(tree.flatten_with_path(state)):
         yield f"{number} {'.'.join(map(str, path))}", leaf

@@ -27,12 +27,12 @@ Where = str | Callable[[Context], str]
 class ParticipationMod:
     """A Flower mod that enforces the limits of a plan on the device.
 
-    On a `train` message, the device records the participation on disk before it calls
-    the app. The update that it sends is the change of the weights in the app's
-    `ArrayRecord`, clipped to the plan's clip norm. All other records of the app's reply
-    are dropped. If the device's record forbids the participation, the device refuses
-    the request without calling the app. If the server repeats a message, the device
-    sends its stored first answer again.
+    On a `train` message, this mod records the participation on disk, and then calls the
+    app, which replies with new weights in an `ArrayRecord`. The device sends only the
+    change of the weights, clipped to the plan's clip norm. All other records in the
+    app's reply are dropped. If the device's record forbids the participation, the mod
+    refuses the request without calling the app. If the server repeats a message, the
+    device sends its first answer again, which it has stored.
 
     Put this mod first in the list of mods, so that all other mods run inside it. Then
     call `install`, so that the app answers the server's query for the device's name.
@@ -175,8 +175,7 @@ def private_client_app(
       policy: the plan's policy.
       store: folder for the device's record, or a function that maps Flower's context to
         that folder, as for `ParticipationMod`.
-      mods: further mods. They run inside the `ParticipationMod`, which clips the update
-        and drops all other records.
+      mods: further mods, which run inside the `ParticipationMod`.
     """
     mod = ParticipationMod(policy, store)
     return mod.install(ClientApp(mods=[mod, *mods]))

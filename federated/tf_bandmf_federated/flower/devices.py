@@ -115,8 +115,8 @@ class Devices:
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
         """Maps device names to node numbers, as of the last call of `present`."""
-        # If two nodes have the same device name, the device has reconnected, and the
-        # later node replaces the earlier one.
+        # If two nodes have the same device name, the device has reconnected. The
+        # dictionary then contains the later node.
         nodes = {name: node for node, name in self._names.items()}
         return {name: nodes[name] for name in names if name in nodes}
 

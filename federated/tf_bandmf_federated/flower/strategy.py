@@ -52,8 +52,8 @@ _DEFAULT_TIMEOUT = 3600.0
 _ASKED = 1_000
 # A log line shows at most this many characters of a device's answer.
 _SHOWN = 200
-# The server fetches updates of at most this many bytes in total at a time. It fetches
-# larger updates one by one.
+# If updates are small, the server fetches several at once, with at most this many bytes
+# in total.
 _PULLED_BYTES = 1 << 26
 
 
@@ -206,8 +206,8 @@ class PrivateFedAvg(Strategy):
         missing = set(self._fixed_names) - set(arrays)
         if missing:
             raise ValueError(
-                f"not_trained must contain only names of initial_arrays, {list(arrays)}, "
-                f"found {sorted(missing)}."
+                f"not_trained must contain only names of initial_arrays, but found "
+                f"{sorted(missing)}. The names of initial_arrays are {list(arrays)}."
             )
         self._fixed = {name: arrays[name] for name in self._fixed_names}
         self._order = list(arrays)
@@ -418,7 +418,7 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """Yields the replies that arrived; fetches few at a time to save memory."""
+        """Yields the replies that have arrived, without fetching all of them at once."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])

@@ -33,7 +33,7 @@ from tf_bandmf_federated.tff.updates import (
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """Makes aggregation processes that return noisy means of clipped updates.
 
-    The result of a round is `(sum + stddev * (C^-1 Z)[round]) / clients_per_round`,
+    A round's result is `(sum + plan.noise_stddev (C^-1 Z)[round]) / clients_per_round`,
     where `sum` is the sum of the clipped updates, C is the plan's strategy matrix, and
     Z has independent standard normal entries.
 

@@ -23,8 +23,8 @@ def tagged_client_work(
 
     Returns:
       Client work that passes the `DEVICE_TAGS` in place of a weight. The tags named in
-      `CARRIED` are the same in all elements of a client's data, and are read from the
-      first element. If a client has no data, each of the three tags is `NEVER`.
+      `CARRIED` are read from the first element of a client's data, because all elements
+      have the same tags. If a client has no data, each of these tags is `NEVER`.
     """
     state_type, weights_type, examples_type = inner.next.type_signature.parameter
     example_type = examples_type.member.element

@@ -56,9 +56,9 @@ Model = Union[
 class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     """A `LearningProcess` with a plan, which computes each round at most once.
 
-    Use `build_fed_avg` to build a process. Its `next` is a TFF computation. It raises
-    ValueError if this object has already computed a result for the round of the state.
-    The check needs the state's values, so it does not happen while TFF traces `next`.
+    Use `build_fed_avg` to build a process. The TFF computation `next` raises ValueError
+    if this object has already computed a result for the round of the state. This check
+    needs the state's values, so it does not happen while TFF traces `next`.
 
     Attributes:
       plan: plan of the run.
@@ -166,7 +166,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         except (TypeError, KeyError, ValueError):
             if hooks.is_needed(self.plan):
                 raise LedgerError(
-                    "With a budget ledger, next(...) must get a state of this process."
+                    "To reserve the run's budget, next(...) needs a state of this process."
                 ) from None
             return None
         hooks.begin(self.plan, _name_of(secret))
@@ -268,11 +268,12 @@ def build_fed_avg(
     """Builds a process for federated averaging with correlated noise.
 
     A client trains on its data, and clips its update, the change of the weights, to the
-    plan's clip norm. The server adds up the updates with uniform weights, adds
-    `stddev * (C^-1 Z)[round]`, and divides by a constant. If a client takes part too
-    early or too often, or if its update is not finite, its update is replaced by exact
-    zeros, and the client is counted in the metrics. Rounds without clients also get
-    noise.
+    plan's clip norm. The server adds up the updates with uniform weights, adds noise,
+    `plan.noise_stddev (C^-1 Z)[round]`, and divides by a constant. C is the plan's
+    strategy matrix, and Z has independent standard normal entries. Rounds without
+    clients also get noise. If a client takes part too early or too often, or if its
+    update is not finite, its update is replaced by exact zeros, and the client is
+    counted in the metrics.
 
     Formal guarantee: the model weights of all rounds, and everything computed from
     them, are (epsilon, delta)-DP as the plan states, if the clients' tags are truthful

@@ -49,13 +49,13 @@ class NoiseInState:
 
     - `step_keys`, uint64 [num_steps, 2]: a key of 128 bits for each round, from the
       operating system. (With ChaCha20: [num_steps, 5], keys of 320 bits.) Each round
-      binds its key to `inputs` and to the sum to which the noise is added. The digest
-      of the sum is keyed with `digest_key`. With a test seed, which gives no privacy,
-      the noise depends only on the seed and the round number.
+      binds its key to the number `inputs` and to a digest of the sum to which noise is
+      added. With a test seed, which gives no privacy, the noise depends only on the
+      seed and the round number.
     - `digest_key`, int32: the secret key of the digests.
     - `inputs`, int64: a number that identifies the inputs of the next round. If it is
-      0, the default, the graph draws a random number when it runs. Therefore a round
-      that is repeated from an older state has new, independent noise.
+      0, the default, each execution of the graph draws a random number instead.
+      Therefore a round that is repeated from an older state has new, independent noise.
     - `buffer`, float32 [memory_vectors, num_parameters]: the ring buffer, which is empty
       for strategies with a banded inverse.
 
@@ -107,8 +107,8 @@ class NoiseInState:
           total: sum to which the noise will be added, float32, shape [num_parameters].
 
         Returns:
-          Row `round_number` of `C^-1 Z`, float32, shape [num_parameters], and the state
-          after the round.
+          The noise vector, float32, shape [num_parameters], and the state after the
+          round.
 
         Raises:
           InvalidArgumentError: at run time, if the plan has no such round.

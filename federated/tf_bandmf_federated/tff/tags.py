@@ -1,9 +1,8 @@
 """Tags: a device's participation record, added to all elements of its data set.
 
-In TFF, the only argument of `next` that comes from clients is a sequence of elements per
-client. Therefore each element is a dictionary with two entries: `example`, a batch for
-the model; and `tags`, the int32 values named in `CARRIED`, in that order, which are the
-same in all elements.
+In TFF, a client can pass only a sequence of elements to `next`. Therefore each element
+is a dictionary with two entries: `example`, a batch for the model; and `tags`, the
+int32 values named in `CARRIED`, in that order. All elements have the same tags.
 
 | tag | known to | purpose |
 |---|---|---|
