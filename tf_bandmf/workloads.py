@@ -75,8 +75,8 @@ class Workload:
             if rates.min() < 1.0 / _LARGEST_RATE or rates.max() > _LARGEST_RATE:
                 raise ValueError(
                     f"learning_rates must be between {1.0 / _LARGEST_RATE:g} and "
-                    f"{_LARGEST_RATE:g}, found {rates.min():g} to {rates.max():g}. Only "
-                    f"the ratios matter: divide all rates by the first rate."
+                    f"{_LARGEST_RATE:g}, but found rates from {rates.min():g} to "
+                    f"{rates.max():g}. Divide all rates by the first rate."
                 )
             object.__setattr__(self, "learning_rates", rates)
 
@@ -153,7 +153,7 @@ def parse(specification: str, num_steps: int) -> Workload:
         close = difflib.get_close_matches(name, ("prefix", "identity", "sgd"), n=1)
         raise ValueError(
             f'workload must be "prefix", "identity" or "sgd:momentum=0.9,decay=0.999", '
-            f"found {specification!r}."
+            f"but found {specification!r}."
             + (f" Did you mean {close[0]}?" if close else "")
         )
     settings: dict[str, float] = {}
@@ -193,9 +193,9 @@ def momentum_sgd(
 
     Args:
       num_steps: number of steps.
-      momentum: momentum in [0, 1), the paper's beta.
-      decay: factor in (0, 1] by which each step multiplies the weights, the paper's
-        alpha. A Keras `weight_decay` of w at learning rate eta corresponds to
+      momentum: momentum (the paper's beta), in [0, 1).
+      decay: factor (the paper's alpha), in (0, 1], by which each step multiplies the
+        weights. A Keras `weight_decay` of w at learning rate eta corresponds to
         `decay = 1 - eta w`.
       learning_rates: optional relative learning rate of each step, shape [n].
 

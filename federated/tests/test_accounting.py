@@ -64,7 +64,7 @@ def test_measures_what_brute_force_measures(cohorts):
 def test_record_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="found 'a' twice in round 1"):
         measure_participation({0: ["b"], 1: ["a", "b", "a"]})
-    with pytest.raises(ValueError, match=r"must be in \[0, 4\), found -1 to 3"):
+    with pytest.raises(ValueError, match=r"in \[0, 4\), but found rounds from -1 to 3"):
         measure_participation({-1: ["a"], 3: ["a"]})
     with pytest.raises(ValueError, match=r"must be in \[0, 3\)"):
         measure_participation({3: ["a"]}, 3)

@@ -49,7 +49,7 @@ class Request:
       run: name of the run, which is not secret.
       round_number: number of the round, from 0.
       weights: weights of the model; read-only.
-      names: names of the devices that the request is for.
+      names: names of the devices to which the request is sent.
     """
 
     run: str
@@ -67,9 +67,9 @@ class FederatedAveraging:
 
     Formal guarantee: the same as that of `build_fed_avg` for TensorFlow Federated,
     because the mechanism is the same. The optimizer makes one step per round, in the
-    direction `(sum + plan.noise_stddev (C^-1 Z)[round]) / clients_per_round`, where
-    `sum` is the sum of the clipped updates, C is the plan's strategy matrix, and Z has
-    independent standard normal entries.
+    direction `(sum + noise) / clients_per_round`. Here, `sum` is the sum of the clipped
+    updates, and `noise` is `plan.noise_stddev * (C^-1 Z)[round]`, with the plan's
+    strategy matrix C and a matrix Z of independent standard normal entries.
 
     Args:
       plan: plan with `MinSep` participation.

@@ -115,7 +115,7 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
 
 
 def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
-    """Returns the result of `norm_of`, less accurate but five times as fast, or NaN.
+    """Returns the norm, less accurately than `norm_of` but five times as fast, or NaN.
 
     Squares are added up in float32, in rows of 64 numbers, with a relative error below
     64 * 2^-24 = 2^-18 (Higham, cited in `norm_of`). The norm is the square root of the

@@ -1,8 +1,8 @@
 """The device policy: limits that a device checks before it takes part in a round.
 
 The limits come from a plan. Call `DevicePolicy.from_plan(plan).save("policy.json")`
-once on the server, and ship the small file with the app that runs on the devices. The
-devices can use it without TensorFlow.
+once on the server, and ship this file with the app that runs on the devices. The
+devices can use the file without TensorFlow.
 """
 
 from __future__ import annotations

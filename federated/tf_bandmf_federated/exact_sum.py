@@ -104,7 +104,7 @@ class ExactSum:
     def mean_with(
         self, noise: Iterable[np.ndarray], stddev: float, denominator: float
     ) -> np.ndarray:
-        """Returns the noisy mean, `(sum + stddev noise) / denominator`, as float32.
+        """Returns the noisy mean, `(sum + stddev * noise) / denominator`, as float32.
 
         The mean is rounded to multiples of `grid_of(stddev / denominator)`, a power of
         two that is at most 2^-10 times the standard deviation of the mean's noise. The

@@ -409,8 +409,8 @@ class Ledger(contextlib.AbstractContextManager):
         if (entry["entry"], entry["round"]) != self.expected:
             raise ValueError(
                 f"The ledger's next entry must be {self.expected[0]!r} of round "
-                f"{self.expected[1]}, found {entry['entry']!r} of round {entry['round']}. "
-                f"Each round must be started, finished and released once, in this order."
+                f"{self.expected[1]}, but found {entry['entry']!r} of round "
+                f"{entry['round']}. Start, finish and release each round in this order."
             )
 
     def _take(self, entry: dict[str, Any], digest: str) -> None:

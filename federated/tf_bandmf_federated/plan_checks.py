@@ -32,9 +32,9 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
     if not isinstance(participation, MinSep):
         raise ValueError(
             f"A federated plan must have sampling=MinSep(min_separation=..., "
-            f"max_participations=...), found {type(participation).__name__}. Devices "
-            f"take part when they are available, so no other sampling can be enforced. "
-            f"Make a plan with MinSep."
+            f"max_participations=...), but found {type(participation).__name__}. "
+            f"Devices take part when they are available, so no other sampling can be "
+            f"enforced. Make a plan with MinSep."
         )
     if plan.measurements.counts or plan.measurements.evaluations:
         raise ValueError(
@@ -87,7 +87,7 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
     value = float(clients_per_round)
     if stated is not None and value != float(stated):
         raise ValueError(
-            f"clients_per_round must be the plan's batch size, {stated:g}, found "
+            f"clients_per_round must be the plan's batch size ({stated:g}), but found "
             f"{value:g}. Omit clients_per_round, or make a plan with batch size {value:g}."
         )
     return value

@@ -148,8 +148,8 @@ class Run:
         with Ledger(os.path.join(self.private_dir, LEDGER_FILE), made_for) as ledger:
             if len(ledger.rounds) > total:
                 raise ValueError(
-                    f"total_rounds must be at least {len(ledger.rounds)}, the number of "
-                    f"rounds in the ledger, found {total}."
+                    f"total_rounds must be at least {len(ledger.rounds)}, but found "
+                    f"{total}. The ledger already has {len(ledger.rounds)} rounds."
                 )
             cohorts = self.cohorts(ledger)
             state = await self._begin(ledger)

@@ -70,8 +70,8 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
     )
     if kinds != wanted:
         raise ValueError(
-            f"The saved state is of another model or optimizer. Its (name, dtype, rank) "
-            f"must be {wanted}, but found {kinds}. Use the run's model and optimizer."
+            f"The saved state must have arrays of (name, dtype, rank) {wanted}, but found "
+            f"{kinds}, of another model or optimizer. Use the run's model and optimizer."
         )
     leaves = [
         type(leaf)(saved[name]) if isinstance(leaf, (bool, int, float)) else saved[name]

@@ -22,7 +22,7 @@ def check_outside_of_apps(folder: str, what: str) -> None:
         project = parent / "pyproject.toml"
         if project.is_file() and _APP in project.read_text(errors="replace"):
             raise ValueError(
-                f"{what} must be outside of a Flower app, found {folder} in the app at "
-                f"{parent}. `flwr run` sends the files in an app's folder to every node. "
+                f"{what} must be outside of a Flower app, but found {folder} in the "
+                f"app at {parent}. `flwr run` sends an app's files to every node. "
                 f"Choose a folder outside of the app."
             )

@@ -139,7 +139,7 @@ class ParticipationMod:
         if len(records) != 1:
             raise ValueError(
                 f"The app's reply must have exactly one ArrayRecord, with the weights "
-                f"after training, found {len(records)}."
+                f"after training, but found {len(records)} ArrayRecords."
             )
         (weights,) = records.values()
         after = {name: array.numpy() for name, array in weights.items()}

@@ -418,7 +418,7 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """Yields the replies that have arrived, without fetching all of them at once."""
+        """Yields the replies that have arrived, fetched in groups to save memory."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])

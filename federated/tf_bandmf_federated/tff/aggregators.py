@@ -33,9 +33,9 @@ from tf_bandmf_federated.tff.updates import (
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """Makes aggregation processes that return noisy means of clipped updates.
 
-    A round's result is `(sum + plan.noise_stddev (C^-1 Z)[round]) / clients_per_round`,
-    where `sum` is the sum of the clipped updates, C is the plan's strategy matrix, and
-    Z has independent standard normal entries.
+    The result of a round is `(sum + noise) / clients_per_round`. Here, `sum` is the sum
+    of the clipped updates, and `noise` is `plan.noise_stddev * (C^-1 Z)[round]`, with
+    the plan's strategy matrix C and a matrix Z of independent standard normal entries.
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
     plan's (epsilon, delta) guarantee, with all data of one client as the privacy unit,

@@ -41,8 +41,8 @@ def diurnal(
     check_positive("rounds_per_day", rounds_per_day)
     if not (0.0 < peak <= 1.0 and 0.0 <= trough <= peak and 0.0 <= spread <= 1.0):
         raise ValueError(
-            f"peak must be in (0, 1], trough in [0, peak] and spread in [0, 1], found "
-            f"{peak}, {trough} and {spread}."
+            f"peak must be in (0, 1], trough in [0, peak] and spread in [0, 1], but "
+            f"found peak={peak}, trough={trough} and spread={spread}."
         )
 
     def probability(round_number: int, name: str) -> float:

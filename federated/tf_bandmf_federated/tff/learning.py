@@ -148,11 +148,11 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         run's budget there.
 
         Returns:
-          The run's digest key and the round number. From now on, this round counts as a
-          round with a result. The method returns None if a second result does no harm,
-          which is the case with a test seed and after `prepare`. It also returns None
-          if `state` is not a concrete state of this process, for example while TFF
-          traces, or for a value reference of a TFF program.
+          The run's digest key and the round number. After this call, the round counts
+          as a round with a result. The method returns None with a test seed and after
+          `prepare`, because a second result then does no harm. It also returns None if
+          `state` is not a concrete state of this process, for example while TFF traces
+          `next`.
 
         Raises:
           ValueError: if the round already has a result, and `prepare` was not called
@@ -166,7 +166,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         except (TypeError, KeyError, ValueError):
             if hooks.is_needed(self.plan):
                 raise LedgerError(
-                    "To reserve the run's budget, next(...) needs a state of this process."
+                    "To reserve the budget, next(...) needs a state of this process."
                 ) from None
             return None
         hooks.begin(self.plan, _name_of(secret))
@@ -269,11 +269,11 @@ def build_fed_avg(
 
     A client trains on its data, and clips its update, the change of the weights, to the
     plan's clip norm. The server adds up the updates with uniform weights, adds noise,
-    `plan.noise_stddev (C^-1 Z)[round]`, and divides by a constant. C is the plan's
-    strategy matrix, and Z has independent standard normal entries. Rounds without
-    clients also get noise. If a client takes part too early or too often, or if its
-    update is not finite, its update is replaced by exact zeros, and the client is
-    counted in the metrics.
+    and divides by a constant. The noise is `plan.noise_stddev * (C^-1 Z)[round]`, with
+    the plan's strategy matrix C and a matrix Z of independent standard normal entries.
+    Rounds without clients also get noise. If a client takes part too early or too
+    often, or if its update is not finite, its update is replaced by exact zeros, and
+    the client is counted in the metrics.
 
     Formal guarantee: the model weights of all rounds, and everything computed from
     them, are (epsilon, delta)-DP as the plan states, if the clients' tags are truthful

@@ -131,7 +131,7 @@ class SimulatedClients:
         if len(self.names) < needed:
             raise ValueError(
                 f"{num_rounds} rounds of {size} clients need at least {needed} clients, "
-                f"found {len(self.names)}. A client may take part at most once in any {b} "
+                f"but found {len(self.names)}. A client may take part once in any {b} "
                 f"rounds, and {k} times in total. Use fewer clients per round, make a "
                 f"plan with a smaller min_separation or more participations, or "
                 f'set on_shortage="fewer".'
@@ -163,7 +163,7 @@ def _clients(
     else:
         raise TypeError(
             f"clients must be a tff.simulation.datasets.ClientData, or a mapping from "
-            f"names to functions that return a tf.data.Dataset, found "
+            f"names to functions that return a tf.data.Dataset, but found "
             f"{type(clients).__name__}."
         )
     if not names:

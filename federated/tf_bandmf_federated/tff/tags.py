@@ -6,7 +6,7 @@ int32 values named in `CARRIED`, in that order. All elements have the same tags.
 
 | tag | known to | purpose |
 |---|---|---|
-| `last_round`, `participations` | the device | enforcement if the server keeps no record |
+| `last_round`, `participations` | the device | enforcement of the plan's limits |
 | `round` | whoever tagged the data | rejection of data that were tagged for another round |
 """
 

@@ -107,7 +107,7 @@ async def train_model(
         call `train_model` again to continue.
     """
     if clients.plan.fingerprint != process.plan.fingerprint:
-        raise ValueError("clients must be made with process.plan, found another plan.")
+        raise ValueError("clients must be made with process.plan, not another plan.")
     first = await tff.program.materialize_value(process.initialize())
     # The hyperparameters are among the settings in the ledger, which refuses a run with
     # other settings. TFF itself would silently use the hyperparameters in the restored
