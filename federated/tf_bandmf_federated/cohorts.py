@@ -26,8 +26,8 @@ class Selected:
 
     Attributes:
       names: names of the devices.
-      past: participation record of each device before the round, int64, shape [devices,
-        2]: last round (or `NEVER`), and number of participations.
+      past: each device's last round (or `NEVER`) and number of participations, before
+        this round; int64, shape [devices, 2].
       available: number of available devices.
       eligible: number of available devices that may take part. If more than 2,000
         devices are available, the server may check only a random sample of them. The

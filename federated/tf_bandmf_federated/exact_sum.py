@@ -33,7 +33,7 @@ from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
 # A coordinate of a clipped update is at most 2^24 units.
 _BITS = 24
-# The maximum numbers of updates whose sums fit into int32 and int64.
+# Sums of at most this many updates fit into int32 and into int64.
 _FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
 # Number of coordinates that are added at a time.
 _FOLDED = 1 << 16

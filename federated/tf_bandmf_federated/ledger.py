@@ -120,7 +120,7 @@ class Ledger(contextlib.AbstractContextManager):
 
     Args:
       path: path of the file, which is created if it does not exist.
-      run: the run's plan and settings, which must be the same at every opening.
+      run: the run's plan and settings, the same as when the file was created.
 
     Attributes:
       expected: the type and the round of the next entry, such as ("started", 0).
@@ -144,9 +144,9 @@ class Ledger(contextlib.AbstractContextManager):
         self._state_digest = ""
         self.expected = ("run", _NO_ROUND)
         with self._guarded():
-            # This creates a new file, but does not open an existing file. If this
-            # process already had the file open elsewhere, closing a second descriptor
-            # would release SQLite's locks.
+            # Create a new file, but do not open an existing one. If this process already
+            # had the file open elsewhere, closing a second descriptor would release
+            # SQLite's locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             # SQLite creates its journal with the same permissions as this file.
