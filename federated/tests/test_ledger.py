@@ -294,7 +294,7 @@ def test_states_of_every_layout_come_back_and_other_structures_are_refused(path)
         for wrong in (np.zeros([1], np.float64), np.zeros([1, 1], np.uint64)):
             with pytest.raises(ValueError, match="another model or optimizer"):
                 ledger.state({**saved, "keys": wrong})
-        with pytest.raises(ValueError, match="optimizer: found"):
+        with pytest.raises(ValueError, match="optimizer: its arrays"):
             ledger.state({"else": 0})
         ledger.released(-1)
         ledger.started(0, COHORT)

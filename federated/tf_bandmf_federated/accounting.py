@@ -68,8 +68,8 @@ class MeasuredParticipation:
         b, k = self.min_separation, self.max_participations
         if (b is None) != (k <= 1):
             raise ValueError(
-                f"min_separation must be None if and only if max_participations <= 1, "
-                f"but found min_separation = {b} and max_participations = {k}."
+                f"min_separation must be None if max_participations <= 1, else a "
+                f"number, but found min_separation = {b} and max_participations = {k}."
             )
         if b is not None and not 1 <= (k - 1) * b < self.num_rounds:
             raise ValueError(

@@ -66,7 +66,7 @@ class ExactSum:
                 f"found {l2_norm_clip:g}. Scale the updates and l2_norm_clip."
             )
         if most > MAX_UPDATES:
-            raise ValueError(f"most must be at most {MAX_UPDATES}, but found {most}.")
+            raise ValueError(f"A sum has at most {MAX_UPDATES} updates, found {most}.")
         self.units = np.zeros(size, np.int32 if most <= _FEW_UPDATES else np.int64)
         self.unit = 2.0 ** (exponent - _BITS)
         self._clip = l2_norm_clip

@@ -144,9 +144,8 @@ class Ledger(contextlib.AbstractContextManager):
         self._state_digest = ""
         self.expected = ("run", _NO_ROUND)
         with self._guarded():
-            # Create a new file, but do not open an existing one. If this process already
-            # had the file open elsewhere, closing a second descriptor would release
-            # SQLite's locks.
+            # Create a new file, but do not open an existing one: if this process had it
+            # open elsewhere, closing a second descriptor would release SQLite's locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             # SQLite creates its journal with the same permissions as this file.

@@ -70,8 +70,8 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
     )
     if kinds != wanted:
         raise ValueError(
-            f"The saved state must have arrays of (name, dtype, rank) {wanted}, but has "
-            f"{kinds}, as for another model or optimizer. Use those of the run."
+            f"The saved state is of another model or optimizer: its arrays must have "
+            f"(name, dtype, rank) {wanted}, not {kinds}. Use the run's model and optimizer."
         )
     leaves = [
         type(leaf)(saved[name]) if isinstance(leaf, (bool, int, float)) else saved[name]
