@@ -74,7 +74,7 @@ class RoundNoise:
         )
 
     def name_of(self, state: Mapping[str, np.ndarray]) -> str:
-        """Returns the name of a state's run, which is not secret."""
+        """Returns the name of the run that a state belongs to; the name is not secret."""
         self._take_key(state)
         return hooks.name_of(self._key)
 

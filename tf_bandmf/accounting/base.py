@@ -56,9 +56,9 @@ class Accountant(abc.ABC):
     `C x`, for l2_norm_clip = 1. Here `C` is not divided by its sensitivity.
     """
 
-    # The claims that this accountant's guarantees may make, as tuples (accountant name,
-    # kind, adjacency). The first claim is for a guarantee with amplification by
-    # sampling, the last one for a guarantee without it.
+    # The labels that this accountant's guarantees may have: tuples (name of the
+    # accountant, kind of guarantee, adjacency). The first label is for guarantees with
+    # amplification by sampling, the last one for guarantees without it.
     claims: tuple[tuple[str, str, str], ...]
     # The sampling probability; 1 without amplification.
     sampling_probability = 1.0

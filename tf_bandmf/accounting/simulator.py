@@ -292,8 +292,8 @@ class Simulator(abc.ABC):
         runs = []
         for add in (False, True):
             part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
-            # `betting_upper_bound` divides the initial wealth among several bets.
-            # Therefore it needs about as many draws as a single bet with half of the
+            # `betting_upper_bound` divides the initial wealth among several bets. In
+            # practice, it needs about as many draws as a single bet at half of the
             # failure probability.
             log_odds, there = math.log(2.0 / part), self.at(noise, add)
             proposal, largest, count = there.propose_for_bound(

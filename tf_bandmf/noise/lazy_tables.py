@@ -103,7 +103,7 @@ class Jumps:
         return system[:, :m], system[:, m], system[:, m + 1]
 
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the factors by which a gradient sum is added to a stored state.
+        """Returns the factors of a gradient sum that is added to a stored state.
 
         A step replaces the state `x` of a weight by `F x + G z + H s`, where `z` is a
         standard normal and `s` is the sum of clipped gradients. The factors are the

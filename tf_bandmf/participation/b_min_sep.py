@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 class BMinSepSampling(Cyclic):
     """b-min-sep sampling: an example rests for b - 1 steps after each participation.
 
-    Each step samples every example that is not resting with probability p,
-    independently (Dong and Ganesh, arXiv:2602.09338). An example is resting if it
-    participated in one of the last `b - 1` steps. Which examples are resting at the
-    start is drawn as if the sampler had been running forever. Therefore every step
-    samples `batch_size` examples in expectation: `p = q / (1 - (b - 1) q)` with
+    In each step, every example that is not resting is sampled independently, with
+    probability p (Dong and Ganesh, arXiv:2602.09338). An example is resting if it
+    participated in one of the last `b - 1` steps. The examples that rest at the start
+    are drawn as if the sampler had been running forever. Therefore every step samples
+    `batch_size` examples in expectation: `p = q / (1 - (b - 1) q)` with
     `q = batch_size / num_examples`. If b = 1, this is Poisson sampling.
 
     Args:

@@ -41,8 +41,7 @@ from tf_bandmf.strategies.one_parameter import LONG_RUN
 from tf_bandmf.workloads import Workload
 
 # The default maximum number of noise vectors that a mechanism may store if the search
-# chooses its number of bands or buffers. A step may regenerate as many vectors as it
-# may store, or 31 vectors if 31 is more.
+# chooses its number of bands or buffers.
 MEMORY_VECTORS = 31
 _LOG = logging.getLogger("tf_bandmf")
 # The cheapest mechanism is chosen among those whose error is within this factor of the
@@ -274,8 +273,8 @@ def compare(
       max_memory_vectors: maximum number of model-sized vectors that the noise may store
         between steps. By default, the maximum is 31 if this function chooses the number
         of bands or buffers; if a name specifies this number ("bsr:64"), there is no
-        maximum. A step may regenerate as many vectors as the noise may store, or 31
-        vectors if 31 is more.
+        maximum. A step may also regenerate up to max(31, `max_memory_vectors`)
+        vectors, which are not stored.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.

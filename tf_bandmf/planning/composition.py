@@ -98,8 +98,8 @@ class Release:
         of one privacy unit or, with "replace-one", to the change that a replacement
         causes. Gaussian events compose exactly.
       noise_multiplier: noise multiplier, relative to the contribution of one privacy
-        unit, of a Gaussian mechanism that bounds the privacy loss of the release. For a
-        run, this mechanism is the run without amplification.
+        unit, of a Gaussian mechanism that dominates the release. For a run, this
+        mechanism is the run without amplification.
       adjacency: "zero-out" (one privacy unit is added, removed or zeroed out),
         "replace-one" (one is replaced by another, as for sampling without replacement),
         or "either" for runs whose guarantee holds for both. A replacement counts as two
@@ -274,7 +274,7 @@ class Release:
         return 2.0 * self.epsilon, min(delta, 1.0)
 
     def gaussian_noise(self, replaced: bool) -> float | None:
-        """Returns the noise multiplier of a Gaussian mechanism that bounds the release.
+        """Returns the noise multiplier of a Gaussian mechanism that dominates the release.
 
         The result is None if no such mechanism is known.
         """

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 MOMENTUM = 0.9
-# For few weights and noise s in the models, the SGD learning rate is
-# `_RATE * (1 - momentum) / sqrt(s)`. For a squared error, the rate is multiplied by
-# _OF_SQUARES. With d weights, noise limits the rate if s sqrt(d) is above _NOISE.
+# Let s be the standard deviation of the noise in each of a model's d weights. If d is
+# small, the SGD learning rate is `_RATE * (1 - momentum) / sqrt(s)`, multiplied by
+# _OF_SQUARES for squared-error losses. If s sqrt(d) is above _NOISE, the rate is lower.
 _RATE = 0.8
 _OF_SQUARES = 0.625
 _NOISE = 12.0

@@ -2,8 +2,9 @@
 
 A plain model that shares layers with a private one can train them without noise, and an
 assignment can change weights, too. When `fit`, `train_on_batch` or a private evaluation
-begins, the model's weights must be those that the run's last step left. Callbacks
-within `fit` see only noisy weights, so their computations are post-processing.
+begins, the model's weights must be those that the run's last step left. Within
+`fit`, callbacks may change the weights: they see only noisy weights, so that their
+changes are post-processing.
 
 The digest covers every bit. For weights on the host, it is FarmHash64 (9 GB/s on one
 core). On an accelerator, it is a sum modulo 2^64 of the words of the weights, each

@@ -1,9 +1,9 @@
-"""Refuses training steps that write variables or run code outside of the graph.
+"""Refuses models that write variables, or run code outside of the graph.
 
-If a training step assigned data to a variable, the data would get into the next step or
-the released model without clipping and noise. Only the counters of random generators
-may change. Code outside of the graph (`py_function`) can do anything, so it is refused,
-also in nested functions.
+If the forward or backward pass assigned data to a variable, the data would get into the
+next step or the released model without clipping and noise. In these passes, only the
+counters of random generators may change. Code outside of the graph (`py_function`) can
+do anything, so it is refused, even in nested functions.
 
 TensorFlow registers operations with side effects as stateful. Stateful operations that
 are not listed here are refused, and so are a few operations with side effects that are

@@ -45,8 +45,8 @@ class LayerCall:
     def tap(self, tensor: tf.Tensor) -> tf.Tensor:
         """Requests the gradient of a tensor, and returns a copy to use in its place.
 
-        A layer may return the same tensor twice, or return its input. Because of the
-        copy, the gradient contains no contributions from these other uses.
+        If a layer returns the same tensor twice, or returns its input, one tensor has
+        several uses. The gradient covers only the use of the copy.
         """
         copy = tf.identity(tensor)
         self.tape.watch(copy)

@@ -251,8 +251,8 @@ def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
     """Returns `leaves` in the structure of `outputs`.
 
-    The function requests the gradients of the losses with respect to the float tensors
-    (see `LayerCall.tap`).
+    Float leaves are passed to `LayerCall.tap`, so that the gradients of the losses with
+    respect to them are computed.
     """
     return batches.with_leaves(
         outputs,
