@@ -9,7 +9,7 @@ from tf_bandmf import strategies, workloads
 NOISE = "noise_multiplier"
 IS_ZERO = "epsilon = 0 at delta.*smaller noise_multiplier"
 IS_LARGE = r"epsilon > 10000 at delta = 1e-05\. Add noise"
-PARTS = "Pass epsilon.*num_parts of cyclic sampling.*CyclicPoisson"
+PARTS = "Pass epsilon.*all parameters of the mechanism.*CyclicPoisson"
 
 
 CYCLIC = {"sampling": tf_bandmf.CyclicPoisson(10_000, 100, 8)}

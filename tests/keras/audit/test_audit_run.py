@@ -69,7 +69,7 @@ def test_what_cannot_be_audited_is_refused():
     for canaries in ([1, 1], [0.5, 1.0], [3], [-1, 2], [0, NUM]):
         with pytest.raises(ValueError, match="distinct indices"):
             tf_bandmf.keras.audit.audit_run(model, x, y, canaries=canaries)
-    with pytest.raises(TypeError, match="own batches"):
+    with pytest.raises(TypeError, match="makes no batches"):
         tf_bandmf.keras.audit.audit_run(
             linear(make_min_sep_plan()), x, y, canaries=[0, 1]
         )
