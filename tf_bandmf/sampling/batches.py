@@ -222,8 +222,8 @@ class BatchSchedule:
 
         identity.remember(self.schedule_id, examples.source.records, examples.remarks)
         # Making two batches in parallel saves time only if the rows are changed (by
-        # `map`, for example), because rows are read for one batch at a time. A data set that is read in its
-        # own order does not permit parallel batches.
+        # `map`, for example), because rows are read for one batch at a time. A data set
+        # that is read in its own order does not permit parallel batches.
         parallel = 2 if examples.changes and not examples.source.in_order else None
         # This pipeline gains nothing from autotuning, and stopping the autotuner takes
         # up to a second.
