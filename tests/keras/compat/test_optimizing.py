@@ -1,4 +1,4 @@
-"""Tests that `optimized_once` allows one round of TensorFlow's graph optimizations.
+"""Tests that `optimized` allows one round of TensorFlow's graph optimizations.
 
 It does not affect other threads.
 """
@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras.compat.graphs import context
-from tf_bandmf.keras.compat.optimizing import optimized_once
+from tf_bandmf.keras.compat.optimizing import optimized
 
 
 def rounds():
@@ -20,9 +20,9 @@ def rounds():
 
 def test_it_is_for_this_thread_and_ends_with_the_body():
     assert rounds() == 0
-    with optimized_once(), ThreadPoolExecutor(1) as threads:
+    with optimized(), ThreadPoolExecutor(1) as threads:
         assert rounds() == 1 and threads.submit(rounds).result() == 0
-        with pytest.raises(KeyError), optimized_once():
+        with pytest.raises(KeyError), optimized():
             raise KeyError
         assert rounds() == 1
     assert rounds() == 0

@@ -38,12 +38,21 @@ def _handed_on(op: ops.Operation, *gradients: Any) -> list[Any]:
 ops.RegisterGradient("XlaOptimizationBarrier")(_handed_on)
 
 
+def kind_of(leaf: Any) -> Any:
+    """Returns dtype and shape of a tensor or variable, to compare those of two calls."""
+    if isinstance(leaf, ops.EagerTensor):
+        # `dtype` and `shape` would make Python objects, which takes ten times as long.
+        return leaf._datatype_enum(), leaf._shape_tuple()
+    return None if leaf is None else (leaf.dtype, leaf.shape)
+
+
 def call_flat(concrete: Any, leaves: Iterable[Any]) -> Any:
     """Calls a concrete function with the flattened tensors of its nested arguments.
 
     A call through the public interface compares each argument with the signature again,
-    which takes longer than running a small program. Leaves that are None are skipped.
-    Variables are passed by reference.
+    and looks for gradient tapes, which takes longer than running a small program. Leaves
+    that are None are skipped. Variables are passed by reference. No gradient tape records
+    the call.
     """
     tensors = [
         leaf
@@ -52,7 +61,13 @@ def call_flat(concrete: Any, leaves: Iterable[Any]) -> Any:
         for leaf in leaves
         if leaf is not None
     ]
-    return concrete._call_flat(tensors, concrete.captured_inputs)
+    function = concrete._inference_function
+    outputs = context.context().call_function(
+        function.name,
+        [*tensors, *concrete.captured_inputs],
+        len(function.function_type.flat_outputs),
+    )
+    return function.function_type.pack_output(outputs)
 
 
 def forget_gradients(operations: Iterable[Any]) -> None:

@@ -24,16 +24,19 @@ from tensorflow.python.eager import context
 
 
 @contextlib.contextmanager
-def optimized_once() -> Iterator[None]:
-    """Returns a context in which TensorFlow optimizes each graph only once.
+def optimized(rounds: int = 1) -> Iterator[None]:
+    """Returns a context in which TensorFlow optimizes each graph once, or not at all.
 
     The context applies to this thread. Optimizations that find nothing in a step are
     turned off. TensorFlow's other settings remain as they are.
+
+    Args:
+      rounds: 1; or 0 for a graph in which no optimization finds anything.
     """
     here = context.context()
     before = here.function_call_options
-    here.function_call_options = _in_one_round(
-        before.executor_type, before.config_proto_serialized
+    here.function_call_options = _options(
+        before.executor_type, before.config_proto_serialized, rounds
     )
     try:
         yield
@@ -42,9 +45,10 @@ def optimized_once() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4)
-def _in_one_round(executor_type: Any, serialized: bytes) -> Any:
+def _options(executor_type: Any, serialized: bytes, rounds: int) -> Any:
     config = config_pb2.ConfigProto.FromString(serialized)
     rewrites = config.graph_options.rewrite_options
+    rewrites.disable_meta_optimizer = not rounds
     rewrites.meta_optimizer_iterations = RewriterConfig.ONE
     rewrites.disable_tfg_optimizer = True
     rewrites.function_optimization = RewriterConfig.OFF

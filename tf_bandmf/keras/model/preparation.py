@@ -20,7 +20,7 @@ from tf_bandmf.keras.compat.keras_objects import (
     CALL_CONTEXT,
     global_state,
 )
-from tf_bandmf.keras.compat.optimizing import optimized_once
+from tf_bandmf.keras.compat.optimizing import optimized
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.tables.choice import DENSE
 from tf_bandmf.keras.tables.lazy import choose_tables
@@ -148,7 +148,7 @@ def check_examples(model: Any, contents: Any) -> Structure:
     structure = structure_of(model, inputs, model.trainable_variables)
     check_layers_alone(model, structure.alone, inputs)
     if needs_self_check(model):
-        with optimized_once():
+        with optimized():
             self_check(model, *contents, loss_scale_factor=optimizer.loss_scale_factor)
     return structure
 

@@ -26,7 +26,6 @@ from tf_bandmf.keras.compat.keras_objects import (
     compile_loss,
     is_distributed,
 )
-from tf_bandmf.keras.compat.optimizing import optimized_once
 from tf_bandmf.keras.metrics.counts import PrivateCounts
 from tf_bandmf.keras.metrics.evaluation import evaluate_privately
 from tf_bandmf.keras.model import callbacks as callbacks_lib
@@ -336,7 +335,7 @@ class PrivateTraining(BuiltBefore, _Model):
             # changed TensorFlow's settings, so that it rounds products.
             prepare_process()
             logs, spec = None, getattr(iterator, "element_spec", None)
-            with run.turn, optimized_once():
+            with run.turn:
                 for _, batch in zip(range(self.steps_per_execution), iterator):
                     batch = preparation.given(batch)
                     if programs is None:

@@ -17,8 +17,9 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence.state import may_write
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.keras.compat.graphs import call_flat, captured, nodes_of
+from tf_bandmf.keras.compat.graphs import call_flat, captured, kind_of, nodes_of
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
+from tf_bandmf.keras.compat.optimizing import optimized
 
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
@@ -35,6 +36,7 @@ class Program:
       jit_compile: True to compile the function with XLA.
       around: returns the context in which the compiled function runs. The function is
         traced outside of that context.
+      rounds: how often TensorFlow optimizes the graph; see `optimized`.
 
     Attributes:
       function: the `tf.function`.
@@ -46,8 +48,9 @@ class Program:
         function: Callable[..., Any],
         jit_compile: bool = False,
         around: Callable[[], Any] = contextlib.nullcontext,
+        rounds: int = 1,
     ) -> None:
-        self._around = around
+        self._around, self._rounds = around, rounds
         self.function = tf.function(
             function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
         )
@@ -59,7 +62,7 @@ class Program:
     def __call__(self, *args: Any) -> Any:
         """Runs the function; traces it first if shapes or dtypes have changed."""
         leaves = tf.nest.flatten(args, expand_composites=True)
-        specs = [None if leaf is None else (leaf.dtype, leaf.shape) for leaf in leaves]
+        specs = list(map(kind_of, leaves))
         last, concrete, is_of_replicas = self._last
         if specs != last:
             concrete = self.traced(*args)
@@ -68,7 +71,7 @@ class Program:
                 issubclass(kind, tf.distribute.DistributedValues) for kind in kinds
             )
             self._last = specs, concrete, is_of_replicas
-        with self._around():
+        with self._around(), optimized(self._rounds):
             # Concrete functions do not accept distributed values that include replicas
             # of other processes.
             if is_of_replicas:
