@@ -61,13 +61,13 @@ def call_flat(concrete: Any, leaves: Iterable[Any]) -> Any:
         for leaf in leaves
         if leaf is not None
     ]
-    function = concrete._inference_function
-    outputs = context.context().call_function(
-        function.name,
+    function, inputs = (
+        concrete._inference_function,
         [*tensors, *concrete.captured_inputs],
-        len(function.function_type.flat_outputs),
     )
-    return function.function_type.pack_output(outputs)
+    kind = function.function_type
+    here, count = context.context(), len(kind.flat_outputs)
+    return kind.pack_output(here.call_function(function.name, inputs, count))
 
 
 def forget_gradients(operations: Iterable[Any]) -> None:

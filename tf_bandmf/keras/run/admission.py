@@ -54,52 +54,46 @@ OTHER_PLAN = (
     "both: `reserve` and `bounded` return another plan."
 )
 NOT_OF_THIS_STEP = (
-    "This batch is not the one that the plan has for this step, or not the part of it that "
-    "this replica has to take: the accountant's assumption would be broken. Step, part and "
-    "number of parts must be {expected}, found {place}. Iterate over "
-    "plan.batches(x, y) from the optimizer's step on, or use "
-    "model.fit(plan.batches(x, y))."
+    "This batch is not the one that the plan has for this step (and replica), so the "
+    "guarantee would not hold. Step, part and number of parts must be {expected}, found "
+    "{place}. Call model.fit(plan.batches(x, y)), or iterate over "
+    "model.begin_run(plan.batches(x, y)).dataset(model.optimizer.steps_taken)."
 )
 OTHER_DATA = (
-    "The run began with other data, or with the same data in another order, or in a custom "
-    "loop with batches whose sample does not follow from the run's key: the accountant's "
-    "assumption would be broken. Use the data, or the schedule object, that the run began "
-    "with. Begin a custom loop with batches = "
-    "model.begin_run(plan.batches(x, y), private_state)."
+    "The run began with other data, with another order of these data, or with a sample "
+    "that was not drawn from its key, so the guarantee would not hold. Use the data that "
+    "the run began with. Begin a custom loop with "
+    "batches = model.begin_run(plan.batches(x, y), private_state)."
 )
 EDITED = (
     "The contents of this batch are not those that plan.batches drew for this step: they "
-    "were changed after the batch was made (augmented, mixed, repeated, permuted, cut, "
-    "weighted, or taken from another process). The accountant's analysis only holds for "
-    "the drawn examples. Train on unchanged batches. To change single examples, use "
-    "plan.batches(..., map=function) or layers of the model."
+    "were changed afterwards (augmented, mixed, repeated, permuted, cut or weighted), so "
+    "the guarantee would not hold. Train on unchanged batches. To change single examples, "
+    "use plan.batches(..., map=function) or layers of the model."
 )
 NOT_ITS_BATCHES = (
     "The privacy guarantee holds only for batches of plan.batches, not for {kind}. "
     "Call model.fit(plan.batches(x, y)) with arrays x and y of all training examples. "
     "plan.batches(data) also takes a tf.data.Dataset, a PyDataset, a function that makes a "
-    "generator, tf_bandmf.sampling.TFRecordExamples, or another source of examples. Random "
-    "augmentation goes into plan.batches(..., map=function)."
+    "generator, or tf_bandmf.sampling.TFRecordExamples. To augment, pass it map=function."
 )
 RESTORED = (
     "The optimizer and its noise are at different steps: the optimizer was restored from a "
-    "file, which has no noise key, or a step was interrupted. Further training would add "
-    "noise that the plan did not account for. Resume from the newest checkpoint with the "
-    "run's private state file, which must exist: model.fit(batches, private_state=path). "
+    "file, which has no noise key, or a step was interrupted. Resume from the newest "
+    "checkpoint with the run's private state file: model.fit(batches, private_state=path). "
     "Or start a new run with a new PrivateOptimizer and its own budget."
 )
 SECOND_RUN = (
     "This is a second run: another run of this process trained the same weights or "
-    "used the same examples, and two runs spend more than one. If you want it, give "
-    "additional_run=True to PrivateOptimizer or fit_privately, and publish the joint "
-    "guarantee, model.privacy_statement(). To go on with the first run, compile with its "
-    "optimizer, or resume it from its private state file."
+    "used the same examples, and two runs spend more than one. To go on with the first "
+    "run, compile with its optimizer, or resume it from its private state file. For a "
+    "second run, give additional_run=True to PrivateOptimizer or fit_privately, and "
+    "publish the joint guarantee, model.privacy_statement()."
 )
 SAME_SAMPLE = (
-    "Another run was trained on these batches. Their sample is secret and drawn for one "
-    "run: the joint guarantee of two runs assumes that each has its own sample. Draw "
-    "one for this run: for batch in model.begin_run(plan.batches(x, y)): ..., or use "
-    "model.fit(plan.batches(x, y)), which does it by itself."
+    "Another run was trained on these batches, but the joint guarantee of two runs assumes "
+    "that each has its own secret sample. Call model.fit(plan.batches(x, y)), or iterate "
+    "over model.begin_run(plan.batches(x, y)), which draws a sample for this run."
 )
 RETURNED = (
     "A batch returned sooner, or more often, than {use} permits: the numbers of the plan "

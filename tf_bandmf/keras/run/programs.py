@@ -21,6 +21,7 @@ from tf_bandmf.keras.compat.graphs import call_flat, captured, kind_of, nodes_of
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
 from tf_bandmf.keras.compat.optimizing import optimized
 
+_OfReplicas = tf.distribute.DistributedValues
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
@@ -55,28 +56,24 @@ class Program:
             function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
         )
         self.jit_compile = jit_compile
-        # The specs and the concrete function of the last call, and whether an argument
-        # was distributed. They are one tuple, because threads may share a program.
-        self._last: Any = None, None, False
+        # The specs of the last call; and its concrete function, or None if an argument was
+        # distributed. They are one tuple, because threads may share a program.
+        self._last: Any = None, None
 
     def __call__(self, *args: Any) -> Any:
         """Runs the function; traces it first if shapes or dtypes have changed."""
         leaves = tf.nest.flatten(args, expand_composites=True)
         specs = list(map(kind_of, leaves))
-        last, concrete, is_of_replicas = self._last
+        last, concrete = self._last
         if specs != last:
             concrete = self.traced(*args)
-            kinds = map(type, tf.nest.flatten(args))
-            is_of_replicas = any(
-                issubclass(kind, tf.distribute.DistributedValues) for kind in kinds
-            )
-            self._last = specs, concrete, is_of_replicas
-        with self._around(), optimized(self._rounds):
             # Concrete functions do not accept distributed values that include replicas
             # of other processes.
-            if is_of_replicas:
-                return self.function(*args)
-            return call_flat(concrete, leaves)
+            if any(isinstance(arg, _OfReplicas) for arg in tf.nest.flatten(args)):
+                concrete = None
+            self._last = specs, concrete
+        with self._around(), optimized(self._rounds):
+            return call_flat(concrete, leaves) if concrete else self.function(*args)
 
     def traced(self, *args: Any) -> Any:
         """Returns the concrete function for these arguments, or for their specs."""
