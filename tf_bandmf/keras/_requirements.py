@@ -11,8 +11,8 @@ except ImportError as error:
         f"importing keras. The rest of tf_bandmf works without Keras."
     ) from error
 
-backend = keras.backend.backend()
-if int(keras.__version__.split(".")[0]) < 3 or backend != "tensorflow":
+backend, version = keras.backend.backend(), keras.__version__.split(".")
+if list(map(int, version[:2])) < [3, 12] or backend != "tensorflow":
     raise ImportError(
         f"tf_bandmf.keras needs Keras >= 3.12 on TensorFlow, but found Keras "
         f"{keras.__version__} with the backend {backend!r}. Set KERAS_BACKEND=tensorflow "

@@ -61,13 +61,13 @@ def call_flat(concrete: Any, leaves: Iterable[Any]) -> Any:
         for leaf in leaves
         if leaf is not None
     ]
-    function, inputs = (
-        concrete._inference_function,
+    inputs, function = (
         [*tensors, *concrete.captured_inputs],
+        concrete._inference_function,
     )
-    kind = function.function_type
-    here, count = context.context(), len(kind.flat_outputs)
-    return kind.pack_output(here.call_function(function.name, inputs, count))
+    here, kind = context.context(), function.function_type
+    outputs = here.call_function(function.name, inputs, len(kind.flat_outputs))
+    return kind.pack_output(outputs)
 
 
 def forget_gradients(operations: Iterable[Any]) -> None:

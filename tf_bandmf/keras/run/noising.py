@@ -120,9 +120,7 @@ class Noising:
             keep_normals=keep_normals,
             generator=plan.generator,
         )
-        self.programs = [
-            Program(self.noisy, is_xla, rounds=0) for is_xla in (False, True)
-        ]
+        self.programs = [Program(self.noisy, xla, rounds=0) for xla in (False, True)]
 
     @classmethod
     def of(cls, plan: Plan, *settings: Any) -> Noising:

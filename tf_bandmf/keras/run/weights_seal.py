@@ -28,9 +28,8 @@ CHANGED = (
     "that the last private step of this run left: something else changed them (a plain "
     "model that shares them was trained; they were loaded, assigned or reset; a callback "
     "wrote them, as EarlyStopping(restore_best_weights=True) does). If the change used "
-    "private data, the guarantee is gone: go back to weights of the run. If not, say so "
-    "with model.optimizer.vouch_for_weights('what changed them'): the privacy statement "
-    "will quote it."
+    "private data, the guarantee is gone: go back to weights of the run. If not, say so: "
+    "model.optimizer.vouch_for_weights('what changed them, and from which data')."
 )
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
