@@ -146,10 +146,9 @@ class Programs:
                 with self._strategy.scope():
                     build_from(self._model, contents, self._structure.outputs)
                     check_loss(self._model, *contents)
-                specs = batch if spec is None else given(spec)
-                if self._is_one:
-                    # One trace serves batches of all sizes.
-                    self._trace(specs, self._update if applies else self._take)
+                # With one replica, one trace serves batches of all sizes.
+                specs = given(spec) if self._is_one and spec is not None else batch
+                self._trace(specs, self._update if applies else self._take)
                 is_any_size = self._is_one and _size(Contents.of(specs)) is None
                 size = EXAMPLES if is_any_size else None
                 self._try_on_made_up(Contents.of(batch), size)
