@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from unittest import mock
 
 import keras
 import numpy as np
@@ -23,6 +24,7 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.run import admission
+from tf_bandmf.keras.run.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,8 @@ def test_two_replicas_train_like_one_and_have_one_buffer(mechanism, strategy):
 def test_replicas_whose_part_of_a_batch_is_empty_train_like_one(strategy):
     plan = make_plan("identity", sampling="poisson", batch_size=1)
     one, two = (train(plan, on, epochs=1) for on in (None, strategy))
-    assert_same(two, one, atol=2e-5)
+    # Where a sum is rounded differently, the noisy mean may move to the next grid point.
+    assert_same(two, one, atol=1e-4)
 
 
 class Keeping(keras.layers.Layer):
@@ -109,8 +112,9 @@ def test_a_constraint_of_kept_activations_is_refused(strategy):
         layers = [keras.Input((5,)), *constrained()]
         model = make_private_model(plan, model=layers, jit_compile=False)
     errors, said = (UnsupportedModelError, TypeError), "reads a tensor|out of scope"
-    with refused(model, errors, said):
+    with mock.patch.object(Run, "reserve") as reserve, refused(model, errors, said):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
+    reserve.assert_not_called()
 
 
 @pytest.mark.slow
@@ -165,7 +169,7 @@ def test_train_on_batch_would_count_examples_twice(after_an_epoch):
 def test_each_replica_takes_its_own_part_alone(after_an_epoch, strategy):
     model = after_an_epoch
     batch = next(iter(model.optimizer.plan.batches(*data).dataset(4)))
-    with refused(model, tf.errors.InvalidArgumentError, "the part of it"):
+    with refused(model, tf.errors.InvalidArgumentError, "and replica"):
         programs = model._programs()
         model.optimizer.run.start()
         facts = [part.numpy() for part in programs._local(programs._facts(batch))]
