@@ -62,9 +62,9 @@ def test_measures_what_brute_force_measures(cohorts):
 
 
 def test_record_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="found 'a' twice in round 1"):
+    with pytest.raises(ValueError, match="'a' twice in round 1"):
         measure_participation({0: ["b"], 1: ["a", "b", "a"]})
-    with pytest.raises(ValueError, match=r"in \[0, 4\), but found rounds from -1 to 3"):
+    with pytest.raises(ValueError, match=r"in \[0, 4\), but found .* from -1 to 3"):
         measure_participation({-1: ["a"], 3: ["a"]})
     with pytest.raises(ValueError, match=r"must be in \[0, 3\)"):
         measure_participation({3: ["a"]}, 3)
@@ -127,7 +127,7 @@ def test_only_what_keeps_the_participation_is_within_the_plan():
 def test_what_cannot_be_accounted_for_is_refused():
     with pytest.raises(ValueError, match=r"num_rounds must be in \[1, 9\]"):
         measured_guarantee(PLAN, measured(B, K, n=10))
-    with pytest.raises(ValueError, match="at least one participation"):
+    with pytest.raises(ValueError, match="has no participations"):
         measured_guarantee(PLAN, MeasuredParticipation(N, 0, None, 0, 0))
     with pytest.raises(ValueError, match="delta must be in"):
         measured_guarantee(PLAN, measured(B, K), delta=1.0)

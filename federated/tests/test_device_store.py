@@ -42,7 +42,7 @@ def test_too_early_or_outside_of_the_plan_is_refused(tmp_path, number):
 def test_one_request_has_one_answer(tmp_path):
     store = make(tmp_path)
     store.begin(4, "request")
-    with pytest.raises(Refused, match="was not stored"):
+    with pytest.raises(Refused, match="did not store"):
         store.begin(4, "request")
     store.keep("request", UPDATE)
     for one in (store, make(tmp_path)):

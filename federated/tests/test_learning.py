@@ -196,7 +196,7 @@ def test_a_bound_plan_reserves_before_its_first_noise(tmp_path):
     for _ in range(2):
         state = process.next(state, []).state
     assert made.balance("keyboards").runs == 1
-    with pytest.raises(LedgerError, match="state of this process"):
+    with pytest.raises(LedgerError, match="state that the same process returned"):
         process.next("a state", [])
     with pytest.raises(ValueError, match="Use build_fed_avg"):
         CorrelatedNoiseFactory(plan, 3)

@@ -139,7 +139,7 @@ def test_updates_of_who_was_not_asked_and_second_ones_are_refused(tmp_path):
 
     with pytest.raises(ValueError, match="not selected"):
         finish(tmp_path, devices, exchange=lambda request, add: add("me", update))
-    with pytest.raises(ValueError, match="already sent an update"):
+    with pytest.raises(ValueError, match="update was already added"):
         finish(tmp_path, devices, exchange=twice)
 
 
@@ -240,7 +240,7 @@ def test_another_model_plan_format_or_denominator_is_refused(tmp_path, monkeypat
 def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):
     devices = make_devices(tmp_path)
     finish(tmp_path, devices, total_rounds=3)
-    with pytest.raises(ValueError, match="total_rounds must be at least 3"):
+    with pytest.raises(ValueError, match=r"total_rounds .* must be at least .* \(3\)"):
         finish(tmp_path, devices, total_rounds=2)
     _, measured = finish(tmp_path, devices)
     assert measured.num_rounds == N

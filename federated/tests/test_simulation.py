@@ -96,7 +96,7 @@ def test_too_few_clients_are_an_error_that_begins_nothing(ledger):
     source = source_of(**options)
     for _ in range(2):
         select(source, ledger, 3)
-    message = r"Round 2 needs 3 eligible clients, found 1 \(7 of 8 clients are avail"
+    message = r"Round 2 needs 3 eligible clients, but found 1 \(7 of 8 clients are ava"
     with pytest.raises(ValueError, match=message):
         select(source, ledger, 3)
     assert len(ledger.rounds) == 2

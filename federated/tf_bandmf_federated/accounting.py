@@ -62,14 +62,14 @@ class MeasuredParticipation:
     def __post_init__(self) -> None:
         if not all(0 <= t < self.num_rounds for t in self.skipped_rounds):
             raise ValueError(
-                f"skipped_rounds must be in [0, {self.num_rounds}), found "
+                f"skipped_rounds must be rounds in [0, {self.num_rounds}), but found "
                 f"{self.skipped_rounds}."
             )
         b, k = self.min_separation, self.max_participations
         if (b is None) != (k <= 1):
             raise ValueError(
-                f"min_separation must be None if max_participations <= 1, else a "
-                f"number, but found min_separation = {b} and max_participations = {k}."
+                f"min_separation must be None if max_participations <= 1, and an "
+                f"integer otherwise, but found {b} for max_participations = {k}."
             )
         if b is not None and not 1 <= (k - 1) * b < self.num_rounds:
             raise ValueError(
@@ -167,8 +167,8 @@ def measure_participation(
         num_rounds = last_of_record + 1
     if cohorts and not (min(cohorts) >= 0 and last_of_record < num_rounds):
         raise ValueError(
-            f"The rounds in record must be in [0, {num_rounds}), but found rounds from "
-            f"{min(cohorts)} to {last_of_record}."
+            f"Round numbers in record must be in [0, {num_rounds}), but found numbers "
+            f"from {min(cohorts)} to {last_of_record}."
         )
     records: dict[Hashable, tuple[int, int]] = {}
     measured = NOTHING
@@ -177,8 +177,8 @@ def measure_participation(
             last, count = records.get(client, (NEVER, 0))
             if last == round_number:
                 raise ValueError(
-                    f"record must list a client at most once per round, found {client!r} "
-                    f"twice in round {round_number}. No plan permits this."
+                    f"The argument record lists client {client!r} twice in round "
+                    f"{round_number}. A client may contribute at most once per round."
                 )
             measured = measured.with_one(round_number, last, count)
             records[client] = (round_number, count + 1)
@@ -202,7 +202,7 @@ def measured_guarantee(
     """
     check_plan(plan, whole_number("num_rounds", measured.num_rounds))
     if measured.max_participations == 0:
-        raise ValueError("measured must have at least one participation, found none.")
+        raise ValueError("measured has no participations. Run a round with clients.")
     delta = plan.delta if delta is None else delta
     n = plan.num_steps
     # If no client took part twice, even the maximum separation n is satisfied.

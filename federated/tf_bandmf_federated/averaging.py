@@ -107,8 +107,8 @@ class FederatedAveraging:
         for weight in self._first:
             if weight.dtype != np.float32:
                 raise TypeError(
-                    f"Weights must be float32, found {weight.dtype}. For arrays that are "
-                    f"not trained, such as counters, use PrivateFedAvg(not_trained=...)."
+                    f"All weights must be float32, found {weight.dtype}. With Flower, pass "
+                    f"the names of untrained arrays as PrivateFedAvg(not_trained=...)."
                 )
         sizes = [weight.size for weight in self._first]
         if sum(sizes) == 0:
@@ -168,8 +168,8 @@ class FederatedAveraging:
             """Adds a device's update to the sum without keeping a copy of the update."""
             if name not in left:
                 raise ValueError(
-                    f"exchange may add one update for each selected device, but device "
-                    f"{name!r} was not selected, or has already sent an update."
+                    f"exchange(...) may add one update per selected device, but device "
+                    f"{name!r} is not selected, or its update was already added."
                 )
             left.remove(name)
             try:

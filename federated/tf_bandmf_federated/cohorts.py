@@ -121,8 +121,8 @@ class Cohorts:
         past = self.ledger.history(names, round_number)
         if not np.all(self._may(past, round_number)):
             raise ValueError(
-                f"The ledger lists devices in round {round_number} that the plan excludes "
-                f"from that round, so the ledger was changed. Restore the original file."
+                f"The plan excludes some devices that the ledger lists for round "
+                f"{round_number}. So the ledger was changed. Restore the original file."
             )
         while True:
             present = self.present(round_number)

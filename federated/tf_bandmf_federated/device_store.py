@@ -105,8 +105,8 @@ class DeviceStore:
                 kept = self._kept(request)
                 if kept is None:
                     raise Refused(
-                        f"the device already began round {round_number}, but its "
-                        f"contribution was not stored"
+                        f"the device already began round {round_number}, but did not "
+                        f"store a contribution"
                     )
                 return kept
             reason = self.policy.refusal(

@@ -63,7 +63,7 @@ class ExactSum:
         if abs(exponent) > _LARGEST_EXPONENT:
             raise ValueError(
                 f"l2_norm_clip must be in [2^-{_LARGEST_EXPONENT}, 2^{_LARGEST_EXPONENT}], "
-                f"found {l2_norm_clip:g}. Scale the updates and l2_norm_clip."
+                f"found {l2_norm_clip:g}. Scale the updates and l2_norm_clip alike."
             )
         if most > MAX_UPDATES:
             raise ValueError(f"A sum has at most {MAX_UPDATES} updates, found {most}.")

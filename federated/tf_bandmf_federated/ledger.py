@@ -225,7 +225,7 @@ class Ledger(contextlib.AbstractContextManager):
         with self._transaction() as database:
             rows = database.execute(query).fetchall()
         if digest_of_rows(rows) != self._state_digest:
-            raise ValueError(self._damaged("the digest of its state is wrong"))
+            raise ValueError(self._damaged("the digest of the state is wrong"))
         return state_of(rows, structure)
 
     def started(self, round_number: int, cohort: Sequence[str]) -> RoundRecord:
@@ -238,7 +238,7 @@ class Ledger(contextlib.AbstractContextManager):
         if not all(isinstance(name, str) for name in cohort):
             raise TypeError(f"Device names must be strings, found {list(cohort)}.")
         if len(set(cohort)) != len(cohort):
-            raise ValueError("The names in cohort must differ, but one occurs twice.")
+            raise ValueError("Names in cohort must be unique, but one occurs twice.")
         measured = self._rounds[-1].measured if self._rounds else NOTHING
         for last, count in self.history(cohort, round_number).tolist():
             measured = measured.with_one(round_number, last, count)
@@ -305,9 +305,9 @@ class Ledger(contextlib.AbstractContextManager):
         """A context manager for a transaction: all changes reach the disk, or none."""
         if self._lock.database is None:
             raise ValueError(
-                f"{self._path} is closed, or was opened by the parent of this process. "
-                f"Open the ledger again, in only one program: two programs that continue "
-                f"the same run would spend more than the plan permits."
+                f"{self._path} is closed, or was opened by the parent process. Open the "
+                f"ledger again, but in one program only. Two programs that continue the "
+                f"same run would spend more than the plan permits."
             )
         with self._guarded():
             # At the end, SQLite commits the transaction, or rolls it back if an error
@@ -380,10 +380,10 @@ class Ledger(contextlib.AbstractContextManager):
         # duplicate rows, or triggers that change values.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
         if database.execute(tables).fetchall() != [(sql,) for sql in sorted(_TABLES)]:
-            raise ValueError(self._damaged("the schema of its tables is wrong"))
+            raise ValueError(self._damaged("the schema of the tables is wrong"))
         count = "SELECT count(*) FROM participations"
         if database.execute(count).fetchone() != (participations,):
-            raise ValueError(self._damaged("its number of participations is wrong"))
+            raise ValueError(self._damaged("the number of participations is wrong"))
 
     def _of_another_run(self, entry: dict[str, Any], expected: dict[str, Any]) -> str:
         differences = "; ".join(
@@ -407,8 +407,8 @@ class Ledger(contextlib.AbstractContextManager):
         """Raises ValueError if an entry of another type or round is expected next."""
         if (entry["entry"], entry["round"]) != self.expected:
             raise ValueError(
-                f"The ledger's next entry must be {self.expected[0]!r} of round "
-                f"{self.expected[1]}, but found {entry['entry']!r} of round "
+                f"The ledger's next entry must be {self.expected[0]!r} for round "
+                f"{self.expected[1]}, but found {entry['entry']!r} for round "
                 f"{entry['round']}. Start, finish and release each round in this order."
             )
 

@@ -44,8 +44,8 @@ class LedgerLock:
             self._lock.close()
             raise OSError(
                 f"{path} has a second name (a hard link), by which another program could "
-                f"open it. Find all names with `find / -samefile {path}`, and delete all "
-                f"but one. For a backup, make a copy, not a link."
+                f"open the file. Find all names with `find / -samefile {path}`, and "
+                f"delete all but one name. For a backup, make a copy, not a link."
             )
         _LOCKS.add(self)
 

@@ -32,7 +32,7 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
     if not isinstance(participation, MinSep):
         raise ValueError(
             f"A federated plan must have sampling=MinSep(min_separation=..., "
-            f"max_participations=...), but found {type(participation).__name__}. "
+            f"max_participations=...), but found {type(participation).__name__}(...). "
             f"Devices take part when they are available, so no other sampling can be "
             f"enforced. Make a plan with MinSep."
         )
@@ -81,13 +81,13 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
     if clients_per_round is None:
         raise ValueError(
             "clients_per_round is missing. Set it to the expected number of clients in a "
-            "round. The noisy sum is divided by this constant."
+            "round. The noisy sum is divided by this number."
         )
     check_positive("clients_per_round", clients_per_round)
     value = float(clients_per_round)
     if stated is not None and value != float(stated):
         raise ValueError(
-            f"clients_per_round must be the plan's batch size ({stated:g}), but found "
+            f"clients_per_round must equal the plan's batch size ({stated:g}), but found "
             f"{value:g}. Omit clients_per_round, or make a plan with batch size {value:g}."
         )
     return value

@@ -148,8 +148,8 @@ class Run:
         with Ledger(os.path.join(self.private_dir, LEDGER_FILE), made_for) as ledger:
             if len(ledger.rounds) > total:
                 raise ValueError(
-                    f"total_rounds must be at least {len(ledger.rounds)}, but found "
-                    f"{total}. The ledger already has {len(ledger.rounds)} rounds."
+                    f"total_rounds (in Flower: num_rounds) must be at least the number "
+                    f"of rounds in the ledger ({len(ledger.rounds)}), found {total}."
                 )
             cohorts = self.cohorts(ledger)
             state = await self._begin(ledger)

@@ -163,7 +163,7 @@ def test_bounds_fail_no_more_often_than_stated(add):
 
 
 def test_what_it_cannot_account_for_is_refused():
-    with pytest.raises(ValueError, match="at most 2 bands, found 3"):
+    with pytest.raises(ValueError, match="at most 2 bands, but found 3"):
         estimate(BANDED, 2, 0.1)
     with pytest.raises(ValueError, match="without negative entries"):
         estimate(matrices.ToeplitzBanded([1.0, -0.5], 24), 4, 0.1)

@@ -206,7 +206,7 @@ def test_releases_beside_a_run_are_one_more_coordinate_of_every_bin(confidence):
     without = alone.calibrate(2.0, 1e-3)
     assert calibrated.noise_stddev > 1.02 * without.noise_stddev
     both.validate(calibrated.noise_stddev, calibrated.guarantee)
-    with pytest.raises(ValueError, match="use up the budget"):
+    with pytest.raises(ValueError, match="use up epsilon"):
         both.calibrate(0.5, 1e-6)
 
 

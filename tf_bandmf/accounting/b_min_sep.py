@@ -31,8 +31,8 @@ def check_size(num_steps: int, bands: int) -> None:
     most = _LARGEST_WORK // (bands + _STEP)
     if num_steps > most:
         raise ValueError(
-            f"With b-min-sep sampling and {bands} bands, num_steps must be <= {most}, "
-            f"found {num_steps}, because the accounting simulates every step. Use larger "
+            f"With b-min-sep sampling and {bands} bands, num_steps must be <= {most}, but "
+            f"found {num_steps}. The accounting simulates every step. Use larger "
             f'batches, fewer epochs, or sampling="cyclic-poisson" (CyclicPoisson), whose '
             f"accounting needs no simulation."
         )
@@ -70,7 +70,7 @@ class BMinSepAccountant(SimulatedAccountant):
         if not matrix.is_nonnegative():
             raise ValueError(
                 "B-min-sep sampling needs a strategy matrix C without negative entries. "
-                "Use CyclicPoisson instead of BMinSep, or another strategy."
+                "Use CyclicPoisson instead of BMinSep, or change the strategy."
             )
         self._passes = passes = Passes(matrix.as_rows(), separation, rate)
         fewer = max(_LEAST_DRAWS, _ENTRIES // matrix.num_rows)

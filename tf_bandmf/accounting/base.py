@@ -171,8 +171,8 @@ class Accountant(abc.ABC):
             left = multiplier**-2 - self.releases**-2
             if left <= 0.0:
                 raise ValueError(
-                    f"Other releases use up the budget (epsilon = {epsilon:g}, delta = "
-                    f"{delta:g}). Use a larger budget, or more noise for these releases."
+                    f"Releases besides training use up epsilon = {epsilon:g}, delta = "
+                    f"{delta:g}. Use a larger budget, or more noise for these releases."
                 )
             whole = self.whole_sensitivity
             multiplier = to_safe_side(

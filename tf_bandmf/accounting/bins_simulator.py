@@ -87,7 +87,7 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
     if not matrix.is_nonnegative():
         raise ValueError(
             "BallsInBins needs a strategy matrix C without negative entries. Use "
-            "FixedEpochOrder instead of BallsInBins, or use another strategy."
+            "FixedEpochOrder instead of BallsInBins, or change the strategy."
         )
     cost = matrix.gram_diagonal_cost()
     is_small = matrix.bands > b and n * b <= _FEW_COLUMNS
@@ -114,7 +114,7 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
         columns = np.maximum(matrix.matmul(pattern), 0.0)
         gram = columns.T @ columns
     if not np.all(np.isfinite(gram)):
-        raise ValueError("C^T C overflows. Scale the strategy matrix C down.")
+        raise ValueError("For the strategy matrix C, C^T C overflows. Scale C down.")
     return 0.5 * (gram + gram.T)
 
 

@@ -82,8 +82,8 @@ def check_planned_delta(delta: Any) -> None:
     check_delta(delta)
     if delta < SMALLEST_DELTA:
         raise ValueError(
-            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}, because the "
-            f"generated normal noise omits the outermost tails. Use a larger delta."
+            f"A plan's delta must be >= {SMALLEST_DELTA:g}, found {delta!r}. Use a larger "
+            f"delta, because the generated normal noise omits the outermost tails."
         )
 
 

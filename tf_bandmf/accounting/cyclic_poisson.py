@@ -38,8 +38,8 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
     if matrix.bands > num_parts:
         raise ValueError(
             f"With num_parts = {num_parts}, the strategy matrix C must have at most "
-            f"{num_parts} bands, found {matrix.bands} (lambda_cgd, bisr and blt have one "
-            f"band per step). Use BallsInBins, or fewer bands (bsr, toeplitz), or "
+            f"{num_parts} bands, but found {matrix.bands} (lambda_cgd, bisr and blt have "
+            f"one band per step). Use BallsInBins, or fewer bands (bsr, toeplitz), or "
             f"num_parts >= {matrix.bands} (with CyclicPoisson or BMinSep)."
         )
 
@@ -188,7 +188,7 @@ class CyclicPoissonAccountant(SampledQueries):
         )
         if sampled <= delta:
             raise ValueError(
-                f"delta must be below {sampled:.3g}, found {delta:g}. Without noise, "
-                f"delta is {sampled:.3g}, the probability of ever sampling an example."
+                f"delta must be below {sampled:.3g}, found {delta:g}. Even without "
+                f"noise, delta is {sampled:.3g}, the probability of sampling an example."
             )
         return super().largest_noise(epsilon, delta)

@@ -151,8 +151,8 @@ def _calibrated(epsilon: float, delta: float) -> float:
         )
     if gaussian_delta(_LEAST_NOISE, epsilon) <= delta:
         raise ValueError(
-            f"epsilon = {epsilon} gives no meaningful privacy, because it needs only noise "
-            f"below {_LEAST_NOISE:g} times the sensitivity. Use a smaller epsilon."
+            f"epsilon = {epsilon} gives no meaningful privacy, because noise below "
+            f"{_LEAST_NOISE:g} times the sensitivity is enough. Use a smaller epsilon."
         )
 
     def excess(log_noise: float) -> float:

@@ -52,7 +52,7 @@ def shape_of(distribution: str | float) -> float:
     raise ValueError(
         f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or the shape "
         f"parameter of a truncated negative binomial distribution (0 or from "
-        f"{_SMALLEST_SHAPE:g} to {_LARGEST_SHAPE:g}), found {distribution!r}."
+        f"{_SMALLEST_SHAPE:g} to {_LARGEST_SHAPE:g}), but found {distribution!r}."
     )
 
 
@@ -90,7 +90,7 @@ def gamma_of_mean(mean: float, shape: float) -> float:
     lower = math.log(_SMALLEST_GAMMA)
     if excess(lower) <= 0.0:
         raise ValueError(
-            f"An expected number of {mean:g} runs is too large for the shape eta = "
+            f"An expected number of {mean:g} runs is too large for the shape parameter "
             f"{shape:g}: gamma would be below {_SMALLEST_GAMMA:g}. Use fewer runs."
         )
     log_gamma = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)

@@ -221,8 +221,8 @@ def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity
 def _column_norms(matrix: matrices.LowerTriangular) -> np.ndarray:
     if matrix.gram_diagonal_cost() is None and matrix.num_rows > _NORMS_LIMIT:
         raise ValueError(
-            f"num_steps must be <= {_NORMS_LIMIT} for a strategy whose inverse is "
-            f"banded but not Toeplitz, found {matrix.num_rows}. "
+            f"If the inverse of a strategy is banded but not Toeplitz, num_steps must "
+            f"be <= {_NORMS_LIMIT}, but found {matrix.num_rows}. "
             f"Use a strategy whose inverse is Toeplitz, or a banded strategy."
         )
     return matrix.column_norms()

@@ -213,8 +213,8 @@ def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
 def _check_counts(canaries: int, guesses: int, right: int) -> None:
     if not 0 <= right <= guesses <= canaries or canaries < 1:
         raise ValueError(
-            f"num_canaries must be >= 1, num_guesses <= num_canaries, and num_right in "
-            f"[0, num_guesses], found {canaries}, {guesses} and {right}."
+            f"num_canaries ({canaries}) must be >= 1, num_guesses ({guesses}) must be "
+            f"<= num_canaries, and num_right ({right}) must be in [0, num_guesses]."
         )
 
 

@@ -152,7 +152,7 @@ def evaluate(
     scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
     if scores.ndim != 1 or scores.shape != included.shape or scores.size < 2:
         raise ValueError(
-            f"scores and included must have the same shape [m] with m >= 2, found "
+            f"scores and included must have the same shape [m] with m >= 2, but found "
             f"{scores.shape} and {included.shape}."
         )
     if np.any(np.isnan(scores)):

@@ -138,8 +138,8 @@ class ParticipationMod:
         records = reply.content.array_records
         if len(records) != 1:
             raise ValueError(
-                f"The app's reply must have exactly one ArrayRecord, with the weights "
-                f"after training, but found {len(records)} ArrayRecords."
+                f"The app's reply must have exactly one ArrayRecord (the weights after "
+                f"training), but found {len(records)} ArrayRecords."
             )
         (weights,) = records.values()
         after = {name: array.numpy() for name, array in weights.items()}

@@ -47,11 +47,11 @@ def check(ledger: Ledger, device: str, about: ConfigRecord) -> None:
     if point is None or point[:32] != draw:
         raise RuntimeError(
             f"A device has this server's receipt for round {number}, but the ledger in "
-            f"private_dir ({len(ledger.rounds)} rounds) does not say that the device took "
-            f"part. Either private_dir is an old copy, such as a backup, or another "
-            f"program continues the run from a copy. Two copies of a run would spend "
-            f"more than the plan permits. Restore the newest private_dir, or begin a "
-            f"new run with a new plan and new device stores."
+            f"private_dir ({len(ledger.rounds)} rounds) does not list the device in this "
+            f"round. Either private_dir is an old copy (a backup), or another program "
+            f"continues the run from a copy. Two copies of a run would spend more than "
+            f"the plan permits. End the other program and restore the newest private_dir, "
+            f"or begin a new run with a new plan and new device stores."
         )
 
 

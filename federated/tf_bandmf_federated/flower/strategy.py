@@ -273,9 +273,9 @@ class PrivateFedAvg(Strategy):
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
         """Raises RuntimeError, because only `start` may begin rounds."""
         raise RuntimeError(
-            "Only PrivateFedAvg.start(...) may begin rounds. Call it directly: another "
-            "strategy around this one would break the guarantee. To evaluate the model, "
-            "call start(..., evaluate_fn=...), because devices' results are not private."
+            "Only PrivateFedAvg.start(...) may begin rounds. Call it directly, because a "
+            "strategy that wraps PrivateFedAvg would break the guarantee. To evaluate the "
+            "model on public data, call start(..., evaluate_fn=...)."
         )
 
     configure_train = aggregate_train = _refuse

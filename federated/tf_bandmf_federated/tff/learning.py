@@ -166,7 +166,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         except (TypeError, KeyError, ValueError):
             if hooks.is_needed(self.plan):
                 raise LedgerError(
-                    "To reserve the budget, next(...) needs a state of this process."
+                    "process.next(...) needs a state that the same process returned."
                 ) from None
             return None
         hooks.begin(self.plan, _name_of(secret))
@@ -233,8 +233,8 @@ def _aggregator(state: Any) -> Any:
     if isinstance(aggregator, Mapping) and {"noise", "round"} <= set(aggregator):
         return aggregator
     raise TypeError(
-        f"state must come from a process made by build_fed_avg, found "
-        f"{type(state).__name__}."
+        f"state must come from a process made by build_fed_avg, but found an object of "
+        f"class {type(state).__name__}."
     )
 
 

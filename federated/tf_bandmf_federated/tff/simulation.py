@@ -101,10 +101,10 @@ class SimulatedClients:
             if eligible < wanted and self.on_shortage == "error":
                 raise ValueError(
                     f"Round {len(ledger.rounds)} needs {wanted} eligible clients, "
-                    f"found {eligible} ({available} of {len(self.names)} clients are "
+                    f"but found {eligible} ({available} of {len(self.names)} clients are "
                     f"available). The plan has {self.participation}. Use fewer "
-                    f"clients per round, make a plan with a smaller min_separation or "
-                    f'more participations, or set on_shortage="fewer".'
+                    f"clients per round, make a plan with a smaller min_separation or more "
+                    f'participations, or set on_shortage="fewer".'
                 )
             return False
 
@@ -130,11 +130,11 @@ class SimulatedClients:
         needed = max(size * b, -(-size * num_rounds // k))
         if len(self.names) < needed:
             raise ValueError(
-                f"{num_rounds} rounds of {size} clients need at least {needed} clients, "
-                f"but found {len(self.names)}. A client may take part once in any {b} "
-                f"rounds, and {k} times in total. Use fewer clients per round, make a "
-                f"plan with a smaller min_separation or more participations, or "
-                f'set on_shortage="fewer".'
+                f"{num_rounds} rounds with {size} clients each need at least {needed} "
+                f"clients, but found {len(self.names)}. A client may take part once in "
+                f"any {b} consecutive rounds, and {k} times in total. Use fewer clients "
+                f"per round, make a plan with a smaller min_separation or more "
+                f'participations, or set on_shortage="fewer".'
             )
 
     def tagged(self, selected: Selected, round_number: int) -> list[tf.data.Dataset]:

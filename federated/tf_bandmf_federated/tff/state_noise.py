@@ -34,9 +34,9 @@ def check_fits(plan: Plan, num_parameters: int) -> None:
     vectors = plan.strategy.memory_vectors
     if vectors * num_parameters > MAX_STATE_FLOATS:
         raise ValueError(
-            f"The noise of {plan.mechanism} needs a ring buffer: {vectors} vectors of "
-            f"{num_parameters:,} numbers. At most {MAX_STATE_FLOATS:,} are allowed, "
-            f"because TFF copies the buffer between processes in every round. Use "
+            f"The noise of {plan.mechanism} needs a ring buffer of {vectors} vectors with "
+            f"{num_parameters:,} numbers each. At most {MAX_STATE_FLOATS:,} numbers are "
+            f"allowed, because TFF copies the buffer between processes in every round. Use "
             f'Flower, or make the plan with BISR ("bisr"), BandInvMF ("bandinv") or '
             f'λ-CGD ("lambda_cgd"), which have no ring buffer.'
         )

@@ -55,8 +55,8 @@ def tag_dataset(
     now = whole_number("round_number", round_number, least=0)
     if contradicts_itself(last, count):
         raise ValueError(
-            f"last_round must be -1 if participations is 0, and >= 0 if not; found "
-            f"last_round = {last_round} and participations = {participations}."
+            f"last_round must be -1 if participations is 0, and >= 0 otherwise, but "
+            f"found last_round = {last_round} and participations = {participations}."
         )
     # Zip the data with constant tags. `Dataset.map` would trace a function for each
     # client, and take ten times as long.

@@ -95,7 +95,7 @@ def audit_run(
     plan = optimizer.plan
     if not plan.participation.has_schedule:
         raise TypeError(
-            "A plan with MinSep makes no batches. Audit it with audit.GradientCanaries."
+            "A plan with MinSep makes no batches. Use audit.GradientCanaries instead."
         )
     taken, most = optimizer.steps_taken, _MOST_STEPS
     if taken or plan.num_steps > most:
@@ -113,8 +113,8 @@ def audit_run(
     )
     if not are_examples:
         raise ValueError(
-            f"canaries must be at least two distinct indices of the {size} examples, found "
-            f"{canaries!r}."
+            f"canaries must be at least two distinct indices of the {size} examples, but "
+            f"found {canaries!r}."
         )
     rng = np.random.default_rng(seed)
     included = np.zeros(chosen.size, bool)

@@ -37,9 +37,9 @@ class CallShape(NamedTuple):
 
 
 ADVICE = (
-    "It mixes examples of the batch. Keep the batch as the first axis, and do not mix "
-    "rows; normalize along other axes (`LayerNormalization`, `GroupNormalization`). If "
-    "each row of a result depends on one example only, vouch for the layer's class with "
+    "Such code mixes examples of the batch. Keep the batch as the first axis, and do not "
+    "mix rows. Normalize along other axes (`LayerNormalization`, `GroupNormalization`). "
+    "If each row of a result depends on one example only, register the layer's class with "
     "`tf_bandmf.keras.extending.register_per_example_layer`."
 )
 
