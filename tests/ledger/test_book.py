@@ -30,7 +30,7 @@ def test_a_run_reserves_once_and_a_second_run_once_more(ledger):
     ledger.begin(plan, run_name(2))
     joint = tf_bandmf.compose([plan, plan]).epsilon(1e-6)
     assert spent(ledger) == pytest.approx(joint, rel=1e-6)
-    with pytest.raises(LedgerError, match="Pass the plan with which run"):
+    with pytest.raises(LedgerError, match="began with another plan"):
         other = bound_plan(ledger, epsilon=0.1)
         ledger.begin(other, run_name(1))
     assert ledger.verify() == []
@@ -147,9 +147,9 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(file_ledger, figure):
     sampled = dp_accounting.PoissonSampledDpEvent
     several = dp_accounting.SelfComposedDpEvent
     attempts = [
-        (lambda: rows, "has privacy unit 'one patient', not 'one training"),
-        (lambda: tf_bandmf.compose([patients, rows]), "has privacy unit"),
-        (lambda: tf_bandmf.tuning_cost(rows, 2), "has privacy unit"),
+        (lambda: rows, "needs privacy unit 'one patient', not 'one training"),
+        (lambda: tf_bandmf.compose([patients, rows]), "needs privacy unit"),
+        (lambda: tf_bandmf.tuning_cost(rows, 2), "needs privacy unit"),
         (lambda: seeded, "Omit test_seed"),
         (lambda: tf_bandmf.Guarantee(1, 1e-6, "bound", "me", zcdp_rho=-1.0), "rho"),
         (lambda: gaussian(-1.0), "event must be"),
@@ -190,7 +190,7 @@ def test_other_releases_are_entries_like_any_other(ledger):
     total = 0.26 + cost.epsilon + 0.5 + 0.1 + 2 * plan.epsilon
     assert 1.0 < spent(ledger) <= total
     estimate = tf_bandmf.Guarantee(0.1, 1e-8, "estimate", "simulation")
-    with pytest.raises(ValueError, match="must be proven"):
+    with pytest.raises(ValueError, match="Pass a proven cost"):
         ledger.spend("patients", estimate, about="a guess")
     with pytest.raises(TypeError, match="`what` must be"):
         ledger.spend("patients", "0.1", about="a guess")

@@ -40,7 +40,7 @@ class Budget:
     def __post_init__(self) -> None:
         given = [v is not None for v in (self.epsilon, self.delta, self.rho)]
         if given not in ([True, True, False], [False, False, True]):
-            raise ValueError(f"Pass either epsilon and delta, or rho (found: {self}).")
+            raise ValueError(f"Pass epsilon and delta, or only rho, not {vars(self)}.")
         check_positive("epsilon" if self.rho is None else "rho", self.whole)
         if self.rho is None:
             check_delta(self.delta)

@@ -117,7 +117,7 @@ class Ledger:
                 if there != body:
                     raise ValueError(
                         f"Data set {name!r} already exists, with {there}, not {body}. "
-                        f"Use another name, or change only the budget: set_budget(...)."
+                        f"Use another name. To change only the budget: set_budget(...)."
                     )
         return self.balance(name)
 
@@ -193,7 +193,7 @@ class Ledger:
           LedgerError: if the run has ended, or the plan is not bound to this ledger.
         """
         if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{64}", run):
-            raise ValueError(f"run must be 64 hexadecimal digits, but found {run!r}.")
+            raise ValueError(f"run=... must be 64 hexadecimal digits, found {run!r}.")
         account = plan.account
         with self._store.transaction(writes=True) as tables:
             if account is None or tables.ids().get(account.dataset) != account.id:
@@ -411,4 +411,4 @@ def _named(plan: Plan, run: str) -> str:
 
 def _check_same(first: Entry, plan: Plan) -> None:
     if first.body["fingerprint"] != plan.fingerprint:
-        raise LedgerError(f"Pass the plan with which run {first.run} began.")
+        raise LedgerError(f"Run {first.run} began with another plan. Pass that plan.")

@@ -41,7 +41,7 @@ class Dataset:
         """Raises ValueError if `unit` is not the data set's, or a test seed is set."""
         if unit != self.unit:
             raise ValueError(
-                f"Data set {self.name!r} has privacy unit {self.unit!r}, not {unit!r}."
+                f"Data set {self.name!r} needs privacy unit {self.unit!r}, not {unit!r}."
             )
         if test_seed is not None:
             raise ValueError("A run with test_seed=... is not private. Omit test_seed.")
@@ -119,7 +119,7 @@ def recorded(release: Release, dataset: Dataset) -> Release:
     """
     one = release.proven() if release.kind == "estimate" else release
     if one.kind == "estimate":
-        raise ValueError(f"The cost must be proven, but found an estimate: {release}.")
+        raise ValueError(f"Pass a proven cost. This is only an estimate: {release}.")
     if one.adjacency == "replace-one" and not dataset.replaces:
         raise ValueError(
             f"{one.describe()} This guarantee is for replace-one adjacency, but the "

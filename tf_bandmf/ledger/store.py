@@ -53,9 +53,9 @@ _runs = sa.Table(
 )
 _FUNCTION = (
     "CREATE FUNCTION ledger_only_grows() RETURNS trigger AS $$ "
-    "BEGIN RAISE EXCEPTION 'the ledger only grows'; END $$ LANGUAGE plpgsql"
+    "BEGIN RAISE EXCEPTION 'ledger entries are permanent'; END $$ LANGUAGE plpgsql"
 )
-_RAISE = "BEGIN SELECT RAISE(ABORT, 'the ledger only grows'); END"
+_RAISE = "BEGIN SELECT RAISE(ABORT, 'ledger entries are permanent'); END"
 
 
 class Store:
@@ -154,8 +154,8 @@ class Transaction:
             return
         if names or not create:
             raise LedgerError(
-                f"The database contains {len(names)} tables, but no ledger. Use a "
-                f"separate, empty database, in which Ledger(url) creates a ledger."
+                f"The database contains no ledger (tables found: {len(names)}). Check the "
+                f"URL. To create a ledger, call Ledger(url) with an empty database."
             )
         _metadata.create_all(self.connection)
         action = _RAISE
@@ -212,8 +212,8 @@ class Transaction:
         chain.extend(Entry(**row._mapping) for row in rows)
         if (head.number, head.digest) != (len(chain.entries) - 1, chain.digest):
             raise DamagedLedgerError(
-                f"Ledger entries of data set {name!r} are missing or were changed, up to "
-                f"entry {head.number}-{head.digest[:16]}. Restore the database backup."
+                f"Entries of data set {name!r} up to {head.number}-{head.digest[:16]} are "
+                f"missing or changed in the ledger. Restore a backup of the database."
             )
         return chain
 

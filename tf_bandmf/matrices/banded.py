@@ -133,7 +133,7 @@ class RowBanded(Banded):
             raise ValueError("rows[:, 0] must not contain 0: the matrix is singular.")
         for j in range(1, rows.shape[1]):
             if np.any(rows[:j, j] != 0.0):
-                raise ValueError(f"rows[:{j}, {j}] must be 0 (outside the matrix).")
+                raise ValueError(f"rows[:{j}, {j}] is outside the matrix: set it to 0.")
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]
@@ -196,7 +196,7 @@ def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
     """
     a, b = left.as_rows(), right.as_rows()
     if a.shape[0] != b.shape[0]:
-        raise ValueError(f"left has {a.shape[0]} rows, but right has {b.shape[0]}.")
+        raise ValueError(f"Matrix sizes must be equal: {a.shape[0]} != {b.shape[0]}.")
     n = a.shape[0]
     product = np.zeros((n, min(a.shape[1] + b.shape[1] - 1, n)))
     for i in range(a.shape[1]):

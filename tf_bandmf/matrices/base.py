@@ -104,7 +104,7 @@ class LowerTriangular(abc.ABC):
         Raises:
           TypeError: if `M` is not stored as its diagonals.
         """
-        raise TypeError(f"{type(self).__name__} stores no diagonals. Use to_dense().")
+        raise TypeError(f"A {type(self).__name__} stores no diagonals. Use to_dense().")
 
     def distinct_rows(self) -> np.ndarray:
         """Returns `as_rows()`, or a single row, [1, bands], if `M` is Toeplitz.
@@ -199,7 +199,7 @@ def register(cls: _Kind) -> _Kind:
     """
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
-        raise TypeError(f"{cls.__name__} lacks the methods {missing}.")
+        raise TypeError(f"Class {cls.__name__} lacks the methods {missing}.")
     if KINDS.setdefault(cls.kind, cls) is not cls:
         raise ValueError(
             f"The kind {cls.kind!r} of {cls.__name__} is already used by "
@@ -217,7 +217,7 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     kind = config.get("kind")
     if kind not in KINDS:
         raise ValueError(
-            f"Unknown kind of matrix {kind!r}. Use a newer version of tf-bandmf."
+            f"No matrix class has the kind {kind!r}. Register it or update tf-bandmf."
         )
     fields = {
         name: from_config(value) if isinstance(value, Mapping) else value
@@ -269,5 +269,5 @@ def check_operand(x: np.ndarray, num_rows: int) -> np.ndarray:
     """
     x = np.asarray(x, dtype=np.float64)
     if x.ndim not in (1, 2) or x.shape[0] != num_rows:
-        raise ValueError(f"x must be 1-D or 2-D with {num_rows} rows, found {x.shape}.")
+        raise ValueError(f"x needs {num_rows} rows and 1 or 2 axes, found {x.shape}.")
     return x

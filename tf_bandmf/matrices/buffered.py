@@ -64,8 +64,8 @@ class BufferedToeplitz(LowerTriangular):
         if not (ordered and interlaced[0] < 1.0 and interlaced[-1] >= 0.0):
             raise ValueError(
                 f"decays and inverse_decays must satisfy 1 > decays[0] > "
-                f"inverse_decays[0] > decays[1] > ... >= 0, found {decays} and "
-                f"{inverse_decays}."
+                f"inverse_decays[0] > decays[1] > ... >= 0, but found {decays} "
+                f"and {inverse_decays}."
             )
 
     @property

@@ -236,7 +236,7 @@ def test_the_private_file_knows_all_that_was_spent(
         model.fit(batches, steps_per_epoch=1, verbose=0, **options)
         evaluated(model, data, right)
     model.save_weights(checkpoint)
-    with pytest.raises(ValueError, match="the only file of this run"):
+    with pytest.raises(ValueError, match="must keep private_state"):
         model.fit(batches, epochs=1, private_state=tmp_path / "other.private")
     again = begun_at(path, checkpoint)
     # Control: the restored run is at its third step, which permits evaluations.

@@ -59,7 +59,7 @@ def test_a_layer_that_could_not_be_analysed_trains_and_is_listed():
 
 def test_names_that_are_none_are_refused():
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-    with pytest.raises(ValueError, match="names of the model's layers"):
+    with pytest.raises(ValueError, match="must name layers of the model"):
         tf_bandmf.keras.make_private(model, alone=["nothing"])
-    with pytest.raises(ValueError, match="list of names"):
+    with pytest.raises(ValueError, match="list of layer names"):
         tf_bandmf.keras.make_private(model, alone="dense")

@@ -222,7 +222,7 @@ def test_weights_alone_are_loaded_and_another_optimizer_is_refused(tmp_path):
     plain.compile("adam", "mse")
     plain.optimizer.build(plain.trainable_variables)
     plain.save_weights(tmp_path / "a.weights.h5")
-    with pytest.raises(ValueError, match="before you call make_private"):
+    with pytest.raises(ValueError, match="before make_private"):
         private.load_weights(tmp_path / "a.weights.h5")
 
 

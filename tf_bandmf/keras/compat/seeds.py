@@ -46,8 +46,8 @@ def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
             seed = tf.cast(folded, seed.dtype)
         elif outer is not None and not isinstance(graph, BRANCH_GRAPHS):
             raise RuntimeError(
-                "Random numbers are drawn within a `tf.function`. All its calls would "
-                "draw the same numbers. Call the undecorated Python function."
+                "The model draws random numbers in a `tf.function`, all of whose calls "
+                "would draw the same numbers. Do not wrap that code in `tf.function`."
             )
         graph = getattr(graph, "outer_graph", None)
     return seed

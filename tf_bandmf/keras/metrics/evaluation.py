@@ -90,8 +90,8 @@ def evaluate_privately(
     evaluations_left(run)
     if plan.unit != ONE_EXAMPLE and users is None:
         raise ValueError(
-            f"Pass users=..., the user of each record. The plan hides {plan.unit!r}, so "
-            f"all records of a user must count as one."
+            f"Pass users=... (the user of each record): the plan's privacy unit is "
+            f"{plan.unit!r}, so all records of a user must count as one."
         )
     sums, count, records = sums_of(model, x, y, asked, users, batch_size)
     described = [metric.describe() for metric in asked]
@@ -147,8 +147,8 @@ def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
         run.check()
         if not run.step:
             raise ValueError(
-                "Train for at least one step before a private evaluation: the run has "
-                "taken no step yet, and its first step may still be refused."
+                "The run has taken no step yet, so the model cannot be evaluated "
+                "privately. Train for at least one step first."
             )
         place = run.num_evaluations.get(run.step, 0)
         inputs = [run.plan.fingerprint, run.step, place, len(sums), *about]
@@ -159,8 +159,8 @@ def released(run: Run, sums: np.ndarray, about: Sequence[str]) -> np.ndarray:
             if not evaluations_left(run):
                 raise ValueError(
                     f"All {measured.evaluations} private evaluations of the plan have "
-                    f"been used, so this one returned nothing. In the plan of the next "
-                    f"run, reserve more."
+                    f"been used, so this one returned nothing. Reserve more "
+                    f"evaluations in the plan of the next run."
                 )
             run.note(SPENT, name)
         run.num_evaluations[run.step] = place + 1

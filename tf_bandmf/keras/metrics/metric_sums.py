@@ -123,7 +123,7 @@ def batches_of(
     if isinstance(x, tf.data.Dataset):
         if y is not None or users is not None:
             raise ValueError(
-                "Do not pass y or users with a tf.data.Dataset. For users, pass arrays."
+                "If x is a tf.data.Dataset, omit y and users. To use users, pass arrays."
             )
         for batch in x:
             if not (isinstance(batch, tuple) and len(batch) == 2):
@@ -133,7 +133,7 @@ def batches_of(
             yield *batch, tf.ones([len(tf.nest.flatten(batch)[0])], tf.float64)
         return
     if x is None or y is None:
-        raise ValueError("Pass arrays x and y, or a tf.data.Dataset of (x, y).")
+        raise ValueError("Pass arrays x and y, or a tf.data.Dataset of batches (x, y).")
     records = tf.data.Dataset.from_tensor_slices((x, y))
     weights = np.ones([len(records)])
     if users is not None:

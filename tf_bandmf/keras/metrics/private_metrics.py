@@ -272,7 +272,7 @@ def checked(metrics: Any) -> list[PrivateMetric]:
             )
     names = [metric.name for metric in several]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"Pass one or more metrics of different names. Found {names}.")
+        raise ValueError(f"Pass metrics (at least one) with unique names, not {names}.")
     return several
 
 
@@ -280,7 +280,7 @@ def _only(value: Any, what: str) -> tf.Tensor:
     leaves = keras.tree.flatten(value)
     if len(leaves) != 1 or leaves[0] is None:
         raise ValueError(
-            f"This metric needs one output and one target, found {len(leaves)} {what}. "
+            f"This metric needs one output and one target, but found {len(leaves)} {what}. "
             f"For other models, use PrivateMean(lambda y, y_pred: ..., name=...)."
         )
     return tf.convert_to_tensor(leaves[0])

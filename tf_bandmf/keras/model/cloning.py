@@ -101,8 +101,8 @@ def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
     """
     if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
         raise TypeError(
-            f"The model must be Sequential or functional, found {type(model).__name__}. In "
-            f"other models, replace the layers yourself by keras.layers.GroupNormalization."
+            f"model must be Sequential or functional, but found {type(model).__name__}. "
+            f"Replace its BatchNormalization layers by GroupNormalization yourself."
         )
     if not model.built:
         raise ValueError("The model must be built: make keras.Input its first layer.")

@@ -88,7 +88,7 @@ def make_private(
     unknown = sorted(set(settings.alone) - names)
     if unknown and model.built:
         raise ValueError(
-            f"alone must contain names of the model's layers, not {', '.join(unknown)}."
+            f"alone=[...] must name layers of the model, but found {', '.join(unknown)}."
         )
     if not is_private:
         if model.built:
@@ -133,7 +133,7 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
             f"an object of class {type(model).__name__}."
         )
     if isinstance(into, PrivateTraining):
-        raise TypeError(f"into must not be private, but is a {type(into).__name__}.")
+        raise TypeError(f"into=... must be a plain model, not a {type(into).__name__}.")
     model._before_use()
     plain = into if into is not None else _again(model)
     if model.built:
@@ -153,7 +153,7 @@ def _again(model: keras.Model) -> keras.Model:
         f"on data once, and then call to_plain(model, into=plain). The cause:"
     )
     if plain_class is None:
-        raise TypeError(f"{advice} its class was written as a private class.")
+        raise TypeError(f"{advice} the class derives from PrivateTraining itself.")
     if model.built and plain_class in (keras.Sequential, Functional):
         return cloned(model)
     try:
@@ -162,7 +162,7 @@ def _again(model: keras.Model) -> keras.Model:
         made_by = plain_class.__init__  # type: ignore[misc]
         if len(inspect.signature(made_by).parameters) > 1:
             raise TypeError(
-                f"{advice} its class lacks a complete get_config. You can also add one."
+                f"{advice} the class lacks a complete get_config. Or add that method."
             ) from error
         plain = plain_class()
     if model.built and not plain.built:
@@ -176,7 +176,7 @@ def _again(model: keras.Model) -> keras.Model:
     adapts = any(getattr(layer, "lora_enabled", False) for layer in all_layers(model))
     if len(plain.weights) < len(model.weights) and not adapts:
         raise TypeError(
-            f"{advice} its weights cannot be created from the shapes of inputs alone."
+            f"{advice} the weights cannot be created from the input shapes alone."
         )
     return plain
 

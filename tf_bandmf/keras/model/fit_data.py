@@ -60,8 +60,8 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
         raise TypeError(admission.NOT_ITS_BATCHES.format(kind=kind))
     if y is not None or not (isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")):
         raise TypeError(
-            "With MinSep, call fit(x) without y. x must be a tf.data.Dataset or generator "
-            "that keeps the min separation: Keras would shuffle arrays in every epoch."
+            "For a plan with MinSep participation, call fit(x) without y, and pass a "
+            "tf.data.Dataset or generator as x: Keras would shuffle arrays in every epoch."
         )
     return x
 
@@ -104,7 +104,7 @@ def check_inputs(model: keras.Model, x: Any) -> None:
         pairs = [pair for pair in zip(shape[1:], expected[1:]) if None not in pair]
         if len(shape) == len(expected) and any(a != b for a, b in pairs):
             raise ValueError(
-                f"x must have shape {expected}, found {shape}. Nothing was trained."
+                f"The model needs x of shape {expected}, not {shape}. Nothing was trained."
             )
 
 

@@ -224,8 +224,8 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
     names = [each.name for each in layers if each.name not in accepted]
     if names and _mixes(model, inputs):
         raise UnsupportedModelError(
-            f"The output for an example depends on the rest of its batch: one of the "
-            f"layers {', '.join(map(repr, names))} mixes the examples of a batch. "
+            f"The output for an example depends on the rest of its batch: at least one of "
+            f"the layers {', '.join(map(repr, names))} mixes the examples of a batch. "
             f"Private training runs these layers on one example at a time, so the model "
             f"would not learn what you intend. Compute statistics within each example, "
             f"or use constants from public data; put records that are compared into "
@@ -237,8 +237,8 @@ def check_layers_alone(model: Any, layers: Collection[Any], inputs: Any) -> None
         warnings.warn(
             f"These layers run on each example by itself, because they could not be shown "
             f"to keep examples apart: {named}. That takes longer. Write them with "
-            f"keras.ops instead of tf functions; or vouch for a class that acts on each "
-            f"example alone: tf_bandmf.keras.extending.register_per_example_layer.",
+            f"keras.ops instead of tf functions; or, if a class keeps examples apart, pass "
+            f"the class to tf_bandmf.keras.extending.register_per_example_layer.",
             stacklevel=2,
         )
 

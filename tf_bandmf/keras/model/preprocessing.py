@@ -147,7 +147,7 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         )
     if not frontier or last & encoded:
         raise ValueError(
-            f"Remove the output of {model.name!r} that only preprocessing computes."
+            f"Model {model.name!r} outputs preprocessed inputs. Remove those outputs."
         )
     tensors: Any = tuple(frontier.values())
     if len(frontier) == 1:

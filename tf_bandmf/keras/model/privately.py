@@ -133,7 +133,7 @@ def fit_privately(
     if partial:
         raise ValueError(
             f"Omit {', '.join(partial)}: fit_privately takes all steps of its plan. Pass "
-            f"fewer epochs; or call model.fit for each part, with one plan for all parts."
+            f"fewer epochs; or, to train in several parts, call model.fit with one plan."
         )
     optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
     compiling = _compiling(model, loss, metrics)

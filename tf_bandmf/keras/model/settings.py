@@ -44,5 +44,5 @@ class StepSettings:
 def _names(name: str, given: Any) -> list[str]:
     is_list = isinstance(given, Collection) and not isinstance(given, str)
     if not is_list or not all(isinstance(each, str) for each in given):
-        raise ValueError(f"{name} must be a list of names of layers, found {given!r}.")
+        raise ValueError(f"{name} must be a list of layer names, but found {given!r}.")
     return list(given)

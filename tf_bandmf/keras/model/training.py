@@ -240,8 +240,8 @@ class PrivateTraining(BuiltBefore, _Model):
             file = PrivateFile(private_state, self)
             if run.file is not None and run.file.path != file.path:
                 raise ValueError(
-                    f"private_state must be {run.file.path}, the only file of this run, "
-                    f"found {file.path}. For a new run, make a new PrivateOptimizer."
+                    f"This run must keep private_state={run.file.path}, but found "
+                    f"{file.path}. For a new run, make a new PrivateOptimizer."
                 )
             batches = file.begin(batches)
         admission.refuse_second(run, batches.schedule_id)

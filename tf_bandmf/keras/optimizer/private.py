@@ -139,8 +139,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             check_inner(inner)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"inner_optimizer must be a Keras optimizer, its name or its config. "
-                f"{inner_optimizer!r} was refused: {error}"
+                f"inner_optimizer must be a Keras optimizer, or the name or config of "
+                f"one, but found {inner_optimizer!r}: {error}"
             ) from error
         check_loss_scale(loss_scale_factor)
         run = Run(plan, inner, keep_normals=keep_normals, is_additional=additional_run)
@@ -249,7 +249,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         replicas = self.run.strategy.num_replicas_in_sync
         if replicas > 1 and self.clipping.scaling is not None:
             raise NotImplementedError(
-                "Clipping(scaling=...) supports only one replica. Use one, or omit scaling."
+                "Clipping(scaling=...) supports one replica. Use only one, or omit scaling."
             )
         with self.run.strategy.scope():
             self.inner_optimizer.build(self.run.eager(variables))
@@ -352,8 +352,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         if store.keys() and len(store.keys()) != len(self.variables):
             raise ValueError(
                 f"The saved optimizer has {len(store.keys())} variables, but this one has "
-                f"{len(self.variables)}: their inner optimizers or models differ. To begin "
-                f"with public weights, load them before you call make_private(model)."
+                f"{len(self.variables)}: their inner optimizers or models differ. Use "
+                f"the same ones; or load public weights before make_private(model)."
             )
         super().load_own_variables(store)
 

@@ -138,7 +138,7 @@ class PrivateFile(Secret):
         if schedule.schedule_id != header["schedule_id"]:
             raise ValueError(
                 f"{self.path} belongs to a run on other data, or on these data in another "
-                f"order. Pass the data of that run; for a new run, another private_state."
+                f"order. Pass the same data; for a new run, pass another private_state."
             )
         step, state = run.iterations, run.secrets
         if state.step == step and state.key.secret_bytes() == key.secret_bytes():
@@ -149,7 +149,7 @@ class PrivateFile(Secret):
             raise ValueError(
                 f"{self.path} does not record these weights at step {step}, and a run must "
                 f"not repeat its noise with other weights. Load a checkpoint of one of the "
-                f"steps {steps}, saved with its optimizer by model.save, BackupAndRestore, "
+                f"steps {steps}, saved with the optimizer by model.save, BackupAndRestore, "
                 f"model.save_weights or ModelCheckpoint. To restart at step 0, create "
                 f"the same initial weights with keras.utils.set_random_seed(seed)."
             )

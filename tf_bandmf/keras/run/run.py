@@ -435,8 +435,8 @@ class Run:
         """Ends the run in the plan's ledger, as `PrivateOptimizer.end_run` says."""
         if self.plan.account is None or not self.has_begun:
             raise ValueError(
-                "end_run needs a run that has begun, and whose plan was returned by "
-                "ledger.bind(plan, dataset)."
+                "end_run failed: the run has not begun, or is not in a ledger. Use the "
+                "plan that ledger.bind(plan, dataset) returns, and train first."
             )
         with self.turn:
             self.reserve()

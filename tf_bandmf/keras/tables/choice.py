@@ -52,9 +52,9 @@ def lazy_layers(model: Any) -> list[Any]:
     for layer in lazy:
         for reason in _reasons(model, layer, lazy[0]):
             raise UnsupportedModelError(
-                f"The table of layer {layer.name!r} cannot be lazy: {reason}. Fix it, "
-                f"or call make_private(model, tables='dense'), or make_private(model, "
-                f"tables=[...]) with names of other layers."
+                f"The table of layer {layer.name!r} cannot be lazy: {reason}. Change "
+                f"that, or call make_private(model, tables='dense'), or make_private("
+                f"model, tables=[...]) with names of other layers."
             )
     return lazy
 

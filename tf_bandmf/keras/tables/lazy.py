@@ -162,9 +162,9 @@ class LazyTables(Secret):
         due = [at for at in self._run.notes["releases"] if self._released < at <= now]
         if due and min(due) < now:
             raise RuntimeError(
-                f"Before it was resumed, this run released tables at step {min(due)}, "
-                f"but has now skipped that release, and is at step {now}. Use the same "
-                f"steps_per_execution as before, or resume from the newest checkpoint."
+                f"Before it was resumed, this run released its tables at step {min(due)}. "
+                f"Now it took that step without a release, and is at step {now}. Resume "
+                f"with the steps_per_execution of before, or from the newest checkpoint."
             )
         if due:
             self.release()

@@ -102,7 +102,7 @@ def test_the_gradient_is_of_what_each_round_drew(name):
 
 
 def test_a_draw_in_a_function_is_refused():
-    with pytest.raises(UnsupportedModelError, match=r"within a `tf.function`"):
+    with pytest.raises(UnsupportedModelError, match=r"in a `tf.function`"):
         clipped(lambda drawn, x: tf.function(drawn, autograph=False)(x))
 
 

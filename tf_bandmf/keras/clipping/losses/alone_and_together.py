@@ -97,8 +97,8 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
         raise UnsupportedModelError(
             f"Model {model.name!r} would learn nothing from the loss {names}. Private "
             f"training computes the loss of each example alone, but this loss compares "
-            f"the examples of a batch: for a single example with made-up outputs, it fails "
-            f"or its gradient is zero. {_WAY_OUT}"
+            f"the examples of a batch: for a single example with made-up outputs, the loss "
+            f"fails or has a zero gradient. {_WAY_OUT}"
         )
     if min(cosines) < 1.0:
         warnings.warn(

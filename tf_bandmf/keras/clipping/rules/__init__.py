@@ -66,6 +66,6 @@ def register_rule(rule: Rule) -> Rule:
       TypeError: if `rule` is not an instance of `Rule`.
     """
     if not isinstance(rule, Rule):
-        raise TypeError(f"rule must be an instance of Rule, found {rule!r}.")
+        raise TypeError(f"rule must be an instance of class Rule, but found {rule!r}.")
     _RULES.insert(0, rule)
     return rule

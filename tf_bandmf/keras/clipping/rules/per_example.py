@@ -232,11 +232,11 @@ def _explained(call: LayerCall) -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition("Arguments received by")[0].strip()
         raise UnsupportedModelError(
-            f"{_name(call)} has no rule for per-example gradients, or may mix examples. "
-            f"So the layer was run on each example alone, but failed ({reason}). Let the "
-            f"layer accept any batch size, use only operations on axes other than the "
-            f"batch axis, or, if the layer keeps examples separate, pass its class to "
-            f"`tf_bandmf.keras.extending.register_per_example_layer`."
+            f"{_name(call)} failed on a batch of one example ({reason}). Layers that have "
+            f"no rule for per-example gradients, or that may mix examples, run on one "
+            f"example at a time. Let the layer accept any batch size, and act only on "
+            f"axes other than the batch axis; or, if it keeps examples separate, pass its "
+            f"class to `tf_bandmf.keras.extending.register_per_example_layer`."
         ) from error
 
 

@@ -269,7 +269,7 @@ def _measured(
             )
     if not totals:
         raise UnsupportedModelError(
-            "The loss does not depend on any trainable weight of the model."
+            "No trainable weight of the model affects the loss. Check layer.trainable."
         )
     names = [v.path for position, v in enumerate(variables) if position not in totals]
     if names:

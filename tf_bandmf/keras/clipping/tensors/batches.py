@@ -34,8 +34,8 @@ def to_tensors(structure: Any) -> Any:
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
             raise ValueError(
                 f"Private training needs dense tensors, not a {type(leaf).__name__}. "
-                "Before the model, call `.to_tensor()` on ragged tensors, and "
-                "`tf.sparse.to_dense(...)` on sparse tensors."
+                "Convert the data before training: ragged tensors by `.to_tensor()`, "
+                "sparse tensors by `tf.sparse.to_dense(...)`."
             )
         tensor = keras.ops.convert_to_tensor(leaf)
         if tensor.shape.rank is None or tensor.shape.rank == 0:
@@ -117,7 +117,7 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
     """
     leaves = tensor_leaves(structure)
     if not leaves:
-        raise ValueError("The batch must contain arrays or tensors, found none.")
+        raise ValueError("The batch must contain arrays or tensors, but has none.")
     sizes = {leaf.shape[0] for leaf in leaves} - {None}
     if len(sizes) > 1:
         raise ValueError(

@@ -60,9 +60,9 @@ def prepare_process() -> None:
             names.append(name)
     if names:
         raise RuntimeError(
-            f"Turn off {', '.join(names)}: TensorFlow would round the operands of float32 "
-            f"products, so per-example norms would be wrong. Unset environment variables "
-            f"(names in capitals); turn off options (other names) by tf.config.optimizer."
-            f"set_experimental_options({{name: False}}). For speed, use the dtype policy "
-            f"mixed_bfloat16 or mixed_float16."
+            f"Turn off {', '.join(names)}: with these settings, TensorFlow rounds the "
+            f"operands of float32 products, so per-example norms would be wrong. Names in "
+            f"capitals are environment variables: unset them. For other names, call tf."
+            f"config.optimizer.set_experimental_options({{name: False}}). For speed, use "
+            f"the dtype policy mixed_bfloat16 or mixed_float16."
         )
