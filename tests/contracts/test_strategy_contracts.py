@@ -86,6 +86,6 @@ def test_a_record_that_contradicts_itself_is_refused_with_its_name():
 
     with pytest.raises(ValueError, match="family 'toy' lists 'bands'"):
         register(Family("toy", build, (Option("bands"),)))
-    with pytest.raises(ValueError, match="must be new, found dp_sgd"):
+    with pytest.raises(ValueError, match="strategy names dp_sgd"):
         register(Family("dp_sgd", build))
     assert "toy" not in FAMILIES

@@ -202,9 +202,9 @@ def test_weights_that_a_step_takes_to_zero_are_refused():
 
 
 def test_mechanisms_that_remember_too_much_are_refused():
-    with pytest.raises(ValueError, match="at most 8 numbers"):
+    with pytest.raises(ValueError, match="at most 8 noise values"):
         lazy.noise_system(matrices.Dense.example(20))
-    with pytest.raises(ValueError, match=r"at most 8 numbers.*bisr:9"):
+    with pytest.raises(ValueError, match=r"at most 8 noise values.*bisr:9"):
         lazy.noise_system(matrices.ToeplitzBanded(np.linspace(1.0, 0.1, 12), 40))
 
 

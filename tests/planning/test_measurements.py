@@ -88,7 +88,7 @@ def test_what_cannot_be_reserved(options, message):
 def test_a_reservation_is_made_once():
     with pytest.raises(ValueError, match="already"):
         BOTH.reserve(counts=0.01)
-    with pytest.raises(ValueError, match="together"):
+    with pytest.raises(ValueError, match="or neither"):
         Measurements(evaluations=3)
 
 

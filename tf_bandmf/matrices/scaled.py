@@ -39,7 +39,7 @@ class ColumnScaled(LowerTriangular):
         scale = frozen(self.scale)
         object.__setattr__(self, "scale", scale)
         if self.inner.column_scale is not None:
-            raise ValueError("inner already has scaled columns. Pass inner.core.")
+            raise ValueError("The matrix inner has scaled columns. Pass inner.core.")
         if scale.shape != (self.inner.num_rows,):
             raise ValueError(
                 f"scale must have shape [{self.inner.num_rows}], found {scale.shape}."

@@ -96,9 +96,9 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
     memory = streaming.memory_vectors + streaming.regenerations
     if memory + 1 > MOST_ENTRIES:
         raise ValueError(
-            f"A lazy table must store at most {MOST_ENTRIES - 1} numbers per weight, "
-            f"but found {memory}. Use at most {MOST_ENTRIES} bands (with momentum, "
-            f"{MOST_ENTRIES - 1}), as in 'bisr:{MOST_ENTRIES}', or 'lambda_cgd'."
+            f"tables='lazy' stores at most {MOST_ENTRIES - 1} noise values per weight, "
+            f"but the strategy needs {memory}. Use at most {MOST_ENTRIES} bands "
+            f"({MOST_ENTRIES - 1} with momentum): 'bisr:{MOST_ENTRIES}' or 'lambda_cgd'."
         )
     if isinstance(streaming, matrices.GeometricSums):
         system = np.ones([1, 1 + memory, memory + 1])
@@ -117,7 +117,7 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
             system[:, 0, memory] = 1.0 / rows[:, 0]
             system[:, 1:2] = system[:, :1]
     else:
-        raise ValueError(f"Noise of class {type(streaming).__name__} is not supported.")
+        raise ValueError(f"With {type(streaming).__name__} noise, use tables='dense'.")
     if streaming.row_scale is not None:
         scale = np.asarray(streaming.row_scale, np.float64)
         system = np.repeat(system, len(scale) // len(system), axis=0)

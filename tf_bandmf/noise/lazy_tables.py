@@ -35,8 +35,8 @@ _SMALLEST_PIVOT = 1e-12
 # The list of the steps since the last release is padded to one of these lengths.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
 _DECAYED = (
-    "The learning rate times the weight decay must not be 1 with tables='lazy': this step "
-    "sets all weights to zero. Pass tables='dense' to make_private, or reduce the decay."
+    "With tables='lazy', the learning rate times the weight decay must not be 1: such "
+    "a step sets weights to zero. Reduce the weight decay, or use tables='dense'."
 )
 
 

@@ -278,7 +278,7 @@ def recurrence_of(
     elif isinstance(streaming, matrices.ForwardSubstitution):
         made = RingBuffer(_Rows(streaming), jit_compile)
     else:
-        raise TypeError(f"No recurrence exists for class {type(streaming).__name__}.")
+        raise TypeError(f"Cannot generate noise for class {type(streaming).__name__}.")
     made.row_scale = streaming.row_scale
     return made
 

@@ -46,10 +46,10 @@ def tfp_optimizer() -> Any:
         return tfp.optimizer
     except ImportError as error:
         raise ImportError(
-            f"Optimizing a strategy needs TensorFlow Probability and, with TensorFlow "
-            f"{tf.__version__}, tf-keras. Run pip install tf-bandmf[keras], or install "
-            f"the tf-keras release with the same minor version as TensorFlow. Strategies "
-            f"in closed form (identity, lambda_cgd, bsr, bisr) do not need them."
+            f"Optimizing a strategy needs TensorFlow Probability, and tf-keras with "
+            f"the same minor version as TensorFlow {tf.__version__}. To install both, "
+            f"run pip install tf-bandmf[keras]. Strategies in closed form (identity, "
+            f"lambda_cgd, bsr, bisr) need neither of these packages."
         ) from error
 
 

@@ -33,8 +33,8 @@ class Cyclic(Participation):
         if self.batch_size * self.num_parts > self.num_examples:
             raise ValueError(
                 f"num_parts must be <= num_examples / batch_size = "
-                f"{self.num_examples // self.batch_size}, found {self.num_parts}. Each "
-                f"part must contain at least one batch. Use fewer parts."
+                f"{self.num_examples // self.batch_size}, found {self.num_parts}: each "
+                f"part of the data must hold a batch. Reduce num_parts or batch_size."
             )
 
     def separation(self) -> int:

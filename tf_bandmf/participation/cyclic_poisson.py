@@ -98,8 +98,8 @@ class Poisson(CyclicPoisson):
         super().__post_init__()
         if self.num_parts != 1:
             raise ValueError(
-                f"Poisson sampling must have one part, found num_parts = {self.num_parts}. "
-                f"Use CyclicPoisson."
+                f"Poisson sampling needs num_parts = 1, but found {self.num_parts}. To "
+                f"sample from several parts of the data in turn, use CyclicPoisson."
             )
 
     def describe(self) -> str:

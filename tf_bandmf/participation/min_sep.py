@@ -48,8 +48,8 @@ class MinSep(Participation):
         if self.min_separation > num_steps:
             raise ValueError(
                 f"min_separation must be <= num_steps = {num_steps}, found "
-                f"{self.min_separation}. For a single participation, use "
-                f"MinSep(num_steps, 1)."
+                f"{self.min_separation}. If no example is used in more than one step, "
+                f"use MinSep(num_steps, 1)."
             )
 
     def describe(self) -> str:

@@ -299,8 +299,8 @@ def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
     steps = epochs * -(-num_examples // largest)
     if steps > _LARGEST_RUN:
         raise ValueError(
-            f"num_steps must be at most {_LARGEST_RUN:,}, found {steps:,} with batches of "
-            f"{largest}. Use larger batches or fewer epochs."
+            f"num_steps must be at most {_LARGEST_RUN:,}, but with {largest} examples "
+            f"per batch, it would be {steps:,}. Use larger batches or fewer epochs."
         )
     least = max(_SMALLEST_BATCH, epochs * num_examples / _MOST_STEPS)
     powers = registry.powers_of_two(largest - 1)

@@ -75,8 +75,8 @@ def resolve_data(
     if wrong:
         raise ValueError(
             f"{wrong}. Pass num_examples, batch_size and epochs, with a name as sampling. "
-            f"Or pass num_steps, with a participation as sampling, such as MinSep(342) "
-            f"if steps that use the same example are at least 342 steps apart."
+            f"Or pass num_steps, with a participation as sampling. For example, with "
+            f"MinSep(342), steps that use the same example are at least 342 steps apart."
         )
     if isinstance(sampling, Participation):
         made, is_cyclic = sampling, False
@@ -93,7 +93,7 @@ def resolve_data(
         stated, value = getattr(made, field, None), given[field]
         if stated is not None and value not in (None, stated):
             raise ValueError(
-                f"{field} must be {stated} (as in sampling) or omitted, found {value}."
+                f"Omit {field}={value}: the argument sampling sets it to {stated}."
             )
     steps = made.num_steps if num_steps is None else num_steps
     if steps is None:

@@ -126,10 +126,10 @@ def plan(
     elif _is_open(name, options, data, epsilon):
         if epsilon is None:
             raise ValueError(
-                "Pass epsilon instead of noise_multiplier, because omitted parameters "
-                "are chosen for an epsilon. Or pass all parameters of the mechanism, "
-                "with num_steps and a participation as sampling (such as CyclicPoisson "
-                "with num_parts)."
+                "Pass epsilon instead of noise_multiplier: omitted parameters can be "
+                "chosen only for a given epsilon. Or name a mechanism with all its "
+                "parameters, as in 'banded:16'. For cyclic sampling, then also pass "
+                "num_steps and sampling=CyclicPoisson(..., num_parts=16)."
             )
         budget, is_auto = (float(epsilon), delta), name == "auto"
         objective = options.get("objective", "mean")
@@ -181,8 +181,8 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     goal = text.strip().split(":")[1:]
     if goal not in ([], ["max"]):
         raise ValueError(
-            f'"auto" takes no parameters, but found {text!r}. Use "auto" or "auto:max".'
-            f' To set parameters, name a mechanism, as in "bisr:16".'
+            f'The only suffix of mechanism "auto" is ":max", but found {text!r}. To '
+            f'set parameters, name a mechanism instead of "auto", as in "bisr:16".'
         )
     return "auto", {"objective": "max"} if goal else {}
 
@@ -238,7 +238,7 @@ def split(
     """
     check_budget(epsilon, delta, None, None)
     if not shares or not all(0.0 < share < math.inf for share in shares):
-        raise ValueError(f"shares must be positive numbers, found {shares!r}.")
+        raise ValueError(f"Pass one or more positive shares, found {shares!r}.")
     runs = [{} for _ in shares] if runs is None else runs
     if len(runs) != len(shares):
         raise ValueError(

@@ -339,7 +339,7 @@ def _each(
         if not others:
             raise first
         reasons = " ".join(f"{name}: {why}" for name, why in failed.items())
-        raise ValueError(f"No {what} can be used. {reasons}") from first
+        raise ValueError(f"No {what} can be used. The reasons: {reasons}") from first
     return made, {name: str(why) for name, why in failed.items()}
 
 
@@ -465,8 +465,8 @@ class Search:
         is_certain = use.is_amplified and not use.is_simulated
         if (self.data.is_cyclic or is_certain) and family.banded != "C":
             raise ValueError(
-                f"{use.sampling or type(use).__name__} amplifies only mechanisms with "
-                f"a banded matrix C, and {name} has none. Use balls-in-bins sampling."
+                f"Sampling {use.sampling or type(use).__name__} needs a mechanism with "
+                f"a banded matrix C, but {name} has none. Use balls-in-bins sampling."
             )
         if self._is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
@@ -559,7 +559,7 @@ class Search:
         if not family.has_bands:
             return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
-            raise ValueError("bands must be >= 2, but the maximum is 1. Use identity.")
+            raise ValueError("This run allows only 1 band. Use mechanism 'identity'.")
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]

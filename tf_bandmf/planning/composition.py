@@ -133,7 +133,7 @@ class Release:
         checks.check_word("adjacency", self.adjacency, ADJACENCIES)
         given = self.epsilon, self.rho, self.event, self.noise_multiplier
         if all(one is None for one in given):
-            raise ValueError("Pass at least one of epsilon, rho and event, found none.")
+            raise ValueError("A release needs at least one of epsilon, rho and event.")
         if self.epsilon is not None:
             checks.check_nonnegative("epsilon", self.epsilon)
         if not (checks.is_number(self.delta) and 0.0 <= self.delta < 1.0):
@@ -146,8 +146,8 @@ class Release:
         least = "exact" if self.is_gaussian else "bound"
         if self.kind not in ("", *KINDS[KINDS.index(least) :]):
             raise ValueError(
-                f"kind must be one of {', '.join(KINDS)}, but found {self.kind!r}. Use "
-                f"'exact' only for events of Gaussian mechanisms without sampling."
+                f"kind must be one of {', '.join(KINDS)} ('exact' only for an event of "
+                f"Gaussian mechanisms without sampling), but found {self.kind!r}."
             )
         object.__setattr__(self, "kind", self.kind or least)
 

@@ -151,8 +151,8 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     """
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
-            "A learning rate can be computed only if the plan has a batch size and its "
-            "workload has no learning_rates. Choose the learning rate yourself."
+            f"The plan needs a batch size (found {plan.expected_batch_size}) and a "
+            f"workload without learning_rates. Or choose the learning rate yourself."
         )
     momentum, clip = plan.workload.momentum or 0.0, plan.l2_norm_clip
     return per_clip_unit(noise_of(plan), num_parameters, momentum, clip, loss) / clip

@@ -50,8 +50,8 @@ class Measurements:
         whole_number("evaluations", self.evaluations, least=0)
         if (self.noise_multiplier is None) != (self.evaluations == 0):
             raise ValueError(
-                f"evaluations and noise_multiplier must be given together, found "
-                f"{self.evaluations} and {self.noise_multiplier}."
+                f"Pass both evaluations (found {self.evaluations}) and "
+                f"noise_multiplier (found {self.noise_multiplier}), or neither."
             )
         if self.noise_multiplier is not None:
             check_positive("noise_multiplier", self.noise_multiplier)

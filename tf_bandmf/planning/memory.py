@@ -66,8 +66,8 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
     fitting = bands_that_fit(available, needed.num_parameters)
     raise MemoryError(
         f"{needed} That is {total:,} bytes, but only {available:,} are available. Use a "
-        f"banded strategy with at most {fitting} bands, or the mechanism lambda_cgd, "
-        f"bisr or bandinv, which stores no vectors unless keep_normals is True."
+        f"banded strategy with at most {fitting} bands. Or use lambda_cgd, bisr or "
+        f"bandinv: these mechanisms store no vectors unless keep_normals is True."
     )
 
 

@@ -134,7 +134,7 @@ class Examples:
         self._row_ids: np.ndarray | None = None
         if users is None:
             if rows_per_user is not None:
-                raise ValueError("With rows_per_user, pass users=, each row's user.")
+                raise ValueError("With rows_per_user, also pass users= (one per row).")
             return
         users = np.asarray(users)
         if source.in_order:

@@ -27,9 +27,9 @@ from tf_bandmf.sampling import identity
 from tf_bandmf.sampling.identity import INPUTS, SAMPLE_WEIGHT, TARGETS
 
 OF_WEIGHTS = (
-    "Weights of examples or classes are in use. If they were computed from private data, "
-    "such as frequencies of classes, no noise hides them, and each record changes the "
-    "weights of all other records."
+    "Weights of examples or classes are in use. If they were computed from private data "
+    "(for example, from class frequencies), no noise hides them, and each record changes "
+    "the weights of all other records."
 )
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # When all rows are read once, they are read in blocks of at most this many bytes.
@@ -393,16 +393,16 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
     is_read_once = any(hasattr(given, name) for name in ("__next__", "on_epoch_end"))
     if is_read_once or isinstance(given, (str, tf.data.Dataset)) or callable(given):
         raise TypeError(
-            f"plan.batches needs arrays, or, as x, a data set that also yields the targets "
-            f"and is not in a list or dictionary, found {type(given).__name__}. Instead of "
-            f"an iterator or generator, pass the function that makes it. Instead of the "
-            f"path of a file, pass tf_bandmf.sampling.TFRecordExamples(files, parse)."
+            f"plan.batches needs arrays, but found {type(given).__name__}. Only x may "
+            f"be a data set, not in a list or dictionary, that also yields the targets. "
+            f"Instead of an iterator or generator, pass the function that makes it. "
+            f"Instead of a path, pass tf_bandmf.sampling.TFRecordExamples(files, parse)."
         )
     array = given.tocsr() if scipy.sparse.issparse(given) else as_array(given)
     if array.shape[:1] != (num_examples,):
         raise ValueError(
-            f"{key} must have {num_examples} rows (one for each example of the plan or "
-            f"element of users), found the shape {array.shape}. Make a plan for this "
+            f"{key} must have {num_examples} rows (one per example of the plan, or one "
+            f"per element of users), found shape {array.shape}. Make a plan for this "
             f"data set, or pass users= and rows_per_user= if users have several rows. If "
             f"{key} is a list of rows, pass np.stack({key}): a list means several inputs."
         )

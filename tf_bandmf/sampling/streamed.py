@@ -31,7 +31,7 @@ from tf_bandmf.sampling.sources import (
 _AT_ONCE = 256
 VOUCHED_ROWS = (
     "Examples come from uninspected Python code: whoever trained the model vouches that "
-    "it makes each example from exactly one record, and one example from each record."
+    "this code makes each example from exactly one record, and one from each record."
 )
 
 

@@ -169,12 +169,12 @@ def register(family: Family) -> Family:
     for option in family.numbers:
         if option.name not in family.options:
             raise ValueError(
-                f"The family {family.name!r} lists {option.name!r} in its numbers, but "
-                f"its build function has no argument named {option.name}. Add it."
+                f"Strategy family {family.name!r} lists {option.name!r} in its "
+                f"numbers, but its build function lacks this argument. Add the argument."
             )
     taken = set(names()) & {family.name, *family.aliases}
     if taken:
-        raise ValueError(f"Family names must be new, found {', '.join(sorted(taken))}.")
+        raise ValueError(f"Do not reuse the strategy names {', '.join(sorted(taken))}.")
     FAMILIES[family.name] = family
     return family
 
