@@ -55,7 +55,7 @@ def test_a_plan_gives_the_arguments_of_the_advice(advice):
         plan.optimizer_arguments(2410, "lion")
     apart = {"num_steps": 6, "sampling": tf_bandmf.MinSep(3)}
     minimum = tf_bandmf.plan("identity", epsilon=4.0, delta=1e-5, **apart)
-    with pytest.raises(ValueError, match="only if the plan has a batch size"):
+    with pytest.raises(ValueError, match="plan needs a batch size"):
         minimum.optimizer_arguments(2410)
     with pytest.raises(TypeError, match="MinSep has no batch schedule"):
         assert minimum.batch_size is None and minimum.epochs
