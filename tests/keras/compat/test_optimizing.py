@@ -15,9 +15,7 @@ from tf_bandmf.keras.compat.optimizing import optimized
 def rounds():
     options = context.context().function_call_options
     config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
-    rewrites = config.graph_options.rewrite_options
-    is_none = rewrites.disable_meta_optimizer
-    return "none" if is_none else rewrites.meta_optimizer_iterations
+    return config.graph_options.rewrite_options.meta_optimizer_iterations
 
 
 def test_it_is_for_this_thread_and_ends_with_the_body():
@@ -28,5 +26,3 @@ def test_it_is_for_this_thread_and_ends_with_the_body():
             raise KeyError
         assert rounds() == 1
     assert rounds() == 0
-    with optimized(rounds=0):
-        assert rounds() == "none"
