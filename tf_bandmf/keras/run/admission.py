@@ -80,8 +80,8 @@ NOT_ITS_BATCHES = (
 RESTORED = (
     "The optimizer and its noise are at different steps: the optimizer was restored from a "
     "file, which has no noise key, or a step was interrupted. Resume from the newest "
-    "checkpoint with the run's private state file: model.fit(batches, private_state=path). "
-    "Or start a new run with a new PrivateOptimizer and its own budget."
+    "checkpoint with the run's private state file, which must exist: model.fit(batches, "
+    "private_state=path). Or make a new PrivateOptimizer, which needs its own budget."
 )
 SECOND_RUN = (
     "This is a second run: another run of this process trained the same weights or "
