@@ -136,11 +136,11 @@ def resolve(workload: Workload | str | None, num_steps: int) -> Workload:
 
 
 def parse(specification: str, num_steps: int) -> Workload:
-    """Parses a workload name: "prefix", "identity" or "sgd:momentum=0.9,decay=0.999".
+    """Parses a workload name, such as "prefix" or "sgd:momentum=0.9,decay=0.999".
 
     Args:
-      specification: the name. "sgd" takes `momentum`, `decay` or both; these are the
-        arguments of `momentum_sgd`.
+      specification: "prefix", "identity" or "sgd". The name "sgd" takes `momentum`,
+        `decay` or both; these are the arguments of `momentum_sgd`.
       num_steps: number of steps.
 
     Raises:
@@ -152,8 +152,8 @@ def parse(specification: str, num_steps: int) -> Workload:
     if name != "sgd":
         close = difflib.get_close_matches(name, ("prefix", "identity", "sgd"), n=1)
         raise ValueError(
-            f'workload must be "prefix", "identity" or "sgd:momentum=0.9,decay=0.999", '
-            f"but found {specification!r}."
+            f'workload must be "prefix", "identity", or "sgd" with your numbers, as '
+            f'in "sgd:momentum=0.9,decay=0.999", but found {specification!r}.'
             + (f" Did you mean {close[0]}?" if close else "")
         )
     settings: dict[str, float] = {}

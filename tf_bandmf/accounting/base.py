@@ -171,8 +171,8 @@ class Accountant(abc.ABC):
             left = multiplier**-2 - self.releases**-2
             if left <= 0.0:
                 raise ValueError(
-                    f"Releases besides training use up epsilon = {epsilon:g}, delta = "
-                    f"{delta:g}. Use a larger budget, or more noise for these releases."
+                    f"Nothing is left for training: other releases use up epsilon = "
+                    f"{epsilon:g}, delta = {delta:g}. Raise the budget or their noise."
                 )
             whole = self.whole_sensitivity
             multiplier = to_safe_side(

@@ -176,8 +176,9 @@ def grid_of(noise_stddev: float) -> float:
     missing values depends on the sum. Therefore the last bits of a released value would
     rule out some sums with certainty (Mironov, 2012, doi:10.1145/2382196.2382264).
     Rounding to the grid prevents this: for any sum, each value on the grid results from
-    thousands of float32 noise values. However, it is not proven that rounding to the
-    grid changes every probability by at most delta.
+    thousands of float32 noise values. However, there is no proof that the rounded
+    float32 results have the guarantee of exact Gaussian noise: for that, a bound would
+    be needed on how far their probabilities are from those of exact results.
 
     Args:
       noise_stddev: sigma, the standard deviation of the noise.

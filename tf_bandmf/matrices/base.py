@@ -235,19 +235,22 @@ LARGEST_NUM_STEPS = 10_000_000
 def check_num_rows(num_rows: int) -> int:
     """Checks a number of rows (the number of steps), and returns it as an int.
 
+    Callers name this argument `num_rows` (of a matrix) or `num_steps` (of a strategy or
+    a workload), so the messages contain both names.
+
     Raises:
       TypeError: if `num_rows` is not an int.
       ValueError: if `num_rows` is below 1, or above `LARGEST_NUM_STEPS`.
     """
     if isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer)):
-        raise TypeError(f"num_steps (num_rows) must be an int, found {num_rows!r}.")
+        raise TypeError(f"num_steps or num_rows must be an int, found {num_rows!r}.")
     if num_rows < 1:
-        raise ValueError(f"num_steps (num_rows) must be an int >= 1, found {num_rows}.")
+        raise ValueError(f"num_steps or num_rows must be >= 1, found {num_rows}.")
     if num_rows > LARGEST_NUM_STEPS:
         # Every computation needs at least a few float64 vectors of length num_rows.
         needed = f"{8 * int(num_rows):.3g}" if num_rows < 10**300 else "endless"
         raise ValueError(
-            f"num_steps (num_rows) must be <= {LARGEST_NUM_STEPS:,}, found "
+            f"num_steps or num_rows must be <= {LARGEST_NUM_STEPS:,}, found "
             f"{float(min(num_rows, 10**300)):g}: a vector with one number per step "
             f"would take {needed} bytes. Use fewer steps."
         )

@@ -71,8 +71,8 @@ class NoiseGenerator:
         num_parameters. If there are several shards, each consists of whole blocks of
         normals, and the last shards may extend past the end of the noise vector.
       memory_vectors: number of vectors in the buffer.
-      key_terms: number of steps whose normals the noise of one step needs: this step
-        and the steps just before it.
+      key_terms: number of steps whose normals are generated, from the keys of these
+        steps, to compute the noise of one step: this step and the steps just before it.
       key_words: number of uint64 words in a step's key.
 
     Raises:

@@ -41,8 +41,8 @@ class Recurrence(abc.ABC):
 
     Attributes:
       memory_vectors: number of stored vectors, the rows of the buffer.
-      key_terms: number of steps whose normals the noise of one step needs. These are
-        the step itself and the steps just before it.
+      key_terms: number of steps whose normals are generated to compute the noise of one
+        step: the step itself and the steps just before it. Stored normals do not count.
       row_scale: one factor for each step, by which the noise that the recurrence
         computes is multiplied, shape [num_steps]; None for no factors.
     """

@@ -180,8 +180,9 @@ def advise(
         "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins" (whose
         epsilon is an estimate). A sampling is preferred to the ones before it only if it
         makes over 3% more progress.
-      mechanism: as in `tf_bandmf.plan`. If this mechanism has a closed form, batch sizes
-        are compared with it, otherwise with other closed-form mechanisms.
+      mechanism: as in `tf_bandmf.plan`. If this mechanism has a closed form, it is also
+        used to compare batch sizes and samplings. Otherwise, other mechanisms that have
+        a closed form are used for this comparison.
 
     Returns:
       The advice.

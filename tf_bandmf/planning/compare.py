@@ -295,7 +295,7 @@ def compare(
     if sampling is None or isinstance(sampling, (str, Participation)):
         return one(sampling)
     if not isinstance(sampling, (list, tuple)) or not sampling:
-        raise ValueError(f"sampling must be one or more names, found {sampling!r}.")
+        raise ValueError(f"sampling needs names such as 'poisson', found {sampling!r}.")
     tables, excluded = _each("sampling", sampling, one)
     adjacency, rows = tables[0].rows[0].adjacency, list[Row]()
     for table in tables:

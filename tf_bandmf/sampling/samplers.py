@@ -164,8 +164,9 @@ class Sampler(abc.ABC):
     A resumed run draws exactly the examples of the uninterrupted run.
 
     Attributes:
-      spans_run: True if steps share random words, so that a run cannot continue with
-        another seed.
+      spans_run: True if the examples of a step depend on random draws that were made
+        for earlier steps or for the whole run. Such a run cannot continue with another
+        seed: the earlier draws would be different ones.
     """
 
     spans_run: ClassVar[bool] = False

@@ -70,8 +70,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
             leaves = tf.nest.flatten(self._data)
             kinds = [f"{x.dtype}{x.shape}" for x in leaves if hasattr(x, "shape")]
             raise ValueError(
-                f"PrivateEvaluation fails on x and y ({', '.join(kinds)}). Pass one target "
-                f"per input; classes must be numbers. Nothing was trained. Error: {error}"
+                f"PrivateEvaluation fails on x and y ({', '.join(kinds)}). y needs one "
+                f"target per row of x: numbers, not names. Nothing was trained: {error}"
             ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

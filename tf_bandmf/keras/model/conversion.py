@@ -142,9 +142,9 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
 
 
 def _again(model: keras.Model) -> keras.Model:
-    """Returns a new model of the plain class, with new weights.
+    """Returns a new model of the class from which the private class was made.
 
-    If `model` is built, the new model is built, too.
+    It has new weights. If `model` is built, the new model is built, too.
     """
     is_made = type(model) in _PRIVATE_CLASSES.values()
     plain_class = type(model).__bases__[1] if is_made else None

@@ -161,7 +161,8 @@ class Programs:
         """Traces the programs of a step.
 
         Args:
-          batch: a batch; or specs that batches of all sizes match, for a single trace.
+          batch: a batch, or tensor specs. If the specs leave the batch size unknown,
+            one trace serves batches of every size.
           update: the program that applies the gradients, or the one that returns them.
         """
         contents, (scales, seed) = Contents.of(batch), self._of_no_step()

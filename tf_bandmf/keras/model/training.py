@@ -155,8 +155,8 @@ class PrivateTraining(BuiltBefore, _Model):
         cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
         fit_data.check_validation(self, kwargs)
         if self._settings.tables != DENSE:
-            # This callback comes before the caller's, which therefore see released
-            # tables at the end of an epoch.
+            # This callback runs before the caller's callbacks, so that these see
+            # released tables at the end of an epoch.
             releases = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: self.release()
             )

@@ -1,10 +1,11 @@
-"""Compiles the programs of a step, and checks what updates read and metrics write.
+"""Compiles a step's programs; refuses updates and metrics that could pass on raw data.
 
 Schedules, constraints, regularizers and inner optimizers are the user's code. They are
 traced as a function of noisy gradients, so they cannot reach tensors that another
 program has computed from data. Before their graph runs for the first time, it is
 checked: it is refused if it reads a metric, reads an eager tensor from outside the
-graph, or runs Python code.
+graph, or runs Python code. The program that computes metrics is refused if it writes
+variables of anything but metrics.
 """
 
 from __future__ import annotations

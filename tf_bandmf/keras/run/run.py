@@ -326,8 +326,10 @@ class Run:
         """Adds up the sums of all replicas, and adds noise to them.
 
         The arguments are those of `Noising.noisy`, except that `sums` and `facts` have
-        one value per replica. The sums of lazy tables get no noise yet, but the noise
-        keys of all other sums depend on them.
+        one value per replica. The sums of lazy tables are returned without noise, as
+        `rows`: a row gets its noise when it is read next, or when the tables are
+        released. The values of these sums are needed here all the same, because the
+        noise of all other sums is drawn with keys that depend on them.
         """
         add = functools.partial(self.strategy.reduce, "SUM", axis=None)
         sums, facts = tf.nest.map_structure(add, (sums, facts))

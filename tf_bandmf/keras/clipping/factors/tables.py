@@ -121,9 +121,10 @@ class Rows(Factor):
             return super().measure()
         stored = self.values, product.left, product.right
         values, left, right = norms.pinned(*(tf.cast(t, tf.float32) for t in stored))
-        # A lookup is an outer product of a unit vector and a row of `values`. An inner
-        # product with a unit vector is a single entry, so the unit vectors, which are
-        # as long as the table, are never materialized.
+        # The gradient of a lookup is the outer product of a unit vector, which selects
+        # the row of the table, and a row of `values`. An inner product with a unit
+        # vector is a single entry, so the unit vectors, which are as long as the table,
+        # are never materialized.
         equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.float32)
         entries = tf.gather(left, tf.maximum(ids, 0), axis=2, batch_dims=1)
         entries = tf.where(ids[:, None, :] >= 0, entries, 0.0)

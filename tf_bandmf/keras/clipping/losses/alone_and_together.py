@@ -114,12 +114,19 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
 
 
 def _cosine(together: Any, alone: Any) -> float:
-    """Returns the cosine between the batch gradient and single examples' gradients.
+    """Returns the cosine of the angle between two gradients with respect to an output.
 
-    The gradients of the single examples are concatenated. The cosine is 0 if single
-    examples have no gradients. It is 1 only if their gradients are the terms of the
-    batch gradient, or if nothing can be compared because the batch gradient is zero or
-    not finite.
+    Args:
+      together: the gradient of the batch's loss with respect to one of the model's
+        outputs, [B, ...].
+      alone: the gradients of the single examples' losses with respect to the same
+        output, concatenated along the batch axis, [B, ...].
+
+    Returns:
+      1 if `together` is `alone` times a factor from 1 / B (a mean) to 1 (a sum), up to
+      _TOLERANCE; or if nothing can be compared, because `together` is zero or not
+      finite. 0 if `alone` is zero up to rounding; its entries that are not finite count
+      as 0. Otherwise the cosine, but at most 1 - _ROUNDING.
     """
     alone = np.where(np.isfinite(alone), alone, 0)
     length, size = np.linalg.norm(together), np.linalg.norm(alone)

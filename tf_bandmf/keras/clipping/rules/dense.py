@@ -83,7 +83,10 @@ def _spelled(layer: Any) -> str:
 
 
 def _adapter_of(layer: Any) -> tuple[Any, ...]:
-    """Returns the variables A, [..., r], and B, [r, O], of a layer's adapter, if any."""
+    """Returns the variables A and B of a layer's LoRA adapter; () if it has none.
+
+    With rank r and O outputs, their shapes are [..., r] and [r, O].
+    """
     if not getattr(layer, "lora_enabled", False):
         return ()
     return layer.lora_kernel_a, layer.lora_kernel_b

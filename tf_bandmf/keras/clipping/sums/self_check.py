@@ -131,7 +131,7 @@ def _compare(model: keras.Model, clipped: Any, each: Any, rtol: float) -> None:
     errors = [np.linalg.norm(part) for part in np.split(differences, ends[:-1])]
     worst = variables[int(np.argmax(errors))]
     raise ClippingMismatchError(
-        f"Gradients of examples in a batch differ from those of single examples. The "
+        f"The same examples have different gradients in a batch and one at a time. The "
         f"error is largest for weight {worst.path!r}: {max(errors):.3g} (norm of all "
         f"gradients: {size:.3g}). Norms in batch: {norms}; alone: {lengths}. {_CAUSES}"
     )
