@@ -90,7 +90,7 @@ def sensitivity(
     if result is None:
         result = upper_bound(matrix, b, k)
     if not (np.isfinite(result.value) and result.value > 0.0):
-        raise ValueError(f"Check strategy C's entries: {result} is not finite and > 0.")
+        raise ValueError(f"sens(C) must be finite and > 0, found {result}: check C.")
     return result
 
 
