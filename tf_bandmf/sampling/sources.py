@@ -248,7 +248,7 @@ class IndexedExamples(ExampleSource):
         read = getattr(self._source, "__getitems__", one_by_one)
         parts = [named_parts(row) for row in read(indices.tolist())]
         if len(parts) != len(indices):
-            raise ValueError(f"__getitems__ must return {len(indices)} rows, found {len(parts)}.")
+            raise ValueError(f"__getitems__ gave {len(parts)} of {len(indices)} rows.")
         return tf.nest.map_structure(
             lambda *same: np.stack([as_array(row) for row in same]), *parts
         )
