@@ -68,7 +68,7 @@ FOLDERS = {
 # a change needs more lines in one folder, lower another folder's ceiling by as many.
 # "other" covers all files that are not in one of these folders.
 CEILINGS = {
-    "keras": (7_636, 7_000),
+    "keras": (7_635, 7_000),
     "accounting": (2_038, 2_150),
     "planning": (2_171, 1_900),
     "strategies": (1_331, 1_600),
