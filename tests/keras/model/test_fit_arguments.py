@@ -113,10 +113,11 @@ def test_a_run_keeps_its_class_weights():
     plan, model = plan_and_model(batch_size=22)
     batches = plan.batches(*data)
     model.fit(batches, class_weight={0: 2.0}, verbose=0)
-    with pytest.raises(ValueError, match="other data"):
-        model.fit(batches, class_weight={0: 3.0}, verbose=0)
-    with pytest.raises(ValueError, match="class_weight"):
-        model.fit(batches, class_weight={0: -1.0}, verbose=0)
+    for weight, said in ((3.0, "other data"), (-1.0, "class_weight")):
+        with pytest.raises(ValueError, match=said):
+            model.fit(batches, class_weight={0: weight}, verbose=0)
+    with pytest.raises(ValueError, match="with_class_weight"):
+        model.train_on_batch(next(iter(batches)), class_weight={0: 2.0})
 
 
 def test_validation_data_that_cannot_be_evaluated_cost_no_epoch():

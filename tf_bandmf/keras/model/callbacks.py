@@ -72,11 +72,10 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                 callback.on_train_begin()
             except Exception as error:  # h5py may raise exceptions of any type.
                 raise ValueError(
-                    f"The backup in {os.fspath(callback.backup_dir)} is damaged, or "
-                    f"belongs to another model or optimizer "
-                    f"({type(error).__name__}: {error}). Restore an intact copy of the "
-                    f"folder; or delete the folder to begin the run again at its first "
-                    f"step, with the same batches and noise."
+                    f"The backup in {os.fspath(callback.backup_dir)} is damaged, or of "
+                    f"another model or optimizer ({type(error).__name__}: {error}). "
+                    f"Restore an intact copy of the folder; or delete it to begin the "
+                    f"run again at its first step, with the same batches and noise."
                 ) from error
             rate = float(optimizer.learning_rate)
             is_constant = isinstance(given_learning_rate(optimizer), keras.Variable)

@@ -87,7 +87,9 @@ def given(data: Any) -> Any:
     data = keras.tree.map_structure(value, data)
     if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
         if any(item is not None for item in data[1:]):
-            raise ValueError("Do not pass y: batches of plan.batches contain targets.")
+            raise ValueError(
+                "Give y and class weights to plan.batches(x, y).with_class_weight(...)."
+            )
         return data[0]
     return data
 

@@ -257,6 +257,7 @@ class PrivateTraining(BuiltBefore, _Model):
         ensures the min separation.
         """
         optimizer = self._optimizer_for_data("train_on_batch")
+        preparation.given((x, y, kwargs.get("class_weight")))
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         if is_distributed(self):
             preparation.build(self, [(x, y, kwargs.get("sample_weight"))])
@@ -388,15 +389,14 @@ class PrivateTraining(BuiltBefore, _Model):
         prepare_process()
         if self.run_eagerly:
             raise RuntimeError(
-                "A private model cannot train eagerly: compile it without "
-                "run_eagerly=True. To debug a model eagerly, train it before you call "
-                "make_private(model)."
+                "A private model cannot train eagerly: compile it without run_eagerly="
+                "True. To debug a model eagerly, train it before make_private(model)."
             )
         check_inner(optimizer.inner_optimizer)
         is_other = optimizer.run.strategy is not self.distribute_strategy
         if is_other and self.distribute_strategy.num_replicas_in_sync > 1:
             raise ValueError(
-                "The model and its PrivateOptimizer belong to different distribution "
+                "The model and its PrivateOptimizer have different distribution "
                 "strategies. Make both inside the same `with strategy.scope():`."
             )
         if not optimizer.steps_taken:
@@ -417,8 +417,7 @@ class PrivateTraining(BuiltBefore, _Model):
         if method is not None and not tf.executing_eagerly():
             raise RuntimeError(
                 f"{method} must not be called inside a tf.function: a step could be "
-                f"repeated, and one record for which the model raises an error would "
-                f"stop the program. Call {method} outside of tf.function."
+                f"repeated, and one record could stop the program with an error."
             )
         if method is not None and self.distribute_strategy.num_replicas_in_sync > 1:
             raise NotImplementedError(
