@@ -43,7 +43,7 @@ def kind_of(leaf: Any) -> Any:
     if isinstance(leaf, ops.EagerTensor):
         # `dtype` and `shape` would make Python objects, which takes ten times as long.
         return leaf._datatype_enum(), leaf._shape_tuple()
-    return None if leaf is None else (leaf.dtype, leaf.shape)
+    return None if leaf is None else (type(leaf), leaf.dtype, leaf.shape)
 
 
 def call_flat(concrete: Any, leaves: Iterable[Any]) -> Any:

@@ -162,9 +162,8 @@ def _of_sgd(model: Any) -> Iterator[str]:
         yield (
             f"The learning rate {rates[0]:.3g} is {rates[0] / advised:.2g} times the "
             f"{advised:.2g} that tf_bandmf.advise would give for this plan and model: "
-            f"noise will undo what the model learns. Use {advised:.2g}; or larger "
-            f"batches, fewer weights, another mechanism, or a larger epsilon: "
-            f"tf_bandmf.advise compares them."
+            f"noise will undo what the model learns. Use {advised:.2g}, or compare batch "
+            f"sizes, mechanisms and budgets by tf_bandmf.advise."
         )
 
 

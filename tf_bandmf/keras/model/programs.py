@@ -20,6 +20,7 @@ becomes NaN.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -83,8 +84,9 @@ class Programs:
         is_shared = self._is_one and self._run.tables is None
         shared = self._run.noising.programs[by_xla]
         self._noise = shared if is_shared else Program(self._run.privatize, by_xla)
+        stepping = functools.partial(self._run.secrets.changing, steps=1)
         self._update, self._take = (
-            Update(self._updating(applies), model, by_xla, self._run.secrets.changing)
+            Update(self._updating(applies), model, by_xla, stepping)
             for applies in (True, False)
         )
         self._measure = Measure(self._everywhere(self._measured), model, by_xla)
@@ -119,9 +121,7 @@ class Programs:
         clipped = self._clip_all(contents, scales, seed)
         noisy = self._noise(clipped.sums, scales, step, keys, facts, run.secrets.stored)
         run.secrets.confirm(noisy.drawn)
-        released = update(noisy)
-        run.secrets.step += 1
-        return contents, clipped, released
+        return contents, clipped, update(noisy)
 
     # The methods below run before the first step.
 
@@ -146,8 +146,9 @@ class Programs:
                 with self._strategy.scope():
                     build_from(self._model, contents, self._structure.outputs)
                     check_loss(self._model, *contents)
-                # With one replica, one trace serves batches of all sizes.
-                specs = given(spec) if self._is_one and spec is not None else batch
+                # One trace serves batches of all sizes. More traces could round the
+                # sums differently, and a resumed run would not repeat its steps.
+                specs = _of_any_size(batch) if spec is None else given(spec)
                 self._trace(specs, self._update if applies else self._take)
                 is_any_size = self._is_one and _size(Contents.of(specs)) is None
                 size = EXAMPLES if is_any_size else None
@@ -421,6 +422,17 @@ def _traced(program: Program, *specs: Any) -> Any:
     """Traces a program for arguments of these specs; returns the specs of its results."""
     outputs = program.traced(*specs).structured_outputs
     return _each(tf.type_spec_from_value, outputs)
+
+
+def _of_any_size(batch: Any) -> Any:
+    """Returns specs that batches of all sizes match; a padded batch is returned itself."""
+    size, is_padded = _size(Contents.of(batch)), Contents.of(batch).count is not None
+
+    def spec(leaf: Any) -> Any:
+        is_fixed = is_padded or not tf.is_tensor(leaf) or leaf.shape[:1] != (size,)
+        return leaf if is_fixed else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+    return _each(spec, batch)
 
 
 def _size(contents: Any) -> Any:

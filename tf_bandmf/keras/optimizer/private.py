@@ -149,7 +149,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         self._loss_scale_factor = loss_scale_factor
         if clipping.scaling:
             check_scaling(inner)
-        self._update: tuple[Any, Update] | None = None
+        self._update: Callable[[], tuple[Any, Update]] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -286,15 +286,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
                 f"its gradients, call noisy.map(function)."
             )
         run, gradients, inner = self.run, list(noisy.gradients), self.inner_optimizer
-        # If the learning rate object is replaced, the program must be traced again.
+        # If the learning rate object is replaced, the program must be traced again. The
+        # rate is kept in a function, because Keras would save a variable in an attribute.
         rate = given_learning_rate(inner)
-        if self._update is None or self._update[0] is not rate:
-            self._update = rate, Update(lambda gradients: run.apply(gradients))
+        if self._update is None or self._update()[0] is not rate:
+            made = rate, Update(lambda gradients: run.apply(gradients))
+            self._update = lambda: made
         with run.turn:
             run.refuse_late(noisy.step)
             try:
                 if update is None:
-                    self._update[1](gradients)
+                    self._update()[1](gradients)
                 else:
                     update(gradients, run.variables)
                     inner.iterations.assign(noisy.step + 1)
@@ -428,7 +430,6 @@ def private_optimizer_of(model: Any) -> PrivateOptimizer:
             f"{type(optimizer).__name__}. Compile the model with optimizer="
             f"tf_bandmf.keras.PrivateOptimizer(your_optimizer, plan), or train "
             f"tf_bandmf.keras.to_plain(model) without privacy. (For mixed_float16, pass "
-            f"PrivateOptimizer(..., loss_scale_factor=...); do not use a "
-            f"LossScaleOptimizer, because its scale depends on the data.)"
+            f"loss_scale_factor=...; a LossScaleOptimizer's scale depends on data.)"
         )
     return optimizer

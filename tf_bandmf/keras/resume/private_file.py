@@ -149,9 +149,8 @@ class PrivateFile(Secret):
             raise ValueError(
                 f"{self.path} does not record these weights at step {step}, and a run must "
                 f"not repeat its noise with other weights. Load a checkpoint of one of the "
-                f"steps {steps}, saved with the optimizer by model.save, BackupAndRestore, "
-                f"model.save_weights or ModelCheckpoint. To restart at step 0, create "
-                f"the same initial weights with keras.utils.set_random_seed(seed)."
+                f"steps {steps}, saved with the optimizer. To restart at step 0, make the "
+                f"same initial weights with keras.utils.set_random_seed(seed)."
             )
         kept = header["buffer_step"]
         memory = [one for name, one in self._arrays.items() if name != "buffer"]

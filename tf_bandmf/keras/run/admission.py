@@ -175,8 +175,7 @@ def checked(run: Run, parts: Sequence[np.ndarray], step: int) -> None:
                 f"The model took {run.plain_steps} steps with a plain optimizer before it "
                 f"was made private. If these steps used the private data, the weights "
                 f"already reveal these data, and no noise hides them: begin with a new "
-                f"model. If the steps used other data, say so before training (the privacy "
-                f"statement will quote your text): "
+                f"model. If the steps used other data, say so before training: "
                 f'model.optimizer.vouch_for_weights("pretrained on public data NAME").'
             )
         refuse_second(run, schedule_id)

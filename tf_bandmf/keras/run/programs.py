@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import optree
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence.state import may_write
@@ -31,7 +32,7 @@ class Program:
 
     In each call, `tf.function` searches all signatures for which it was traced, which
     takes as long as running a small program. Steps usually have arguments of the same
-    shapes, so this class compares the arguments only with those of the last call.
+    nesting and shapes, so this class compares them only with those of the last call.
 
     Args:
       function: a function of nested tensors and None.
@@ -57,14 +58,16 @@ class Program:
             function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
         )
         self.jit_compile = jit_compile
-        # The specs of the last call; and its concrete function, or None if an argument was
-        # distributed. They are one tuple, because threads may share a program.
+        # Nesting and specs of the last call; and its concrete function, or None if an
+        # argument was distributed. They are one tuple, because threads may share a
+        # program.
         self._last: Any = None, None
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the function; traces it first if shapes or dtypes have changed."""
+        """Runs the function; traces it first if nesting, shapes or dtypes have changed."""
         leaves = tf.nest.flatten(args, expand_composites=True)
-        specs = list(map(kind_of, leaves))
+        nesting = optree.tree_structure(args, none_is_leaf=True)  # type: ignore
+        specs = [nesting, *map(kind_of, leaves)]
         last, concrete = self._last
         if specs != last:
             concrete = self.traced(*args)
@@ -95,10 +98,9 @@ class Update(Program):
     """
 
     _text = (
-        "The update of the weights {what}: it may carry information from data without "
-        "noise. Learning rates, constraints, regularizers and inner optimizers must be "
-        "computed with operations of Keras or TensorFlow, only from gradients, their own "
-        "variables, and constants."
+        "The update of the weights {what}: data could pass without noise. Compute "
+        "learning rates, constraints, regularizers and inner optimizers by operations "
+        "of Keras or TensorFlow, from gradients, their own variables and constants."
     )
 
     def __init__(

@@ -9,7 +9,8 @@ A step of a run consists of these calls:
     run.secrets.confirm(noisy.drawn)          # in Python: records the step
     run.secrets.take(noisy.drawn)             # in a tf.function: updates the buffer
     run.apply(noisy.gradients, ...)           #   and the model's weights
-    run.secrets.step += 1                     # in Python: counts the step
+
+The last two calls run in `run.secrets.changing(steps=1)`, which counts the step.
 
 A run begins when the optimizer is built. From then on, it has a noise key, a step
 counter, and digests of the weights (its seal). No file that Keras writes contains any

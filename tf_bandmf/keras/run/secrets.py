@@ -23,13 +23,11 @@ from tf_bandmf.planning.plan import Plan
 REPEATED = (
     "The run was resumed, and this step, which it had taken before, is not the same now: "
     "data, weights, loss, layers, a callback or random seeds differ, or sums are rounded "
-    "differently (other versions, processors or numbers of threads; on GPUs operations "
-    "that are not deterministic: tf.config.experimental.enable_op_determinism()). Nothing "
-    "was released: with independent noise it would be a second run from here on. Resume "
-    "from the newest checkpoint with everything unchanged. Or go on as a second run, which "
-    "composes with this one: load a checkpoint's weights into the model before compile, "
-    "give PrivateOptimizer(..., additional_run=True) and another private state file, and "
-    "publish tf_bandmf.compose([plan, plan]).statement()."
+    "differently (other versions, processors or numbers of threads; on GPUs, call "
+    "tf.config.experimental.enable_op_determinism()). Nothing was released. Resume from "
+    "the newest checkpoint with everything unchanged. Or go on as a second run: load a "
+    "checkpoint's weights before compile, give PrivateOptimizer(..., additional_run=True) "
+    "another private state file, and publish compose([plan, plan]).statement()."
 )
 
 
@@ -101,14 +99,18 @@ class SecretState(Secret):
         )
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
+    def changing(self, steps: int = 0) -> Iterator[None]:
         """Provides a context for a program that changes the run's state or the weights.
 
         If the program is interrupted, the state and the weights may belong to different
         steps, so further training is refused.
+
+        Args:
+          steps: the number of steps that the program takes: 0 or 1.
         """
         self.is_whole = False
         yield
+        self.step += steps
         self.is_whole = True
 
     @property

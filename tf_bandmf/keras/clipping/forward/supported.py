@@ -105,8 +105,7 @@ def refuse_own_step(kind: type, others: Iterable[str] = ()) -> None:
         if name in others or not all(one.startswith(_MODULES) for one in makers):
             raise UnsupportedModelError(
                 f"{kind.__name__} overrides `{name}`, which private training replaces, "
-                "because your own code there would not be private. Remove the override. "
-                "Instead, pass losses to `compile(loss=...)`, augment data in a layer or "
-                "with `plan.batches(..., map=function)`, and write custom training loops "
-                "with `private_gradients` and `apply_noisy`."
+                "because your own code there would not be private. Remove the override: "
+                "pass losses to `compile(loss=...)`, augment with `plan.batches(..., "
+                "map=function)`, and write loops with `private_gradients`."
             )

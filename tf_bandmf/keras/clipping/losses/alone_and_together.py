@@ -105,10 +105,9 @@ def compare(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None
             f"The loss {names} of model {model.name!r} combines the examples of a "
             f"batch: on made-up outputs, its gradient is not the mean over single "
             f"examples (cosine {min(cosines):.2f}). Private training computes the loss of "
-            f"each example separately and trains on the mean, which is another loss. The "
-            f"loss of the whole batch cannot be trained privately. {_WAY_OUT} "
-            f"`keras.losses.Dice` and `Tversky` are losses of single examples if their "
-            f"`axis=` leaves out the batch axis.",
+            f"each example separately and trains on the mean, which is another loss. "
+            f"{_WAY_OUT} `keras.losses.Dice` and `Tversky` are losses of single examples "
+            f"if their `axis=` leaves out the batch axis.",
             stacklevel=2,
         )
 

@@ -63,6 +63,5 @@ def prepare_process() -> None:
             f"Turn off {', '.join(names)}: with these settings, TensorFlow rounds the "
             f"operands of float32 products, so per-example norms would be wrong. Names in "
             f"capitals are environment variables: unset them. For other names, call tf."
-            f"config.optimizer.set_experimental_options({{name: False}}). For speed, use "
-            f"the dtype policy mixed_bfloat16 or mixed_float16."
+            f"config.optimizer.set_experimental_options({{name: False}})."
         )
