@@ -136,10 +136,8 @@ def test_names_are_text_in_every_format_and_metadata_are_those_of_keras(plan):
 
 def test_line_one_does_not_say_what_the_run_would_be_without_its_sampling(plan):
     sampled = tf_bandmf.plan("identity", epochs=2, sampling="poisson", **ARGUMENTS)
-    for statement, is_sampled in (
-        (plan.statement(), False),
-        (sampled.statement(), True),
-    ):
+    statements = (plan.statement(), False), (sampled.statement(), True)
+    for statement, is_sampled in statements:
         points = dict(statement.points())
         assert ("zCDP" in points["Formal statement"]) != is_sampled
         assert ("Without amplification by sampling" in points) == is_sampled

@@ -23,11 +23,8 @@ def table():
 
 
 def test_rows_say_what_a_mechanism_costs_and_how_it_was_found(table):
-    for name, bands, memory_vectors, regenerations in (
-        ("bsr:4", 4, 3, 0),
-        ("bisr:4", 4, 0, 3),
-        ("dense", None, 0, 59),
-    ):
+    cases = ("bsr:4", 4, 3, 0), ("bisr:4", 4, 0, 3), ("dense", None, 0, 59)
+    for name, bands, memory_vectors, regenerations in cases:
         row = table[name]
         assert (row.bands, row.memory_vectors) == (bands, memory_vectors)
         assert row.regenerations_per_step == regenerations

@@ -39,11 +39,15 @@ class Watched(keras.optimizers.SGD):
 
 
 def test_autograph_of_a_loop_of_ones_own_does_not_convert_the_step():
-    plan, model = plan_and_model(batch_size=11, inner=Watched(0.5))
+    plan, model = plan_and_model("identity", sampling="poisson", inner=Watched(0.5))
     model.optimizer.build(model.trainable_variables)
+    saved = len(model.optimizer.variables)
     for batch in plan.batches(*data):
         model.optimizer.apply_noisy(model.private_gradients(batch))
     assert model.optimizer.steps_taken == plan.num_steps
+    assert len(model.optimizer.variables) == saved
+    # More traces could round the sums differently, and a resumed run would be refused.
+    assert model._programs()._clip.function.experimental_get_tracing_count() == 1
     assert set(model.optimizer.inner_optimizer.statuses) == {"DISABLED"}
 
 
@@ -95,6 +99,9 @@ def test_batches_are_those_of_the_plan_and_noise_is_used_once():
         with pytest.raises(tf.errors.InvalidArgumentError):
             model.private_gradients(batch)
     model.optimizer.apply_noisy(noisy)
+    renamed = {"z" if name == "y" else name: part for name, part in second.items()}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="contents of this batch"):
+        model.private_gradients(renamed)
     model.private_gradients(second)
 
 
@@ -119,10 +126,8 @@ def test_a_step_of_the_inner_optimizer_is_noticed():
     noisy = model.private_gradients(first)
     before, variables = model.get_weights(), model.trainable_variables
     nothing = [tf.zeros(variable.shape) for variable in variables]
-    for step, given in (
-        (model.optimizer.apply_noisy, noisy),
-        (model.train_on_batch, second),
-    ):
+    steps = (model.optimizer.apply_noisy, noisy), (model.train_on_batch, second)
+    for step, given in steps:
         model.optimizer.inner_optimizer.apply(nothing, variables)
         with pytest.raises(tf.errors.InvalidArgumentError, match="at different steps"):
             step(given)

@@ -324,10 +324,8 @@ def test_a_resumed_run_is_named_by_its_statement_and_has_no_more_steps(halfway):
     ends = []
     # The loop resumes the run in two ways, and `ends` collects the final weights.
     for at_once in (True, False):
-        model, batches = (
-            built(make_private_model(plan), weights),
-            plan.batches(*data),
-        )
+        model = built(make_private_model(plan), weights)
+        batches = plan.batches(*data)
         if at_once:
             model.fit(batches, epochs=2, private_state=path, verbose=0)
         else:
