@@ -85,7 +85,7 @@ CEILINGS = {
     "files": (185, 190),
     "other": (218, 290),
     "federated": (2_988, 3_200),
-    "tests": (21_993, 22_000),
+    "tests": (21_991, 22_000),
     "benchmarks": (1_995, 2_000),
 }
 ELSEWHERE = {
