@@ -429,10 +429,10 @@ def _of_any_size(batch: Any) -> Any:
     size, is_padded = _size(Contents.of(batch)), Contents.of(batch).count is not None
 
     def spec(leaf: Any) -> Any:
-        is_fixed = is_padded or not tf.is_tensor(leaf) or leaf.shape[:1] != (size,)
-        return leaf if is_fixed else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+        has_size = isinstance(leaf, tf.Tensor) and leaf.shape[:1] == (size,)
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if has_size else leaf
 
-    return _each(spec, batch)
+    return batch if is_padded else _each(spec, batch)
 
 
 def _size(contents: Any) -> Any:
