@@ -35,7 +35,7 @@ def optimized(rounds: int = 1) -> Iterator[None]:
     """
     here = context.context()
     before = here.function_call_options
-    here.function_call_options = _options(before, rounds)
+    here.function_call_options = _options(*before.as_attrs().values(), rounds)
     try:
         yield
     finally:
@@ -43,8 +43,8 @@ def optimized(rounds: int = 1) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4)
-def _options(before: Any, rounds: int) -> Any:
-    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+def _options(executor_type: str, serialized: bytes, rounds: int) -> Any:
+    config = config_pb2.ConfigProto.FromString(serialized)
     rewrites = config.graph_options.rewrite_options
     rewrites.disable_meta_optimizer = not rounds
     rewrites.meta_optimizer_iterations = RewriterConfig.ONE
@@ -54,4 +54,4 @@ def _options(before: Any, rounds: int) -> Any:
     if not tf.config.list_logical_devices("GPU"):
         rewrites.layout_optimizer = RewriterConfig.OFF
         rewrites.memory_optimization = RewriterConfig.NO_MEM_OPT
-    return context.FunctionCallOptions(before.executor_type, config)
+    return context.FunctionCallOptions(executor_type, config)

@@ -146,8 +146,9 @@ class Programs:
                 with self._strategy.scope():
                     build_from(self._model, contents, self._structure.outputs)
                     check_loss(self._model, *contents)
-                # One trace serves batches of all sizes. More traces could round the
-                # sums differently, and a resumed run would not repeat its steps.
+                # One trace serves batches of all sizes, if they are tensors, as those of
+                # a schedule are. More traces could round the sums differently, and a
+                # resumed run would not repeat its steps.
                 specs = _of_any_size(batch) if spec is None else given(spec)
                 self._trace(specs, self._update if applies else self._take)
                 is_any_size = self._is_one and _size(Contents.of(specs)) is None
