@@ -75,8 +75,9 @@ def test_two_replicas_train_like_one_and_have_one_buffer(mechanism, strategy):
 def test_replicas_whose_part_of_a_batch_is_empty_train_like_one(strategy):
     plan = make_plan("identity", sampling="poisson", batch_size=1)
     one, two = (train(plan, on, epochs=1) for on in (None, strategy))
-    # Where a sum is rounded differently, the noisy mean may move to the next grid point.
-    assert_same(two, one, atol=1e-4)
+    # Where a sum is rounded differently, the noisy mean may move to the next grid point:
+    # by 4.9e-4 times the learning rate, 0.1.
+    assert_same(two, one, atol=5e-5)
 
 
 class Keeping(keras.layers.Layer):
@@ -109,7 +110,7 @@ def test_a_constraint_of_kept_activations_is_refused(strategy):
     with strategy.scope():
         layers = [keras.Input((5,)), *constrained()]
         model = make_private_model(plan, model=layers, jit_compile=False)
-    with refused(model, (UnsupportedModelError, TypeError), "reads a ten|out of scope"):
+    with refused(model, (UnsupportedModelError, TypeError), "a tensor|out of scope"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
     # The run is recorded after it has reserved its budget.
     assert model.optimizer.run.schedule_id == admission.NO_SCHEDULE
